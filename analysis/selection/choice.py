@@ -257,6 +257,7 @@ def select(
         logarithmic=evidence.logarithmic,
         certainty=certainty,
         precision=precision,
+        needs_utility=not quiet and any(step.name == UTILITY_CHECK for step in steps),
     )
     rivals = contenders(means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws)
     settled = rule == DEFAULT_RULE and decision.state != "undecided"

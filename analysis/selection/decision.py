@@ -75,8 +75,8 @@ class Decision:
         equivalents: the others whose scores are within the tolerance of the lowest with the confidence, the most useful
             first. Empty if the selected configuration's own score is not.
         pool_size: number of configurations that were compared.
-        reason: why the errors of the scores are not known, so that several configurations are never decided. None if
-            they are known.
+        reason: why nothing is decided whatever the scores are: their errors are not known, or no configuration keeps to
+            the utility threshold with the confidence. None if neither holds.
     """
 
     state: State
@@ -123,6 +123,7 @@ def decide(
     logarithmic: bool,
     certainty: Array | None,
     precision: Precision,
+    needs_utility: bool = False,
 ) -> Decision:
     """Say how sure the choice of one member of a pool is.
 
@@ -134,6 +135,8 @@ def decide(
         logarithmic: whether the score is a logarithm.
         certainty: [m] probability that each configuration keeps to the utility threshold, None without one.
         precision: the probability and the tolerance of the decision's state.
+        needs_utility: whether the rule requires that the utility keeps to the threshold with the confidence. If that of
+            the selected configuration does not, nothing is decided.
 
     The probabilities hold under the model of `score_posterior`. They are not corrected for the number of members,
     because a posterior needs no correction: the same members are compared in every draw.
@@ -142,8 +145,11 @@ def decide(
     expected, listed = scores.own_mean, configurations(means)
     loss = means["utility_loss"].to_numpy()
     probability, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
-    reason = unknown_errors(means, scores, pool)
-    if reason is not None and len(members) > 1:
+    reason, open_choice = unknown_errors(means), len(members) > 1
+    if needs_utility and certainty is not None and certainty[selected] < precision.confidence:
+        reason = f"no configuration keeps to the utility threshold with a probability of {chance(precision.confidence)}"
+        open_choice = True
+    if reason is not None and open_choice:
         state: State = "undecided"
     elif probability[selected] >= precision.confidence:
         state = "decided"

@@ -47,11 +47,11 @@ class Precision:
             raise ValueError(f"tolerance must be 0 or above, got {self.tolerance:g}. Leave it out for {TOLERANCE:g}.")
 
 
-def unknown_errors(means: pd.DataFrame, scores: Posterior, pool: Pool) -> str | None:
-    """Return why the errors of the scores of a pool are not known, so that nothing is decided. None if they are."""
+def unknown_errors(means: pd.DataFrame) -> str | None:
+    """Return why the errors of the scores are not known, so that nothing is decided. None if they are."""
     if means["num_seeds"].max() < 2:
         return _NO_SEEDS
-    if not (means["score_std"] > 0).any() and np.ptp(scores.draws[:, pool], axis=0).max() == 0:
+    if not (means["score_std"] > 0).any():
         return _NO_SPREAD
     return None
 
@@ -86,7 +86,7 @@ def equivalents(
         close = _often_below(scores.draws, close | new, highest, precision.confidence)
         before = pool
         decided = _often_below(scores.draws, close, lowest, precision.confidence).any()
-        if not decided and pool.sum() > 1 and unknown_errors(means, scores, pool) is None:
+        if not decided and pool.sum() > 1 and unknown_errors(means) is None:
             kept[at] = close
     return kept
 

@@ -22,14 +22,11 @@ def in_words(selection: Selection) -> list[str]:
     decision = selection.decision
     if decision is None:
         return []
-    if decision.pool_size == 1:
-        first = "It is the only configuration that keeps to the constraints."
-    else:
-        first = f"{_state(decision)} {_regret(decision)}"
+    first = _alone(decision) if decision.pool_size == 1 else f"{_state(decision)} {_regret(decision)}"
     sentences = [first, *_equivalents(decision, selection.rule)]
     if decision.reason is not None:
         sentences.append(f"{_capitalised(decision.reason)}.")
-    else:
+    if decision.reason is None or decision.pool_size == 1:
         sentences.append(_estimate(decision, selection.rule))
     if decision.utility_probability is not None:
         kept = chance(decision.utility_probability)
@@ -41,6 +38,18 @@ def in_words(selection: Selection) -> list[str]:
         others = "; ".join(_change(each) for each in selection.changes)
         sentences.append(f"What would change the choice: {others}.")
     return sentences
+
+
+def _alone(decision: Decision) -> str:
+    """Say why no other configuration was compared."""
+    if decision.state == "undecided":
+        return "Undecided: it is the configuration whose utility is the most likely to keep to the threshold."
+    if decision.utility_probability is None:
+        return "It is the only configuration that keeps to the constraints."
+    return (
+        f"It is the only configuration whose utility keeps to the threshold with a probability of at least "
+        f"{chance(decision.confidence)}."
+    )
 
 
 def _state(decision: Decision) -> str:

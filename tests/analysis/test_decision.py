@@ -130,6 +130,27 @@ def test_no_configuration_keeps_to_the_threshold_with_the_confidence():
     selected = select(points, max_loss=lowest + 1e-6)
     assert selected.decision.utility_probability < 0.95
     assert any("keeps to the utility threshold with a probability of" in warning for warning in selected.warnings)
+    assert (selected.decision.state, selected.decision.pool_size) == ("undecided", 1)
+    assert selected.decision.reason == "no configuration keeps to the utility threshold with a probability of 95 %"
+    assert not any("the only configuration" in sentence for sentence in in_words(selected))
+
+
+def test_the_only_one_that_is_certain_of_its_utility_is_not_called_the_only_one_that_passes():
+    grid = [(32, 10, 0.01), (64, 10, 0.01)]
+    points = table(rising, lambda b, t, rate: 1.0 if b == 64 else 1.98, grid=grid, seeds=6, loss_noise=0.05)
+    selected = select(points, max_loss=2.0)
+    assert (selected.configuration.batch_size, selected.decision.pool_size) == (64, 1)
+    assert len(selected.steps[0].survivors) == 2, "both pass by their means"
+    assert in_words(selected)[0].startswith("It is the only configuration whose utility keeps to the threshold with")
+
+
+def test_scores_that_never_differ_between_seeds_decide_nothing():
+    """Scores of 0 and of 1 may be the ends of a scale: their errors are not known."""
+    points = table(lambda b, t, rate: float(b == 64), lambda *_: 2.0, noise=0.0)
+    decision = select(points).decision
+    assert (decision.state, decision.reason) == (
+        "undecided", "no score differs between two seeds, so the errors of the scores are not known",
+    )  # fmt: skip
 
 
 def test_a_threshold_of_the_best_gain_moves_with_the_best_loss():
