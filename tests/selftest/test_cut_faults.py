@@ -202,7 +202,7 @@ def test_the_records_of_every_accountant_pass(accountant: str) -> None:
         ("_calibrations", ("delta=delta)", "delta=delta / 10)"), "δ that a record spends at 0.9 ε"),
         ("_record", ("        delta=delta,\n", "        delta=delta / 10,\n"), "σ and δ of a record"),
         ("_record", ("sigma = trial.noise_multiplier", "sigma = 1.05 * trial.noise_multiplier"), "σ and δ of a record"),
-        ("make_plan", ("noise_multiplier=calibration.noise_multiplier if", "noise_multiplier=0.98 * "
+        ("_possible", ("noise_multiplier=calibration.noise_multiplier if", "noise_multiplier=0.98 * "
                        "calibration.noise_multiplier if"), "δ that a record spends"),
     ],
     ids=["a larger δ", "a smaller δ", "a record of a smaller δ", "a record of more noise", "less noise"],
