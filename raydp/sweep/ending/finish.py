@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, delivering
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     alarm = alarm_of(folder.path, selected)
     # An audit that refutes the guarantee keeps the alias away too.
     if alarm is not None and aliases.pop("privacy-preferred", None) is not None:
-        stderr.print(f"warning: privacy-preferred is not set: {alarm}", style="red", markup=False)
+        LOGGER.warning("privacy-preferred is not set: %s", alarm)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.path / "report.html"
     with phase(stderr, "Write the report"):
