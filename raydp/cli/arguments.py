@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from typer._click import Parameter  # see raydp.cli.errors
+
     from raydp.search_spaces import Configuration
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")]
@@ -29,6 +32,42 @@ Rule = Annotated[
     str | None,
     typer.Option(help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."),
 ]
+
+
+def _if_verbose(asked: bool) -> None:
+    from raydp.io.told import be_verbose
+
+    if asked:
+        be_verbose()
+
+
+def _if_quiet(asked: bool) -> None:
+    from raydp.io.told import be_quiet
+
+    if asked:
+        be_quiet()
+
+
+@cache
+def options_of_every_command() -> tuple[Parameter, ...]:
+    """Return the options that every command and every group of commands has."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def every_command(
+        verbose: Annotated[
+            bool, typer.Option("--verbose", "-v", callback=_if_verbose, help="Say on stderr what is done, with times.")
+        ] = False,
+        quiet: Annotated[
+            bool, typer.Option("--quiet", "-q", callback=_if_quiet, help="Print results and errors only.")
+        ] = False,
+    ) -> None:
+        """Stands for a command."""
+
+    options = typer.main.get_command(app).params
+    for option in options:
+        option.expose_value = False
+    return tuple(options)
 
 
 def bounds(given: list[str] | None) -> dict[str, float] | None:

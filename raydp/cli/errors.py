@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
+
+from raydp.cli.arguments import options_of_every_command
 
 if TYPE_CHECKING:
     from typer._click import Context  # the type that TyperGroup's methods take, the base of typer.Context
@@ -36,14 +38,21 @@ def explain(error: ValueError | OSError) -> tuple[str, int]:
 
 
 def complain(message: str) -> None:
-    """Print a message on stderr as an error."""
+    """Print a message on stderr as an error, also if the command is quiet."""
     from raydp.io.output import stderr
 
+    stderr.quiet = False
     stderr.print(f"error: {message}", style="red", markup=False)
 
 
 class Group(TyperGroup):
-    """Group of commands that prints its help and exits with 0 if no command is given."""
+    """Group of commands that prints its help and exits with 0 if no command is given. Each command has the options of
+    every command."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        for command in self.commands.values():
+            command.params.extend(options_of_every_command())
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Replace missing arguments by --help."""
@@ -52,6 +61,10 @@ class Group(TyperGroup):
 
 class InterruptibleGroup(Group):
     """Group of commands for which Ctrl-C prints one line and exits with code 1, as for all unfinished commands."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.params.extend(options_of_every_command())  # the outermost group is no command of another one
 
     def invoke(self, ctx: Context) -> object:
         """Run the command, and handle Ctrl-C."""

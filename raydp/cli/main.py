@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from contextlib import redirect_stdout
@@ -305,13 +306,16 @@ for _name, _group, _panel in (
 
 def main() -> None:
     """Run the command. User mistakes exit with 2 and a remedy, failures with 1 and their reason."""
-    _warn_of_namesake()
-    try:
-        app()
-    except (ValueError, OSError) as error:
-        message, code = explain(error)
-        complain(message)
-        sys.exit(code)
+    from raydp.io.told import shown_records
+
+    with shown_records():
+        _warn_of_namesake()
+        try:
+            app()
+        except (ValueError, OSError) as error:
+            message, code = explain(error)
+            complain(message)
+            sys.exit(code)
 
 
 def _warn_of_namesake() -> None:
@@ -322,12 +326,12 @@ def _warn_of_namesake() -> None:
         other = version(NAMESAKE)
     except PackageNotFoundError:
         return
-    from raydp.io.output import stderr
-
-    stderr.print(
-        f"warning: Spark's RayDP ({NAMESAKE} {other}) is installed in the same folder `raydp`, and each overwrites the "
-        f"other's files. Run `pip uninstall {NAMESAKE}` and install raydp-tune again, or use two environments.",
-        markup=False,
+    logging.getLogger("raydp").warning(
+        "Spark's RayDP (%s %s) is installed in the same folder `raydp`, and each overwrites the other's files. Run "
+        "`pip uninstall %s` and install raydp-tune again, or use two environments.",
+        NAMESAKE,
+        other,
+        NAMESAKE,
     )
 
 

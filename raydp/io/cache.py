@@ -1,6 +1,7 @@
 """The user's cache folder, and folders in it that are written when they are first used."""
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+LOGGER = logging.getLogger(__name__)
 VARIABLE = "XDG_CACHE_HOME"
 """Environment variable with the folder of all caches of the user."""
 PART, LOCK = ".part", ".lock"
@@ -48,6 +50,7 @@ def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
         write_fn: creates the folder at a given path, with its content.
     """
     if target.is_dir():
+        LOGGER.debug("%s is in the cache", target)
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(target.parent)
@@ -59,6 +62,7 @@ def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
         try:
             write_fn(part)
             part.rename(target)
+            LOGGER.debug("%s is written into the cache", target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return target

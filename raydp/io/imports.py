@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
+from raydp.io.notebook import without_advice_on_widgets
+
 _owned = False
 """Whether this process runs a command of raydp, so that no object of a user's program can be frozen."""
 
@@ -43,7 +45,8 @@ def imported(module: str, *, first: bool = False) -> ModuleType:
         return import_module(module)
     gc.disable()
     try:
-        return import_module(module)
+        with without_advice_on_widgets():
+            return import_module(module)
     finally:
         if first or _owned:
             gc.freeze()

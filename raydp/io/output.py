@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, overload
 
 from rich.console import Console
+from rich.status import Status
 
+from raydp.io.notebook import in_notebook
 from raydp.io.table_layout import cell_text, lay_out
 
+LOGGER = logging.getLogger(__name__)
 LONG_ITEM = 40
 """Text length in characters. A list with a longer text is printed with one item per line."""
 _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
+
+
+class TimedStatus(Status):
+    """A status line that logs how long it was shown."""
+
+    def __enter__(self) -> TimedStatus:
+        self._began = time.monotonic()
+        self._text = str(self.status)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        _log_time(self._text, self._began)
 
 
 class WordConsole(Console):
@@ -33,6 +51,10 @@ class WordConsole(Console):
             objects = tuple(_wrapped(part, self.width) if isinstance(part, str) else part for part in objects)
         super().print(*objects, soft_wrap=True, **options)
 
+    def status(self, status: Any, **options: Any) -> TimedStatus:
+        """Show a status line during a block; see `Console.status`."""
+        return TimedStatus(status, console=self, **options)
+
 
 def _wrapped(text: str, width: int) -> str:
     """Break the lines of a text between words. A line that continues another has the other's indentation."""
@@ -46,20 +68,31 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-_JUPYTER = None if find_spec("ipywidgets") else False  # without widgets, rich warns in a notebook before each status
-stderr = WordConsole(stderr=True, highlight=False, force_jupyter=_JUPYTER)
-stdout = WordConsole(highlight=False, force_jupyter=_JUPYTER)
+def _console(**options: Any) -> WordConsole:
+    """Return a console. In a notebook it writes plain lines into the cell's streams, and no status line: rich would
+    make an output of each line, and would ask for widgets."""
+    plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False} if in_notebook() else {}
+    return WordConsole(highlight=False, **plain, **options)
+
+
+stderr, stdout = _console(stderr=True), _console()
 
 
 @contextmanager
 def phase(console: Console, text: str) -> Iterator[None]:
     """Show a text while the block runs. If the output is not a terminal, print the text once."""
+    began = time.monotonic()
     if console.is_terminal:
         with console.status(text):
             yield
     else:
         console.print(text, markup=False)
         yield
+        _log_time(text, began)
+
+
+def _log_time(text: str, began: float) -> None:
+    LOGGER.debug("%s: %.2f s", text, time.monotonic() - began)
 
 
 @overload

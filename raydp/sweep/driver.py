@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from raydp.training.gradients.prefix_shares import remove_abandoned_shares
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
     from raydp.sweep.engine.tune.result_grid import SweepGrid
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Ending(Protocol):
@@ -133,7 +136,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
     for note in plan.facts.sentences():
         console.print(note, markup=False)
     for warning in plan.warnings:
-        console.print(f"warning: {warning}", markup=False)
+        LOGGER.warning("%s", warning)
     for rejected in plan.rejected:
         console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
     if plan.note is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from raydp.io.output import stderr
 from raydp.methods.imported import StatedRun, read_runs
 from raydp.models.elsewhere import adapter_section, base_name_of
 from raydp.spec.reading import written_spec
+
+LOGGER = logging.getLogger(__name__)
 
 DECIDED_BY_RUNS = ("method", "space", "seeds", "stopping")
 """Sections that the table of models decides."""
@@ -40,10 +42,11 @@ def imported_spec(runs: str | Path, spec: str | Path | Mapping[str, object]) -> 
         )
     named = {Path(recorded).name for row in rows if (recorded := base_name_of(row.folder))}
     if others := sorted(named - {Path(str(model.get("name"))).name}):
-        stderr.print(
-            f"warning: adapters name the base {', '.join(others)}, and model.name is {model.get('name')}. Of another "
-            "base with the same shapes, scores are those of a model that nobody trained.",
-            markup=False,
+        LOGGER.warning(
+            "adapters name the base %s, and model.name is %s. Of another base with the same shapes, scores are those "
+            "of a model that nobody trained.",
+            ", ".join(others),
+            model.get("name"),
         )
     configurations = dict.fromkeys(row.configuration for row in rows)
     return {

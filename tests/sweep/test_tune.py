@@ -75,7 +75,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Seen, Br
         patch.setattr(tune_rounds, "ROUND_PER_SLOT", 1)
         patch.setattr(tune_rounds, "REPORT_SECONDS", 0.2)
         said: list[str] = []
-        patch.setattr("raydp.sweep.engine.tune.callbacks.stderr.print", lambda text, **options: said.append(text))
+        told = "raydp.sweep.engine.tune.callbacks.LOGGER.warning"
+        patch.setattr(told, lambda text, *words: said.append(text % words))
         result = Sweep(spec).run(callbacks=[broken, seen, JsonLoggerCallback()])
     return result, seen, broken, "\n".join(said)
 
@@ -131,7 +132,7 @@ def test_the_last_report_is_the_result(ran: tuple[SweepResult, Seen, Broken, str
 def test_a_callback_that_fails_is_left_alone(ran: tuple[SweepResult, Seen, Broken, str]) -> None:
     _, seen, broken, said = ran
     assert broken.asked == 1
-    assert "warning: the callback Broken failed and is not called again (ConnectionError: the logger's" in said
+    assert "the callback Broken failed and is not called again (ConnectionError: the logger's" in said
     assert seen.calls == ["setup", "end of 5"], "rounds are one experiment"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,8 @@ from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget, chec
 from raydp.privacy.accounting.gdp import gaussian_mu
 from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.root_search import CalibrationError, Point, smallest_noise
+
+LOGGER = logging.getLogger(__name__)
 
 # Part of the cache's key: raise the number whenever a change here or in an accountant can change a result.
 ALGORITHM_VERSION = 3
@@ -158,6 +161,7 @@ def calibrate_many(
         cached = None if store is None else store.load(_problem(request, accountant))
         if cached is not None:
             solved[key] = _calibration(request, accountant, cached)
+            LOGGER.debug("%s, from the cache", _in_words(solved[key]))
     if progress is not None and solved:
         progress(len(solved), len(distinct))
     # Solve the others, and cache each solution as soon as it is known.
@@ -166,9 +170,17 @@ def calibrate_many(
         if store is not None:
             store.save(_problem(pending[key], accountant), solution)
         solved[key] = _calibration(pending[key], accountant, solution)
+        LOGGER.debug("%s, calibrated", _in_words(solved[key]))
         if progress is not None:
             progress(len(solved), len(distinct))
     return [solved[key] for key in keys]
+
+
+def _in_words(solved: Calibration) -> str:
+    """Return a solution for the log."""
+    event = solved.event
+    run = f"q = {event.sample_rate:.4g}, T = {event.num_steps}"
+    return f"σ = {event.noise_multiplier:.5g} for {run}: ε = {solved.epsilon:.5g} at δ = {solved.delta:.3g}"
 
 
 def _key(request: CalibrationRequest) -> tuple[float, ...]:

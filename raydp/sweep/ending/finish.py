@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, values_
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, delivering
 from raydp.tracking.promotions import PRIVACY_PREFERRED
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     alarm = alarm_of(folder.path, selected)
     # An audit that refutes the guarantee keeps the alias away too.
     if alarm is not None and aliases.pop(PRIVACY_PREFERRED, None) is not None:
-        stderr.print(f"warning: {PRIVACY_PREFERRED} is not set: {alarm}", style="red", markup=False)
+        LOGGER.warning("privacy-preferred is not set: %s", alarm)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.report
     with phase(stderr, "Write the report"):

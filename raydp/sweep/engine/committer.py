@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from raydp.io.output import stderr, strict
+from raydp.io.output import strict
 from raydp.privacy import composed
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from raydp.sweep.engine.queue import TrialQueue
 
+LOGGER = logging.getLogger(__name__)
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
 """Number of attempts to write a result while the disk is full, and the time between them."""
 UNSEEN_TRIES = 7
@@ -79,8 +81,9 @@ class Committer:
         if outcome.status == "stopped":
             outcome = replace(outcome, executed=self._executed(run_id, len(outcome.history or ())))
         for note in outcome.notes:
-            stderr.print(f"warning: {note}", markup=False)
+            LOGGER.warning("%s", note)
         outcome = self._write(outcome)
+        LOGGER.debug("committed run %s: %s, attempt %s", run_id, outcome.status, outcome.attempts)
         self.committed.add(run_id)
         self._queue.forget.remote(run_id)  # it is on disk now
         if self._next:
@@ -118,13 +121,13 @@ class Committer:
                     raise
                 why = error.strerror or error
                 problem = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
-                stderr.print(f"warning: {problem}: free some space, or check the store. Trying again", markup=False)
+                LOGGER.warning("%s: free some space, or check the store. Trying again", problem)
                 time.sleep(WRITE_SECONDS)
         if bucket is not None and outcome.status != "failed":
             try:
                 bucket.delete_folder(run_id)
             except OSError as error:
-                stderr.print(f"warning: the files of {run_id} are left in {bucket.uri} ({error})", markup=False)
+                LOGGER.warning("the files of %s are left in %s (%s)", run_id, bucket.uri, error)
         return outcome
 
     def clear_store(self) -> None:
@@ -139,7 +142,7 @@ class Committer:
                 if self.context.folder.has_ended(run_id):
                     self._bucket.delete_folder(run_id)
         except OSError as error:
-            stderr.print(f"warning: files are left in {self._bucket.uri} ({error})", markup=False)
+            LOGGER.warning("files are left in %s (%s)", self._bucket.uri, error)
 
     def _executed(self, run_id: str, num_steps: int) -> dict[str, object]:
         """Return the cost of a stopped run's steps, as if their number had been fixed before the run.

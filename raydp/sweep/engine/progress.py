@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +15,12 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from raydp.io.notebook import in_notebook, replaced_text
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import DriverProgress
 
+LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 30.0
 """Time between two lines if the output is no terminal."""
@@ -53,7 +56,7 @@ def follow_start(
         wait: waits for at most so many seconds, and returns whether a worker has taken a run.
         slots: number of worker groups that start.
     """
-    said = text = f"{what} (0 of {slots} have started)"
+    said = known = text = f"{what} (0 of {slots} have started)"
     display = console.status(text) if console.is_terminal else nullcontext()
     if not console.is_terminal:
         console.print(text, markup=False)
@@ -64,6 +67,9 @@ def follow_start(
             works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
             text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
             silent += REFRESH_SECONDS
+            if text != known:
+                LOGGER.debug("%s", text)
+                known = text
             if status is not None:
                 status.update(text)
             elif silent >= FIRST_LINES[0] and text != said:
@@ -129,6 +135,7 @@ class SweepProgress:
     def _loop(self) -> None:
         """Look at the queue every second; show and record what is there at longer intervals."""
         terminal, seconds = self._console.is_terminal, 0.0
+        cell = replaced_text() if in_notebook() and not terminal else None
         live = Live(self._render(), console=self._console, refresh_per_second=2, transient=True) if terminal else None
         with live or nullcontext():
             while not self._stop.wait(REFRESH_SECONDS):
@@ -138,8 +145,13 @@ class SweepProgress:
                     self._keep(DriverProgress(sentence=self._line(), running=dict(self._status.running)))
                 if live is not None:
                     live.update(self._render())
+                elif cell is not None:
+                    cell(self._text())
                 elif seconds in FIRST_LINES or seconds % PLAIN_SECONDS == 0:
                     self._console.print(self._line())
+        if cell is not None:
+            self._status = QueueStatus(running={}, waiting=0)
+            cell(self._text())
 
     def _keep(self, progress: DriverProgress | None) -> None:
         """Record the progress. A full disk must not end the display."""
@@ -149,6 +161,8 @@ class SweepProgress:
     def _refresh(self) -> None:
         """Take the queue's status, and print each attempt that failed since the last time."""
         before, self._status = self._status, self._poll()
+        for run_id in self._status.running.keys() - before.running.keys():
+            LOGGER.debug("%s has begun, run %s", self._names.get(run_id, run_id), run_id)
         if self._first_steps is None and (computed := self._computed()):
             self._first_steps = time.monotonic(), sum(computed.values())
         for run_id, reason in self._status.retried[len(before.retried) :]:
@@ -210,6 +224,10 @@ class SweepProgress:
                 about, of = "about", " of the first pass"
         seconds = elapsed * left / done
         return f"{about} {int(seconds // 60)} min {int(seconds % 60):02d} s left{of}{without}"
+
+    def _text(self) -> str:
+        """Return what a notebook shows."""
+        return self._line() if self._best is None else f"{self._line()}\n{self._best[1]}"
 
     def _render(self) -> Table:
         grid = Table.grid(padding=(0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import NotRequired, Self, TypedDict, cast
 
 from raydp.io.cache import cache_dir
-from raydp.io.output import stderr, strict
+from raydp.io.output import strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
@@ -26,6 +27,7 @@ from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open_tracker
 from raydp.training.trial_plan import TrialPlan
 
+LOGGER = logging.getLogger(__name__)
 PATIENCE_SECONDS = 90.0
 """How long the end of a sweep waits for a tracking store that does not answer. A restart of the server takes less."""
 RETRY_SECONDS = 5.0
@@ -85,18 +87,18 @@ class Recorder:
         except NotDeliveredError as error:
             self._pauses.failed()
             if not self._why:
-                stderr.print(f"warning: MLflow is away, runs wait in {self.context.folder.path}: {error}", markup=False)
+                LOGGER.warning("MLflow is away, runs wait in %s: %s", self.context.folder.path, error)
             self._why = str(error)
             return
         if self._why:
-            stderr.print(f"MLflow answers again: the {len(waiting)} runs that waited are delivered", markup=False)
+            LOGGER.info("MLflow answers again: the %d runs that waited are delivered", len(waiting))
         self._why = ""
         self._pauses.succeeded()
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
         """Deliver the runs that wait. If the store does not answer, wait as long as its restart takes."""
         if count := len(self.undelivered()):
-            stderr.print(f"Register the runs that MLflow has not got: {count}", markup=False)
+            LOGGER.info("Register the runs that MLflow has not got: %d", count)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while waiting := [trial for trial in trials if self._waits(trial)]:
             try:
@@ -141,6 +143,7 @@ class Recorder:
         else:
             self.tracker.fail_trial(trial.run_id, str(result.reason), self._params(trial), status=result.status)
             uri = None
+        LOGGER.debug("MLflow has run %s (%s)", trial.run_id, uri or result.status)
         self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
 
     def release(self) -> ReleasedModels | None:

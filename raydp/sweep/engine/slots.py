@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LOGGER = logging.getLogger(__name__)
+
 MAX_CONTROLLER_DEATHS = 3
 """How often Train's controller of a slot may die before the slot gives up."""
 
@@ -284,6 +286,7 @@ class Slots:
         """Run one worker group after another, until no run is left for the slot."""
         deaths, max_trials = 0, first_group(slot, self.num_slots)
         while True:
+            LOGGER.debug("slot %d starts a worker group for at most %d runs", slot, max_trials)
             try:
                 self._trainer(slot, max_trials).fit()
             except ray.exceptions.RayActorError:  # Train's controller has died

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ray import tune
 from ray.tune import Callback as Callback
 
-from raydp.io.output import stderr
 from raydp.sweep.engine.committer import Committer
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
+
+LOGGER = logging.getLogger(__name__)
 
 
 class CommitCallback(tune.Callback):
@@ -65,7 +67,7 @@ class GuardedCallback(tune.Callback):
         except Exception as error:  # noqa: BLE001 - a logger's fault must not cost a result
             name = type(self._callback).__name__
             said = f"{type(error).__name__}: {error}"
-            stderr.print(f"warning: the callback {name} failed and is not called again ({said})", markup=False)
+            LOGGER.warning("the callback %s failed and is not called again (%s)", name, said)
             self._callback = None
 
 

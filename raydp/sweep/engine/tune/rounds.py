@@ -110,6 +110,16 @@ class RunSearcher(Searcher):
         """Do nothing; see `save`."""
 
 
+class SilentReporter(tune.ProgressReporter):
+    """Reports nothing: `SweepProgress` does. In a notebook, Tune's own reporter would clear the output of the cell."""
+
+    def should_report(self, trials: list[Trial], done: bool = False) -> bool:
+        return False
+
+    def report(self, trials: list[Trial], done: bool, *sys_info: str) -> None:
+        """Do nothing."""
+
+
 def rounds(run_ids: list[str], num_slots: int) -> Iterator[list[str]]:
     """Split the runs into the rounds of Tune, in order."""
     size = max(TRIALS_PER_ROUND, ROUND_PER_SLOT * num_slots)
@@ -176,6 +186,7 @@ class TuneRun:
                 name="tune",
                 storage_path=str(self.folder.ray),
                 verbose=0,
+                progress_reporter=SilentReporter(),
                 callbacks=[CommitCallback(self.committer), *self.callbacks],
                 failure_config=tune.FailureConfig(max_failures=3),
             ),
