@@ -54,7 +54,7 @@ OUTCOME = RunResult(run_id="run", status="finished", attempt="attempt-1", notes=
 
 
 def test_a_result_waits_for_space_with_its_model(
-    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
     writing = threading.Thread(target=committer(full, tmp_path)._write, args=(OUTCOME,))
@@ -66,7 +66,7 @@ def test_a_result_waits_for_space_with_its_model(
     folder = SweepFolder(path=full)
     assert folder.is_finished("run")
     assert (folder.trial("run") / "model" / "adapter_model.safetensors").read_bytes() == b"weights"
-    assert "No space left on device): free some space" in capsys.readouterr().err
+    assert "No space left on device): free some space" in caplog.text
 
 
 def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_the_commands_are_printed_and_name_the_folders(logged: Logged) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_sweep_logs_the_runs_that_were_left_and_survives_a_broken_logger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
@@ -176,7 +176,7 @@ def test_a_resumed_sweep_logs_the_runs_that_were_left_and_survives_a_broken_logg
     (run,) = wandb_runs(trained.folder.wandb_logs)
     assert run.config["run_id"] != trained.trials[0].run_id
     said = "TensorBoardLog failed and is not called again (OSError: no space left on device)"
-    assert capsys.readouterr().err.count(said) == 1
+    assert caplog.text.count(said) == 1
 
 
 def trial(run_id: str = "a1b2c3d4e5f6", trial_id: str = "t1") -> Any:

@@ -182,7 +182,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
     has_four(real_server, name)
 
 
-def test_down_for_a_while(real_server, sweep, monkeypatch, capsys):
+def test_down_for_a_while(real_server, sweep, monkeypatch, caplog):
     """The server is back while the sweep trains or waits at its end; the sweep itself sees it through."""
     name = "down-for-a-while"
     started = threading.Timer(6, real_server.start)
@@ -190,7 +190,7 @@ def test_down_for_a_while(real_server, sweep, monkeypatch, capsys):
     result = sweep(name).run()
     started.join()
     assert (result.counts.finished, result.reason) == (4, None)
-    assert "MLflow is away, runs wait in" in capsys.readouterr().err
+    assert "MLflow is away, runs wait in" in caplog.text
     has_four(real_server, name)
 
 
