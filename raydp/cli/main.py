@@ -285,10 +285,15 @@ def schema(
 ) -> None:
     """JSON Schema of the spec, for editors, or of a model's privacy card, for programs that read it."""
     from raydp.io.output import print_json
-    from raydp.privacy.records.schema import card_schema
+
+    if of == "card":
+        from raydp.privacy.records.schema import card_schema
+
+        print_json(card_schema())
+        return
     from raydp.spec.reading import json_schema
 
-    print_json(json_schema() if of == "spec" else card_schema())
+    print_json(json_schema())
 
 
 for _name, _command, _panel in (

@@ -36,6 +36,11 @@ _SEGMENT = r"[^\s/'\"`,;:()<>\[\]]+"
 _PATH_IN_TEXT = re.compile(rf"(?<![\w./:*~-])((?:file://|sqlite:///)?)(?:~|[A-Za-z]:)?/(?:{_SEGMENT}/)+({_SEGMENT})")
 
 
+def is_network(base_name: str) -> bool:
+    """Return whether a base model is a classification network: only the name of a network has a colon."""
+    return ":" in base_name
+
+
 def portable(value: object) -> Any:
     """Return a copy of a record that is strict JSON and reveals nothing about this machine.
 

@@ -1,10 +1,9 @@
 """Loader for `mlflow models serve` and `mlflow.pyfunc.load_model` where raydp is installed.
 
 Without raydp, language models are loaded by the copies of `raydp.tracking.standalone` and
-`raydp.tracking.models.plain` in their folder. A language model
-takes prompts and returns texts; a classifier takes arrays and returns probabilities. MLflow reads the folder's MLmodel,
-which names the loader, before anything can be compared with the seal. If the artifact store is not trusted, serve a
-folder that `raydp models export` wrote.
+`raydp.tracking.models.plain` in their folder. A language model takes prompts and returns texts; a classifier takes
+arrays and returns probabilities. MLflow reads the folder's MLmodel, which names the loader, before anything can be
+compared with the seal. If the artifact store is not trusted, serve a folder that `raydp models export` wrote.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from raydp.tracking.models.loading import load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.plain import TextGenerator
-from raydp.tracking.portable import TOKENIZER_CONFIG
+from raydp.tracking.portable import TOKENIZER_CONFIG, is_network
 from raydp.tracking.sealing.seal import SEAL_FILE, Seal, folder_problem, sealed_names
 from raydp.tracking.sealing.signing import trusted_keys
 
@@ -70,7 +69,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Te
 
     base = options.get("base")
     model = load_folder(folder, base, options.get("dtype"))
-    if ":" in recorded_base(folder)["name"]:  # only the name of a classification network has a colon
+    if is_network(recorded_base(folder)["name"]):
         return Classifier(model=model)
     if TOKENIZER_CONFIG in sealed_names(folder):
         return TextGenerator(model=model, tokenizer=tokenizer_in(folder, base))

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 from raydp.models.adapters import attach_adapter, initialise, save_trained, trainable_parameters
 from raydp.models.base_models import load_base, load_tokenizer
@@ -185,7 +186,8 @@ def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "acme/tiny-llama"
     assert not (folder / "base").exists()
     text = (folder / "README.md").read_text()
-    assert 'base_model: "acme/tiny-llama"' in text
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert (head["base_model"], head["base_model_relation"]) == ("acme/tiny-llama", "adapter")
     assert str(tmp_path) not in text
     code = 'from peft import AutoPeftModelForCausalLM\nmodel = AutoPeftModelForCausalLM.from_pretrained(".")\n'
     (tmp_path / "auto").mkdir()

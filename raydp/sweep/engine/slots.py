@@ -80,7 +80,7 @@ def start_ray(cluster: ClusterSpec) -> None:
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor for each slot; `Slots` watches the nodes
         "TUNE_WARN_THRESHOLD_S": "5",
-        "WANDB_ERROR_REPORTING": "false",  # W&B would look up its server, also offline
+        "WANDB_ERROR_REPORTING": "false",  # W&B would send figures of its own use, also offline
         **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
     }
     for name, value in quiet.items():

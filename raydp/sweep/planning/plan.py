@@ -149,7 +149,7 @@ def make_plan(
     for configuration, calibration in zip(configurations, solved, strict=True):
         own = specs[configuration.settings]
         for seed in spec.seed_labels:
-            possible = _possible(spec, facts, configuration, seed, calibration)
+            possible = _possible(spec, _trial(facts, configuration), seed, calibration, delta)
             trial = own.method.params.planned(possible, spec.privacy)
             if trial is None:
                 continue
@@ -182,17 +182,15 @@ def make_plan(
     )
 
 
-def _possible(
-    spec: SweepSpec, facts: TaskFacts, configuration: Configuration, seed: int, calibration: Calibration | None
-) -> TrialPlan:
+def _possible(spec: SweepSpec, trial: TrialPlan, seed: int, calibration: Calibration | None, delta: float) -> TrialPlan:
     """Return the run of a configuration as every method would plan it. The method decides whether there is one."""
     claims = spec.method.params.claims
     return replace(
-        _trial(facts, configuration),
+        trial,
         seed=seed,
         noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
         claimed_epsilon=spec.privacy.target_epsilon if claims else None,
-        delta=spec.privacy.delta(facts.num_units) if claims else None,
+        delta=delta if claims else None,
     )
 
 

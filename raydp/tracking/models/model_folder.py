@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.tracking.portable import ADAPTER_CONFIG, model_files, portable, portable_config, to_json
+from raydp.tracking.portable import ADAPTER_CONFIG, is_network, model_files, portable, portable_config, to_json
 from raydp.tracking.records import TrialRecord
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
@@ -148,7 +148,7 @@ def write_mlmodel(
 
     name = base["name"]
     flavors: dict[str, Any] = {"raydp": {"kind": kind, "base": name, "loader": "raydp.load_model"}}
-    if _is_network(name):
+    if is_network(name):
         flavors["python_function"] = {"loader_module": LOADER}
     else:
         (folder / CODE_FOLDER).mkdir(exist_ok=True)
@@ -183,18 +183,13 @@ def _transformers_flavor(kind: str, base: Mapping[str, Any]) -> dict[str, Any]:
     return {**flavor, **named}
 
 
-def _is_network(base_name: str) -> bool:
-    """Return whether a base model is a classification network: only the name of a network has a colon."""
-    return ":" in base_name
-
-
 def _signature(base_name: str) -> ModelSignature:
     """Return the signature: prompts in and texts out; for a classification network arrays in and probabilities out."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    if _is_network(base_name):
+    if is_network(base_name):
         from raydp.models.networks import NetworkName
 
         network = NetworkName.parse(base_name)

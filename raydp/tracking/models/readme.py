@@ -14,7 +14,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from raydp.privacy.records.card import epsilon_sentence
-from raydp.tracking.portable import ADAPTER_CONFIG
+from raydp.tracking.portable import ADAPTER_CONFIG, is_network
 from raydp.tracking.sealing.seal import BASE_FILE, EXPORTED_BASE, PRIVACY_FILE, README_FILE, SEAL_FILE
 
 KINDS = {"LORA": "LoRA adapter", "IA3": "IA3 adapter", "PROMPT_TUNING": "soft prompt", "PREFIX_TUNING": "prefix"}
@@ -81,7 +81,7 @@ class ModelCard:
 
     def _metadata(self, base: str, privacy: Mapping[str, Any], *, adapted: bool) -> str:
         """Return the metadata of the hub as YAML. A base that is not a hub id is left out."""
-        network = ":" in base
+        network = is_network(base)
         more: dict[str, Any] = {}
         if "/" in base:
             more |= {"base_model": base, "base_model_relation": "adapter" if adapted else "finetune"}
@@ -148,7 +148,7 @@ def _configuration(folder: Path) -> list[str]:
 def _loading(folder: Path, recorded: Mapping[str, str], *, adapted: bool, merged: bool) -> list[str]:
     """Return the code that loads the model, for a reader in the folder."""
     name, dtype = recorded["name"], recorded.get("dtype", "float32")
-    if ":" in name:
+    if is_network(name):
         return _network(folder, name)
     if not adapted:
         code = [

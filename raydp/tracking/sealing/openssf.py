@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydp.tracking.sealing.seal import OPENSSF_FILE
-from raydp.tracking.sealing.signing import refuse_readable_by_others
+from raydp.tracking.sealing.signing import private_key
 
 REMEDY = "Make one by `openssl ecparam -name prime256v1 -genkey -noout -out FILE`."
 
@@ -28,9 +28,7 @@ class OpenSSFSigner:
         Raises:
             ValueError: the package model-signing is not installed, others can read the file, or it holds no such key.
         """
-        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
             import model_signing.signing  # noqa: F401
@@ -38,14 +36,7 @@ class OpenSSFSigner:
             raise ValueError(
                 "--openssf-key must have the package model-signing, got none. pip install 'raydp-tune[signing]'."
             ) from error
-        if not key.is_file():
-            raise ValueError(f"--openssf-key must be the file of a private key, got {str(key)!r}. {REMEDY}")
-        refuse_readable_by_others(key, "--openssf-key")
-        try:
-            private = load_pem_private_key(key.read_bytes(), password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
-            private = None
-        if not isinstance(private, EllipticCurvePrivateKey):
+        if not isinstance(private_key(key, "--openssf-key", REMEDY), EllipticCurvePrivateKey):
             raise ValueError(
                 f"--openssf-key must hold a key on an elliptic curve in PEM without a password, got {str(key)!r} with "
                 f"something else. {REMEDY}"

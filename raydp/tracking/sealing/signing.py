@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 PREFIX = "ed25519:"
 PUBLIC_SUFFIX = ".pub"
@@ -41,18 +42,10 @@ class SigningKey:
         Raises:
             ValueError: there is no such file, others can read the file, or it holds something else.
         """
-        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         remedy = "Make one by `raydp models keygen -o FILE`."
-        if not path.is_file():
-            raise ValueError(f"tracking.signing_key must be the file of a private key, got {str(path)!r}. {remedy}")
-        refuse_readable_by_others(path, "tracking.signing_key")
-        try:
-            private = load_pem_private_key(path.read_bytes(), password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
-            private = None
+        private = private_key(path, "tracking.signing_key", remedy)
         if not isinstance(private, Ed25519PrivateKey):
             raise ValueError(
                 f"tracking.signing_key must hold an Ed25519 key in PEM without a password, got {str(path)!r} with "
@@ -61,17 +54,34 @@ class SigningKey:
         return cls(public=_text(private.public_key().public_bytes_raw()), _private=private)
 
 
-def refuse_readable_by_others(path: Path, name: str) -> None:
-    """Refuse a private key that others can read.
+def private_key(path: Path, name: str, remedy: str) -> PrivateKeyTypes | None:
+    """Read a private key in PEM from a file that its owner alone can read.
 
     Args:
+        path: the file.
         name: the field or option that named the file.
+        remedy: how to make such a key.
+
+    Returns:
+        A key of any kind; None if the file holds something else.
+
+    Raises:
+        ValueError: there is no such file, or others can read it.
     """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if not path.is_file():
+        raise ValueError(f"{name} must be the file of a private key, got {str(path)!r}. {remedy}")
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(
             f"{name} must be readable by its owner alone, got {str(path)!r} with mode "
             f"{stat.S_IMODE(path.stat().st_mode):o}. chmod 600 it, and make another if others may have read it."
         )
+    try:
+        return load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
+        return None
 
 
 def check_signing_key(path: str | Path | None) -> None:

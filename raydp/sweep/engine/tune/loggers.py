@@ -69,8 +69,8 @@ class RunLog(tune.Callback):
         self._runs: dict[str, LoggedRun] = {}
 
     def place(self, trial: Trial) -> str:
-        """Return the folder that the logger writes a run into."""
-        raise NotImplementedError
+        """Return the folder that the logger writes a run into. A logger with folders of its own ignores it."""
+        return "."
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         run = LoggedRun(
@@ -173,9 +173,6 @@ class WandbLog(RunLog):
         logs = folder.wandb_logs.resolve()
         logs.mkdir(parents=True, exist_ok=True)
         super().__init__(WandbRuns(logs, project), folder.path.name)
-
-    def place(self, trial: Trial) -> str:
-        return "."  # W&B has folders of its own
 
 
 def run_logs(tracking: TrackingSpec, folder: SweepFolder) -> list[tune.Callback]:
