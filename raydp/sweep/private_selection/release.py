@@ -196,7 +196,7 @@ class Releaser(Recorder):
             record=self.context.plan.privacy[trial.run_id],
             guarantee=selection_guarantee(events, num_runs_of(self.context.spec), self.context.spec.privacy.accountant),
             ledger=result.ledger,
-            released_together=self._together(trial.run_id).to_json(),
+            released_together=self._together(trial.run_id).on_card(),
         )
 
     def _configurations(self) -> list[TrialPlan]:
