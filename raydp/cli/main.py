@@ -139,12 +139,12 @@ def points(
     from raydp.analysis import save_points
     from raydp.io.output import print_json, print_table, stderr, stdout
     from raydp.sweep.api import sweep_folder
-    from raydp.sweep.store.points import PRIVATE, points_table
+    from raydp.sweep.store.points import points_table
 
     folder = sweep_folder(sweep, storage)
     table = points_table(folder)
-    if folder.is_private_selection():
-        stderr.print(f"warning: the table shows {PRIVATE}.", markup=False)
+    if (private := folder.disclosure().note) is not None:
+        stderr.print(f"warning: the table shows {private}.", markup=False)
     if output is not None:
         save_points(table, output)
     if json:

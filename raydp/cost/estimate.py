@@ -115,11 +115,9 @@ def _check(
             "--simulate: seconds_per_example must be left out with --measure, got "
             f"{simulated.seconds_per_example:g}. Choose one of the two."
         )
-    if spec.privacy.selects:
-        raise ValueError(
-            "--simulate must be of a sweep whose number of runs is known, got privacy.tuning private_selection, which "
-            "draws it. Simulate the same spec without it."
-        )
+    spec.privacy.require_ignored_tuning(
+        "with --simulate", "The number of runs is drawn: simulate the same spec without it."
+    )
 
 
 def _seconds(

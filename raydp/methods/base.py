@@ -84,6 +84,7 @@ class Method(Protocol):
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
         claims: whether the spec's ε is only a claim of the method without proof; its event is then NonPrivate.
         costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps predict it.
+        further_cost: what a run does beside the steps of its configuration, for a warning; None if it does nothing.
         covers_each_step: whether the guarantee, if there is one, also covers the weights between two steps, so that
             they may be evaluated.
     """
@@ -91,6 +92,7 @@ class Method(Protocol):
     private: ClassVar[bool]
     claims: ClassVar[bool]
     costs_its_steps: ClassVar[bool]
+    further_cost: ClassVar[str | None]
     covers_each_step: ClassVar[bool]
 
     @property
@@ -140,6 +142,7 @@ class MethodSection(Section):
     private: ClassVar[bool] = True
     claims: ClassVar[bool] = False
     costs_its_steps: ClassVar[bool] = True
+    further_cost: ClassVar[str | None] = None
     covers_each_step: ClassVar[bool] = True
 
     @property

@@ -55,6 +55,7 @@ class PATE(MethodSection):
 
     max_grad_norm: ClassVar[None] = None
     costs_its_steps: ClassVar[bool] = False
+    further_cost: ClassVar[str | None] = "its teachers are trained or prompted, and vote"
 
     teachers: Literal["trained", "prompted"] = "trained"
     """`trained`: every teacher is trained on its own examples. `prompted`, only for text classification: every teacher

@@ -15,19 +15,17 @@ FETCHED = f"{SCORES}/.models"
 """Folder of models that exist only in the registry, kept during the measurement."""
 
 
-def finished_runs(folder: SweepFolder, spec: SweepSpec) -> dict[str, int]:
-    """Return the finished runs and their seeds. For a private selection, return only the released run."""
-    runs = {trial.run_id: trial.seed for trial in folder.plan().trials if folder.is_finished(trial.run_id)}
-    if spec.privacy.selects:
-        decision = folder.decision()
-        runs = {} if decision is None else {decision: runs[decision]}
-        if not runs:
-            raise ValueError(
-                f"SWEEP must be a private selection that has released a model, got {folder.path.name!r}. The scores of "
-                "any other model are not covered by its guarantee."
-            )
+def finished_runs(folder: SweepFolder) -> dict[str, int]:
+    """Return the finished runs that may be measured, and their seeds."""
+    disclosure = folder.disclosure()
+    trials = disclosure.of(folder.plan().trials)
+    runs = {trial.run_id: trial.seed for trial in trials if folder.is_finished(trial.run_id)}
     if not runs:
-        raise ValueError(f"SWEEP must have a finished run, got {folder.path.name!r} with none. Resume it first.")
+        private = "" if disclosure.note is None else f" This is {disclosure.note}."
+        raise ValueError(
+            f"SWEEP must have a finished run that may be measured, got {folder.path.name!r} with none. Resume it "
+            f"first.{private}"
+        )
     return runs
 
 

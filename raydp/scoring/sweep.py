@@ -111,14 +111,14 @@ def score_sweep(
             task = _checked_task(folder, spec, requests)
         # Measure what is left.
         write_counts(folder, task.secrets())
-        runs = finished_runs(folder, spec)
+        runs = finished_runs(folder)
         measure = [r for r in requests if not _measured_in_training(spec, r, seed)]
         begun = [_Begun.of(folder, spec, r, runs, seed) for r in measure]
         before = {b.label: set(b.finished()) for b in begun}
         interrupted = not _measure(folder, spec, task, runs, begun, workers, console)
         # Write the tables, and log to MLflow.
         write_tables(folder)
-        note = _note(spec)
+        note = folder.disclosure().keeps_scores
         tracked = 0
         if note is None:
             tracked, note = _log_to_mlflow(folder, spec, runs, begun, console)
@@ -303,12 +303,6 @@ def _measure(
 
 def _without(job: Job, lost: dict[str, str]) -> Job:
     return replace(job, names=tuple(name for name in job.names if name not in lost))
-
-
-def _note(spec: SweepSpec) -> str | None:
-    if not spec.privacy.selects:
-        return None
-    return "a private selection: its scores stay in the folder, for its ε does not cover what depends on the secrets"
 
 
 def _log_to_mlflow(

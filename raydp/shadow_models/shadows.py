@@ -35,10 +35,7 @@ def shadow_specs(spec: SweepSpec, num_shadows: int, configuration: Configuration
     """
     if num_shadows < 2 or num_shadows % 2:
         raise ValueError(f"--shadows must be an even number from 2, got {num_shadows}. Shadows are trained in pairs.")
-    if spec.privacy.selects:
-        raise ValueError(
-            "privacy.tuning must be ignored for shadow models, got private_selection. Remove it: a shadow is one run."
-        )
+    spec.privacy.require_ignored_tuning("for shadow models", "Remove it: a shadow is one run.")
     if spec.privacy.unit == "user":
         raise ValueError("privacy.unit must be example for shadow models, got user. Remove it: coins are per example.")
     point = first_configuration(spec)

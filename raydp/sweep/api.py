@@ -216,13 +216,13 @@ def select(
     if isinstance(points, pd.DataFrame):
         table = points if score is None else with_score(points, score)
         return select_from(table, rule=rule_of(None, rule), **bounds)
-    folder = private_selection_of(points, storage)
-    if folder is not None:
+    folder = folder_of(points, storage)
+    if folder is not None and not folder.disclosure().shows_runs:
         from raydp.sweep.private_selection.release import select_released
 
         return select_released(folder, score=score, worst_case=worst_case or None, rule=rule, **bounds)
     if rule in REFERENCE_RULES:
-        _check_accuracies(folder_of(points, storage), rule)
+        _check_accuracies(folder, rule)
     table, own = points_of(points, storage, score=score, worst_case=worst_case)
     values = None if worst_case else secrets_of(points, storage, score)
     logarithmic = logarithmic_of(points, storage, score)
@@ -268,10 +268,15 @@ def with_given(own: SelectSpec | None, given: Bounds) -> Bounds:
     return {**kept, **asked}
 
 
-def private_selection_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
-    """Return the folder of a private selection. Return None if the source is neither one nor its points.csv."""
+def require_comparable(source: str | Path, storage: str = "raydp_runs") -> None:
+    """Check that the runs of a source may be compared with those of other sources.
+
+    Raises:
+        ValueError: the source is a private selection.
+    """
     folder = folder_of(source, storage)
-    return folder if folder is not None and folder.is_private_selection() else None
+    if folder is not None and not folder.disclosure().shows_runs:
+        raise ValueError(f"SWEEP must not be a private selection to be compared, got {source!r}. Leave it out.")
 
 
 def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:

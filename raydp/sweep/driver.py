@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
@@ -42,8 +42,6 @@ LOGGER = logging.getLogger(__name__)
 
 class Ending(Protocol):
     """The treatment of a sweep's runs when they have ended; see `SelectionEnding`."""
-
-    shows_runs: ClassVar[bool]
 
     @property
     def listener(self) -> RunListener: ...
@@ -119,10 +117,9 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. In this case
             nothing was trained.
     """
-    if callbacks and spec.privacy.selects:
-        raise ValueError(
-            f"callbacks must be left out with privacy.tuning private_selection, got {len(callbacks)}: they would "
-            "see the runs that are not released. Remove them."
+    if callbacks:
+        spec.privacy.require_ignored_tuning(
+            "with callbacks", "Remove the callbacks: they would see the runs that are not released."
         )
     check_start(spec, resume=resume)
     if resume:
@@ -197,7 +194,7 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
             left,
             console,
             open_listener=lambda: ending.listener,
-            shown=ending.shows_runs,
+            shown=folder.disclosure().shows_runs,
             callbacks=callbacks,
         )
     else:

@@ -15,7 +15,6 @@ from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration
 
 COUNTS = ("runs", "finished", "failed", "stopped", "skipped", "pending")
-PRIVATE = "private selection: its runs are as private as the data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +109,8 @@ def _listed(folder: SweepFolder) -> ListedSweep:
     try:
         summary = folder.summary()
         listed = replace(listed, selected=None if summary is None else summary.selected)
-        if folder.is_private_selection():
-            return replace(listed, note=PRIVATE)
-        return replace(listed, counts=counts(folder))
+        disclosure = folder.disclosure()
+        return replace(listed, counts=counts(folder) if disclosure.shows_runs else None, note=disclosure.remark)
     except (ValueError, LookupError, TypeError) as error:
         return replace(listed, note=f"cannot be read: {error}")
 

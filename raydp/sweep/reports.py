@@ -14,7 +14,7 @@ from raydp.sweep.api import (
     logarithmic_of,
     points_of,
     precision_of,
-    private_selection_of,
+    require_comparable,
     rule_of,
     secrets_of,
     select,
@@ -58,11 +58,9 @@ def report(
     table, own = points_of(points, storage, score=score, worst_case=worst_case)
     folder = folder_of(points, storage)
     values = None if worst_case else secrets_of(points, storage, score)
-    if private_selection_of(points, storage) is not None:
-        selections, values = (
-            [select(points, storage=storage, score=score, worst_case=worst_case, rule=rule, **bounds)],
-            None,
-        )
+    if folder is not None and not folder.disclosure().shows_runs:
+        values = None
+        selections = [select(points, storage=storage, score=score, worst_case=worst_case, rule=rule, **bounds)]
     else:
         logarithmic = logarithmic_of(points, storage, score)
         precision = precision_of(points, storage)
@@ -100,8 +98,7 @@ def comparison(
     """
     sources = list(map(named, sources))
     for source in sources:
-        if private_selection_of(source, storage) is not None:
-            raise ValueError(f"SWEEP must not be a private selection to be compared, got {source!r}. Leave it out.")
+        require_comparable(source, storage)
     tables = tables_of(sources, storage, score=score, worst_case=worst_case, by=by)
     of_source = dict.fromkeys(tables, sources[0]) if by is not None else _by_short_name(sources)
     tables = dict(zip(of_source, tables.values(), strict=True))

@@ -204,7 +204,7 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
         "num_runs": {"mean": 3},
     }  # fmt: skip
     private = Trained(tmp_path, privacy=privacy, select={"score": "vmr_exact"})
-    with pytest.raises(ValueError, match="must be a private selection that has released a model"):
+    with pytest.raises(ValueError, match="must have a finished run that may be measured"):
         private.score(names="air")
     private.ending.finish()
     released = private.folder.decision()

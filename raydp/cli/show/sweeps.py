@@ -161,7 +161,7 @@ def _show_progress(folder: SweepFolder, progress: DriverProgress) -> None:
 
 def show_result(sweep: Sweep, result: SweepResult) -> None:
     """Print the end of a sweep: the decision, the configurations, the guarantee, and how to load the model."""
-    private = sweep.spec.privacy.selects
+    private = not sweep.folder.disclosure().shows_runs
     selected = result.selected
     if selected is not None:
         _show_decision(selected)

@@ -84,6 +84,19 @@ class PrivacySpec(Section):
         """Return whether the choice of the released model is part of the guarantee."""
         return self.tuning == "private_selection"
 
+    def require_ignored_tuning(self, where: str, remedy: str) -> None:
+        """Check that the guarantee does not cover a choice among runs.
+
+        Args:
+            where: what cannot have such a guarantee, such as "for shadow models".
+            remedy: what the user can do instead.
+
+        Raises:
+            ValueError: the guarantee covers a choice.
+        """
+        if self.selects:
+            raise ValueError(f"privacy.tuning must be ignored {where}, got private_selection. {remedy}")
+
     @model_validator(mode="before")
     @classmethod
     def _selection_has_a_distribution(cls, data: object) -> object:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
 
 from raydp.analysis import Selection, load_points, select, write_report
 from raydp.analysis.selection.words import in_words
@@ -132,13 +131,7 @@ def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:
 
 
 class SelectionEnding:
-    """The ending of an ordinary sweep: all runs are recorded, and one configuration is selected.
-
-    Attributes:
-        shows_runs: whether step metrics, utility and scores of a run may leave the sweep's folder.
-    """
-
-    shows_runs: ClassVar[bool] = True
+    """The ending of an ordinary sweep: all runs are recorded, and one configuration is selected."""
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
@@ -159,8 +152,6 @@ class SelectionEnding:
 
 class CanaryEnding:
     """The ending of a sweep whose models are trained on canaries, only to be measured. See `SelectionEnding`."""
-
-    shows_runs: ClassVar[bool] = True
 
     def __init__(self, context: SweepContext) -> None:
         self._folder = context.folder

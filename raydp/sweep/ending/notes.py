@@ -14,7 +14,6 @@ from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of
-from raydp.sweep.store.points import PRIVATE
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
 
@@ -52,7 +51,7 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     written, selected_by = folder.names(), folder.select().score
     measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
     base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
-    named = score or selected_by
+    named, private = score or selected_by, folder.disclosure().note
     by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
     return {
         "title": f"{written['sweep']}{f'{by}{named}' if by else ''}",
@@ -67,11 +66,11 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
             **card_of(plan),
         },
         "warnings": [
-            *([f"This page shows {PRIVATE}."] if folder.is_private_selection() else []),
+            *([] if private is None else [f"This page shows {private}."]),
             *_searched(folder, written["search"]),
         ],
         "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
-        "curves": [] if folder.is_private_selection() else _curves(folder, plan, named),
+        "curves": _curves(folder, plan, named),
     }
 
 

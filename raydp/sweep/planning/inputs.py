@@ -122,11 +122,9 @@ def _check_canaries(spec: SweepSpec, task: Task) -> None:
             f"model.adapter.type must be none with the task {spec.task.name!r}, got {spec.model.adapter.type!r}: new "
             "tokens are learnt in the embeddings. Write `adapter: {type: none}`."
         )
-    if spec.privacy.selects:
-        raise ValueError(
-            f"privacy.tuning must be ignored with the task {spec.task.name!r}, got private_selection. Audit one run at "
-            "its own ε (single_run_epsilon of `raydp plan`)."
-        )
+    spec.privacy.require_ignored_tuning(
+        f"with the task {spec.task.name!r}", "Audit one run at its own ε (single_run_epsilon of `raydp plan`)."
+    )
 
 
 def _check_gradient_canaries(spec: SweepSpec, facts: TaskFacts) -> None:

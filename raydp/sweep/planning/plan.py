@@ -21,8 +21,7 @@ from raydp.privacy import (
     Mechanism,
     PrivacyRecord,
     PrivacyTarget,
-    calibrate_many,
-    calibrate_selection,
+    PrivateSelectionRecord,
     data_sets_record,
     privacy_record,
     remarks,
@@ -33,13 +32,7 @@ from raydp.search_spaces.loader import without_duplicates
 from raydp.search_spaces.settings import settings_text
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
-from raydp.sweep.private_selection.draws import (
-    check_utility_is_public,
-    draw,
-    num_runs_of,
-    selection_record,
-    selection_sentence,
-)
+from raydp.sweep.planning.tuning import Tuning, tuning_of
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
@@ -137,14 +130,15 @@ def make_plan(
         ValueError: a configuration of the user's own list or grid does not fit the data, no configuration is left, or
             the utility of a private selection depends on private data.
     """
-    check_utility_is_public(spec, facts)
+    tuning = tuning_of(spec)
+    tuning.check(facts)
     configurations, rejected = _configurations(spec, facts.num_units)
     specs = {settings: spec.of_run(settings) for settings in dict.fromkeys(c.settings for c in configurations)}
     delta = spec.privacy.delta(facts.num_units)
     solved: Sequence[Calibration | None] = [None] * len(configurations)
     tuned_epsilon = None
     if spec.method.params.private:
-        solved, tuned_epsilon = _calibrations(spec, specs, configurations, facts, delta, progress)
+        solved, tuned_epsilon = _calibrations(tuning, spec, specs, configurations, facts, delta, progress)
     trials, privacy = list[TrialPlan](), dict[str, PrivacyRecord]()
     for configuration, calibration in zip(configurations, solved, strict=True):
         own = specs[configuration.settings]
@@ -161,7 +155,9 @@ def make_plan(
                 )
             trials.append(trial)
             own_delta = delta if trial.delta is None else trial.delta
-            record = _record(own, facts, trial, calibration, own_delta, tuned_epsilon, len(configurations))
+            alone = calibration.epsilon if calibration else math.inf
+            choice = tuning.record(len(configurations), alone) if calibration else None
+            record = _record(own, facts, trial, calibration, own_delta, tuned_epsilon, choice)
             privacy[trial.run_id] = record
     if not trials:
         raise ValueError(
@@ -177,7 +173,7 @@ def make_plan(
         privacy=privacy,
         rejected=tuple(rejected),
         warnings=tuple(_warnings(spec, specs.values(), facts, delta)),
-        selection=selection_sentence(spec, len(configurations)) if spec.privacy.selects else None,
+        selection=tuning.sentence(len(configurations)),
         adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
     )
 
@@ -197,10 +193,11 @@ def _possible(spec: SweepSpec, trial: TrialPlan, seed: int, calibration: Calibra
 def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> SweepPlan:
     """Draw the runs of a private selection under the sweep's key, in the order of the draw. Return any other plan
     unchanged."""
-    if plan.selection is None:
+    draws = tuning_of(spec).draw(len(plan.trials), key)
+    if draws is None:
         return plan
     trials, privacy = [], {}
-    for position, label in draw(num_runs_of(spec), len(plan.trials), key):
+    for position, label in draws:
         trial = plan.trials[position]
         name = run_id(spec.of_run(trial.settings), plan.facts, weight_hash, trial.configuration, label)
         trials.append(replace(trial, run_id=name, seed=label))
@@ -317,6 +314,7 @@ def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
 
 
 def _calibrations(
+    tuning: Tuning,
     spec: SweepSpec,
     specs: Mapping[str, SweepSpec],
     configurations: list[Configuration],
@@ -331,13 +329,7 @@ def _calibrations(
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     events = [specs[c.settings].method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
     requests = [CalibrationRequest(event=event, target=target) for event in events]
-    cache = cache_dir() / "calibration"
-    if spec.privacy.selects:
-        selection = calibrate_selection(
-            requests, num_runs_of(spec), spec.privacy.accountant, cache_dir=cache, progress=progress
-        )
-        return selection.runs, selection.epsilon
-    return calibrate_many(requests, spec.privacy.accountant, cache_dir=cache, progress=progress), None
+    return tuning.calibrate(requests, cache=cache_dir() / "calibration", progress=progress)
 
 
 def _record(
@@ -347,7 +339,7 @@ def _record(
     calibration: Calibration | None,
     delta: float,
     tuned_epsilon: float | None,
-    num_configurations: int,
+    choice: PrivateSelectionRecord | None,
 ) -> PrivacyRecord:
     sigma = trial.noise_multiplier
     alone = calibration.epsilon if calibration else math.inf
@@ -371,7 +363,7 @@ def _record(
         unit=facts.privacy_unit,
         noise_key=spec.privacy.noise_key,
         method=spec.method.params.record_fields(trial),
-        private_selection=None if tuned_epsilon is None else selection_record(spec, num_configurations, alone),
+        private_selection=choice,
         data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
 
@@ -413,10 +405,10 @@ def _warnings(spec: SweepSpec, own: Iterable[SweepSpec], facts: TaskFacts, delta
     here = spec.cluster.address == "local" and not spec.cluster.gpus_per_worker
     slow = [warning_of(dtype) for dtype in sorted({each.model.dtype for each in own})] if here else []
     warnings += [warning for warning in slow if warning is not None]
-    if not spec.method.params.costs_its_steps and spec.method.name != "imported":
+    if (further := spec.method.params.further_cost) is not None:
         warnings.append(
-            f"method {spec.method.name} costs more than its steps: compute and cost_tokens count the (b, T) of the "
-            "configuration alone."
+            f"method {spec.method.name} costs more than its steps, because {further}: compute and cost_tokens count "
+            "the (b, T) of the configuration alone."
         )
     return warnings
 

@@ -38,7 +38,7 @@ def check_utility_is_public(spec: SweepSpec, facts: TaskFacts) -> None:
     Raises:
         ValueError: the task's utility depends on private data.
     """
-    if spec.privacy.selects and not facts.utility_is_public:
+    if not facts.utility_is_public:
         raise ValueError(
             f"task.name must be a task whose utility rests on public data alone with privacy.tuning private_selection, "
             f"got {spec.task.name!r} with private held-out data. Use the task text with a public file as heldout_path "

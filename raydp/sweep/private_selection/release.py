@@ -7,7 +7,6 @@ only at the end. Otherwise the times in MLflow would reveal how long the sweep t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
 
 import pandas as pd
 
@@ -151,8 +150,6 @@ def select_released(folder: SweepFolder, **options: object) -> Selection:
 
 class PrivateSelectionEnding:
     """Ends a private selection: one run is released. See `SelectionEnding`."""
-
-    shows_runs: ClassVar[bool] = False
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context

@@ -21,6 +21,7 @@ from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdaptiveSeeds, Precision, PrivacySpec, SelectSpec
+from raydp.sweep.store.disclosure import AllRuns, Disclosure, ReleasedRunAlone
 from raydp.sweep.store.json_files import read_json, read_state, write_json
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, DriverProgress, Plan, SearchEnd, SeedsEnd
@@ -252,9 +253,9 @@ class SweepFolder:
         """Return the section `privacy` of the sweep's spec."""
         return self._section("privacy", PrivacySpec)
 
-    def is_private_selection(self) -> bool:
-        """Return whether the sweep is a private selection, whose guarantee covers the choice of the released model."""
-        return self.privacy().selects
+    def disclosure(self) -> Disclosure:
+        """Return what may be told of the sweep's runs. No other function decides it."""
+        return ReleasedRunAlone(run_id=self.decision()) if self.privacy().selects else AllRuns()
 
     def method(self) -> dict[str, object]:
         """Return the method as the spec has it: its name and parameters."""

@@ -19,11 +19,6 @@ from raydp.training.trial_plan import TrialPlan
 
 POINTS_FILE = "points.csv"
 SECRETS_FILE = "secrets.parquet"
-PRIVATE = (
-    "a private selection: how many runs there were, and their utilities, scores and models, are as private as the "
-    "data; only the released model and its card are covered by its ε"
-)
-"""Shown with everything that is printed of the folder of a private selection."""
 
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
@@ -152,7 +147,7 @@ def counts(folder: SweepFolder) -> RunCounts:
         skipped=None if search is None and seeds is None else statuses.count("skipped"),
         search=search,
         seeds=seeds,
-        note=PRIVATE if folder.is_private_selection() else None,
+        note=folder.disclosure().note,
     )
 
 

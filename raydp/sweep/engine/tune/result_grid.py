@@ -30,9 +30,7 @@ class SweepGrid(ResultGrid):
 
     def __init__(self, folder: SweepFolder) -> None:
         plan, self._path = folder.plan(), folder.path
-        trials = plan.trials
-        if folder.is_private_selection():
-            trials = tuple(t for t in trials if t.run_id == folder.decision())
+        trials = folder.disclosure().of(plan.trials)
         score = folder.select().score
         ended = ((trial, folder.result(trial.run_id)) for trial in trials)
         self._results = [_result(folder, trial, result, score) for trial, result in ended if result is not None]
