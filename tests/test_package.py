@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import venv
 import zipfile
 from collections.abc import Callable
@@ -83,15 +84,23 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
     texts = [f"Letter {k} asks for {WORDS[k % 10]} and {WORDS[k // 10 % 10]} of week {k % 52}." for k in range(500)]
     rows = [{"text": text} for text in texts]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    began = time.monotonic()
     installed.run(tmp_path, "raydp", "init", "letters.jsonl", "--model", "tiny", "--hours", "0.01", "--yes")
     installed.run(tmp_path, "raydp", "sweep", "sweep.yaml")
     answer = json.loads(installed.run(tmp_path, "raydp", "select", "letters", "--json").stdout)
+    assert time.monotonic() - began < 500, "with a minute and a half for the installation: ten minutes"
     assert answer["batch_size"] > 0
     script = "import raydp; print(raydp.__file__, len(raydp.load_points('raydp_runs/letters/points.csv')))"
     (tmp_path / "script.py").write_text(script)
     file, points = installed.run(tmp_path, "python", "script.py").stdout.split()
     assert Path(file).is_relative_to(installed.bin.parent)
     assert int(points) >= 8, "4 configurations with 2 seeds"
+
+
+@pytest.mark.slow
+def test_the_demo_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
+    """`raydp sweep` without a spec runs the demo; its plan reads the same spec, data and model."""
+    assert len(json.loads(installed.run(tmp_path, "raydp", "plan", "--json").stdout)) == 16
 
 
 def test_sparks_package_of_the_same_name_is_said(

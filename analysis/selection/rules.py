@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Literal
 
@@ -357,7 +357,13 @@ ENTRY_POINTS = "raydp.rules"
 
 def rule_names() -> list[str]:
     """Return the names of the known rules, built in and installed."""
-    return [*RULES, *sorted(e.name for e in entry_points(group=ENTRY_POINTS) if e.name not in RULES)]
+    return [*RULES, *sorted(_installed() - set(RULES))]
+
+
+@cache  # searching the installed packages takes longer than most rules
+def _installed() -> frozenset[str]:
+    """Return the names of the rules that other packages provide."""
+    return frozenset(entry.name for entry in entry_points(group=ENTRY_POINTS))
 
 
 def rule_steps(rule: str) -> Rule:

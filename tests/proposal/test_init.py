@@ -53,6 +53,7 @@ def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts:
     assert "--force" in again.err
 
 
+@pytest.mark.slow
 def test_users_are_protected_as_a_whole(raydp: Callable[..., Answer], texts: Path) -> None:
     answer = raydp(
         *("init", texts, "--model", "tiny", "--user-column", "author", "--epsilon", "4", "-o", "users.yaml"),

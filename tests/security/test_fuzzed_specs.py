@@ -195,7 +195,7 @@ def fuzz(folder: Path, num_examples: int) -> None:
 
 
 def test_a_damaged_spec_is_a_spec_or_a_message(tmp_path: Path) -> None:
-    fuzz(tmp_path, 200)
+    fuzz(tmp_path, 60)
 
 
 @pytest.mark.slow

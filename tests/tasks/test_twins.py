@@ -145,6 +145,7 @@ def test_its_users_are_refused(task):
         task.by_user()
 
 
+@pytest.mark.slow
 def test_cached_hidden_states_are_those_of_the_twins_that_are_in(tmp_path: Path, tiny):
     from raydp.models.adapters import attach_adapter, trainable_parameters
     from raydp.spec.sections import ModelSpec

@@ -256,7 +256,7 @@ def test_positions_that_cancel_do_not_hide_an_example(rule: type[Clipping]) -> N
         assert total["weight"].norm() <= c * (1 + TOLERANCE)
 
 
-@pytest.mark.parametrize(("width", "unit"), [(576, 16), (1024, 64)])
+@pytest.mark.parametrize(("width", "unit"), slow_after(1, [(576, 16), (1024, 64)]))
 def test_repeated_positions_whose_rounding_repeats_do_not_hide_an_example(width: int, unit: int) -> None:
     """Four shares of the positions have the gradient 3 h, three have -4 h, all with one input: they cancel exactly, but
     the errors of their products are alike and add up. One position more has the example's gradient."""
