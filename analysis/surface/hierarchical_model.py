@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
 from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
+from raydp.analysis.surface.remaining import Conditioned, Remaining
 from raydp.analysis.surface.surrogate import matern, slice_samples
 from raydp.analysis.tables.coordinates import Coordinates
 
@@ -48,6 +49,7 @@ class HierarchicalModel:
         noise: the errors over seeds, None if they are unknown.
         of_secrets: [n, n] covariance of the errors over secrets.
         num_secrets: number of secrets, 0 if their choice is not counted.
+        remaining: the configurations that are not modelled.
         hyperparameters: [draws, d + 4] draws of the hyperparameters' logarithms.
     """
 
@@ -61,6 +63,7 @@ class HierarchicalModel:
     noise: SeedNoise | None
     of_secrets: Array
     num_secrets: int
+    remaining: Remaining
     hyperparameters: Array
 
     @classmethod
@@ -85,15 +88,19 @@ class HierarchicalModel:
             ratio: whether secrets differ by factors.
             logarithm: whether to model the logarithm.
         """
-        measured, std, some = measured[rows], std[rows], means.iloc[rows]
-        values = measured
-        own = None if by_secret is None else interactions(measured, by_secret[rows], ratio=ratio)
-        if logarithm:
-            values, std = np.log(measured), std / measured  # to first order
-            own = None if own is None else own / measured[:, None]
-        own = None if own is None else own.clip(-FARTHEST, FARTHEST)
+        num_seeds = means["num_seeds"].to_numpy()
+        rest = np.setdiff1d(np.arange(len(means)), rows)
+        all_values, all_std = (np.log(measured), std / measured) if logarithm else (measured, std)  # to first order
+        values = all_values[rows]
+        own, of_rest = None, np.zeros(len(rest))
+        if by_secret is not None:
+            own = _of_secrets(measured[rows], by_secret[rows], ratio=ratio, logarithm=logarithm)
+            if len(rest):
+                everything = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)
+                of_rest = everything[rest].var(axis=1) / by_secret.shape[1]
         level = float(values.mean())
-        noise = SeedNoise.of(std, some["num_seeds"].to_numpy())
+        noise = SeedNoise.of(all_std[rows], num_seeds[rows])
+        noise_of_all = SeedNoise.of(all_std, num_seeds) if len(rest) else None
         # Values that are closer than their errors are expressed in units of their errors. Otherwise the prior would
         # take it for known that they hardly differ.
         errors = [] if noise is None else [float(np.sqrt((noise.std_error() ** 2).mean()))]
@@ -101,11 +108,12 @@ class HierarchicalModel:
         unit = max(float((values - level).std()), *errors, 0.0)
         scale = unit or 1.0
         own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
-        z = Coordinates.of(some).values(some)
-        spread = z.std(axis=0)
+        z = Coordinates.of(means).values(means)
+        spread = z[rows].std(axis=0)
+        z = (z - z[rows].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         return cls(
             rows=rows,
-            inputs=(z - z.mean(axis=0)) / np.where(spread > 0, spread, 1.0),
+            inputs=z[rows],
             values=(values - level) / scale,
             level=level,
             unit=unit,
@@ -114,6 +122,13 @@ class HierarchicalModel:
             noise=None if noise is None else noise.over(scale),
             of_secrets=np.zeros((len(rows), len(rows))) if own is None else secret_covariance(own),
             num_secrets=0 if own is None else own.shape[1],
+            remaining=Remaining(
+                rows=rest,
+                inputs=z[rest],
+                values=(all_values[rest] - level) / scale,
+                noise=None if noise_of_all is None else noise_of_all.take(rest).over(scale),
+                of_secrets=of_rest / scale**2,
+            ),
             hyperparameters=np.empty((0, z.shape[1] + 1 + len(_REST))),
         )
 
@@ -137,30 +152,31 @@ class HierarchicalModel:
         mixed = np.logaddexp.reduce(densities, axis=0) - np.log(len(densities))
         return float(mixed.sum()) - self.log_volume
 
-    def posterior(
-        self, measured: Array, drawn: Array, rng: np.random.Generator, common: Array, *, ratio: bool
-    ) -> Posterior:
+    def posterior(self, measured: Array, rng: np.random.Generator, common: Array, *, ratio: bool) -> Posterior:
         """Return the posterior of all m configurations.
 
         Args:
             measured: [m] measured means.
-            drawn: [num_draws, m] draws of the configurations that are not modelled; the others are overwritten.
             rng: generator of the draws.
             common: the error that all configurations share.
             ratio: whether the figure is a rate, which is never negative.
 
         Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between what was measured
-        and what the draw would have given (Wilson et al. 2020, equation 9).
+        and what the draw would have given (Wilson et al. 2020, equation 9). For the remaining ones see `Remaining`.
         """
         from scipy.linalg import cho_factor, cho_solve
 
         size, times = len(self.values), len(self.hyperparameters) * self._variance_draws
+        drawn = np.empty((len(common), len(measured)))
         matrix, posterior_means = np.zeros((size, size)), []
+        rest = self.remaining
+        beside = Conditioned.zeros(len(rest.rows), size)
         shares = iter(np.array_split(np.arange(len(common)), times))
         for h in self.hyperparameters:
             prior = self._prior(h)
             root = np.linalg.cholesky(prior + _JITTER * float(np.diag(prior).max()) * np.eye(size))
-            for errors in self._drawn_errors(h, rng):
+            cross, own = self._remaining_prior(h)
+            for errors, factor_of_secrets in self._drawn_errors(h, rng):
                 # The mean, given these errors.
                 factor = cho_factor(prior + errors, lower=True, check_finite=False)
                 gain = cho_solve(factor, prior, check_finite=False)
@@ -172,21 +188,33 @@ class HierarchicalModel:
                 error_draws = np.linalg.cholesky(errors) @ rng.standard_normal((size, len(share)))
                 truth = prior_draws + gain.T @ (self.values[:, None] - prior_draws - error_draws)
                 drawn[np.ix_(share, self.rows)] = self._on_own_scale(truth.T)
+                # The remaining configurations, each for itself.
+                if len(rest.rows):
+                    own_errors = rest.seed_variances(rng, _LARGEST_RATIO) + factor_of_secrets * rest.of_secrets
+                    own_errors += self._unknown_error(h) + _JITTER * (1 + own.max())
+                    solve = partial(cho_solve, factor, check_finite=False)
+                    given = rest.conditioned(cross, own, own_errors, solve, self.values)
+                    drawn[np.ix_(share, rest.rows)] = self._on_own_scale(given.draw(rng, len(share)))
+                    beside = beside.plus(given, 1 / times)
         drawn = np.maximum(drawn, 0.0) if ratio else drawn
-        own_mean = measured.copy()
         if self.logarithm:
-            low, high = np.quantile(drawn[:, self.rows], LIMITS, axis=0)
-            own_mean[self.rows] = drawn[:, self.rows].clip(low, high).mean(axis=0)
+            low, high = np.quantile(drawn, LIMITS, axis=0)
+            own_mean = drawn.clip(low, high).mean(axis=0)
         else:
-            expected = self.level + self.unit * np.mean(posterior_means, axis=0)
+            own_mean = np.empty(len(measured))
+            own_mean[self.rows], own_mean[rest.rows] = np.mean(posterior_means, axis=0), beside.mean
+            own_mean = self.level + self.unit * own_mean
             digits = (self.unit or _SAME) * _SAME  # differences that come from rounding decide nothing
-            own_mean[self.rows] = np.round(np.maximum(expected, 0.0) / digits if ratio else expected / digits) * digits
+            own_mean = np.round(np.maximum(own_mean, 0.0) / digits if ratio else own_mean / digits) * digits
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(
             rows=self.rows,
             matrix=matrix,
-            measured=scale(measured[self.rows]),
-            expected=scale(own_mean[self.rows]),
+            rest=rest.rows,
+            rest_matrix=beside.weights,
+            rest_share=beside.share,
+            measured=scale(measured),
+            expected=scale(own_mean),
             lowest=self.level - _FARTHEST_BELOW * self.unit,
             logarithm=self.logarithm,
         )
@@ -235,16 +263,34 @@ class HierarchicalModel:
         covariance.flat[:: len(covariance) + 1] += np.exp(2 * h[_CONFIGURATION])
         return covariance
 
+    def _remaining_prior(self, h: Array) -> tuple[Array, Array]:
+        """Return the prior covariance of the remaining configurations with the modelled ones, and their variances."""
+        inputs = self.remaining.inputs
+        squares = np.zeros((len(inputs), len(self.inputs)))
+        for at, weight in enumerate(np.exp(-2 * h[1:_SLOPE])):
+            squares += weight * (inputs[:, at, None] - self.inputs[None, :, at]) ** 2
+        size, slope = np.exp(2 * h[0]), np.exp(2 * h[_SLOPE])
+        cross: Array = size * matern(squares) + self._level_variance + slope * (inputs @ self.inputs.T)
+        own: Array = size + self._level_variance + slope * (inputs**2).sum(axis=1) + np.exp(2 * h[_CONFIGURATION])
+        return cross, own
+
+    def _unknown_error(self, h: Array) -> float:
+        """Return the variance of a mean's error where no seeds tell it, else 0."""
+        return float(np.exp(2 * h[_UNKNOWN_ERROR])) if self.noise is None else 0.0
+
     def _errors(self, h: Array, of_seeds: Array, factor: float) -> Array:
         """Return the covariance of the means' errors."""
         covariance: Array = factor * self.of_secrets
         diagonal = covariance.flat[:: len(covariance) + 1]
-        unknown = np.exp(2 * h[_UNKNOWN_ERROR]) if self.noise is None else 0.0
-        covariance.flat[:: len(covariance) + 1] = diagonal + of_seeds + unknown + _JITTER * (1 + diagonal.max())
+        jitter = _JITTER * (1 + diagonal.max())
+        covariance.flat[:: len(covariance) + 1] = diagonal + of_seeds + self._unknown_error(h) + jitter
         return covariance
 
-    def _drawn_errors(self, h: Array, rng: np.random.Generator) -> Iterator[Array]:
-        """Draw the covariance of the errors, because the variances are estimates themselves."""
+    def _drawn_errors(self, h: Array, rng: np.random.Generator) -> Iterator[tuple[Array, float]]:
+        """Draw the covariance of the errors, because the variances are estimates themselves.
+
+        Each comes with the factor of the variances of the errors over secrets.
+        """
         for _ in range(self._variance_draws):
             of_seeds = self._seed_variances
             if self.noise is not None:
@@ -252,7 +298,7 @@ class HierarchicalModel:
             factor = 1.0
             if self.num_secrets:
                 factor = min((self.num_secrets - 1) / rng.chisquare(self.num_secrets - 1), _LARGEST_RATIO)
-            yield self._errors(h, of_seeds, factor)
+            yield self._errors(h, of_seeds, factor), factor
 
     def _log_likelihood(self, h: Array) -> float:
         from scipy.linalg.lapack import dtrtrs  # solve_triangular takes 50 times as long for matrices of this size
@@ -260,6 +306,12 @@ class HierarchicalModel:
         factor = np.linalg.cholesky(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
         solved, _ = dtrtrs(factor.T, self.values, lower=0, trans=1)
         return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
+
+
+def _of_secrets(measured: Array, by_secret: Array, *, ratio: bool, logarithm: bool) -> Array:
+    """Return the interactions of secrets and configurations on the modelled scale, [n, k]."""
+    own = interactions(measured, by_secret, ratio=ratio)
+    return (own / measured[:, None] if logarithm else own).clip(-FARTHEST, FARTHEST)
 
 
 def interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:

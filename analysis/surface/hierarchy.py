@@ -10,18 +10,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.noise import SeedNoise, common_effect
+from raydp.analysis.statistics.noise import common_effect
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
 from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.surface.surrogate import Figure
 from raydp.analysis.tables.points import SETTINGS, with_settings
+from raydp.analysis.tables.thinning import evenly
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
 
 DRAWS = 4000
 MOST_MODELLED = 500
-"""The largest number of configurations that are modelled. The cost grows with the cube of it."""
+"""The largest number of configurations that are modelled jointly. The cost grows with the cube of it."""
 _FEWEST_DRAWS, _MOST_CELLS = 400, 8_000_000
 _KEPT_POSTERIORS = 4
 
@@ -41,8 +42,9 @@ def score_posterior(
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
         logarithmic: whether the score is a logarithm, so that secrets differ by differences. Other scores that are
             nowhere negative are rates, whose secrets differ by factors.
-        pool: [m] the configurations that may be selected; None for all. Of more than 500, the 500 of them with the
-            lowest scores are modelled. The others keep their means, with errors over seeds.
+        pool: [m] the configurations that may be selected; None for all. Of more than 500 configurations, 500 are
+            modelled jointly: 250 of those with the lowest scores, and 250 evenly among the others by their scores. Each
+            of the rest is conditioned on them and on its own mean (see `Remaining`).
         seed: seed of the draws.
 
     The model: a configuration's true score is a plane over its coordinates, plus a smooth remainder (Matérn-5/2), plus
@@ -102,7 +104,9 @@ class _Measured:
         values = means[figure].to_numpy(dtype=np.float64)
         # The members of the pool come first, then the others, each from the lowest to the highest.
         outside = np.zeros(len(values), dtype=np.bool_) if pool is None else ~pool
-        rows = np.sort(np.lexsort([values, outside])[:MOST_MODELLED])
+        order = np.lexsort([values, outside])
+        lowest, others = order[: MOST_MODELLED // 2], order[MOST_MODELLED // 2 :]
+        rows = np.sort(np.append(lowest, others[evenly(len(others), MOST_MODELLED // 2)] if len(others) else others))
         content = (settings, columns.tobytes(), rows.tobytes(), None if by_secret is None else by_secret.tobytes())
         return cls(
             content=content,
@@ -138,11 +142,7 @@ def _remembered(given: _Measured) -> Posterior:
     common = np.full((num_draws, 1), 1.0 if ratio else 0.0)
     if by_secret is not None:
         common = common_effect(measured, by_secret, ratio=ratio, rng=rng, num_draws=num_draws)
-    noise = SeedNoise.of(std, given.means["num_seeds"].to_numpy())
-    drawn = np.tile(measured, (num_draws, 1))
-    if noise is not None and len(given.rows) < len(measured):
-        drawn += noise.draw(rng, num_draws)
-    return best.posterior(measured, drawn, rng, common, ratio=ratio).times(unit)
+    return best.posterior(measured, rng, common, ratio=ratio).times(unit)
 
 
 def _num_draws(size: int) -> int:

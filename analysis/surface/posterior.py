@@ -101,7 +101,9 @@ class Smoother:
     Attributes:
         rows: [n] positions of the modelled configurations.
         matrix: [n, n] smoother, the mean over the draws of the hyperparameters.
-        measured, expected: [n] the measured values and their posterior means on the modelled scale.
+        rest: [r] positions of the other configurations.
+        rest_matrix, rest_share: [r, n] and [r] how far each of these follows the modelled ones, and its own value.
+        measured, expected: [n + r] the measured values and their posterior means on the modelled scale.
         lowest: logarithm of a value. On the logarithmic scale, values below it are raised to it before the logarithm.
         logarithm: whether the modelled scale is the logarithm.
         unit: values are divided by it before smoothing, and multiplied by it afterwards.
@@ -109,6 +111,9 @@ class Smoother:
 
     rows: NDArray[np.intp]
     matrix: Array
+    rest: NDArray[np.intp]
+    rest_matrix: Array
+    rest_share: Array
     measured: Array
     expected: Array
     lowest: float
@@ -116,14 +121,16 @@ class Smoother:
     unit: float = 1.0
 
     def __call__(self, values: Array) -> Array:
-        """Smooth values, [..., m]. The values of configurations that are not modelled stay."""
-        smooth: Array = np.array(values, dtype=np.float64)
-        some = smooth[..., self.rows] / self.unit
+        """Smooth values, [..., m]."""
+        given = np.asarray(values, dtype=np.float64) / self.unit
         if self.logarithm:
-            some = np.log(np.maximum(some, math.exp(self.lowest)))
-        moved = self.expected + (some - self.measured) @ self.matrix.T
-        smooth[..., self.rows] = self.unit * (bounded_exp(moved) if self.logarithm else moved)
-        return smooth
+            given = np.log(np.maximum(given, math.exp(self.lowest)))
+        changes = given - self.measured
+        of_modelled, moved = changes[..., self.rows], np.empty_like(changes)
+        moved[..., self.rows] = of_modelled @ self.matrix.T
+        moved[..., self.rest] = of_modelled @ self.rest_matrix.T + changes[..., self.rest] * self.rest_share
+        smooth: Array = self.expected + moved
+        return self.unit * (bounded_exp(smooth) if self.logarithm else smooth)
 
 
 def bounded_exp(logarithms: Array, most: float = _MOST_LOG) -> Array:

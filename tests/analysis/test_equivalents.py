@@ -34,7 +34,10 @@ def posterior(draws, *, ratio=True):
     """A posterior with given draws, [num_draws, m], of which only the draws are read."""
     nothing = np.empty(0)
     rows = np.empty(0, dtype=np.intp)
-    smoother = Smoother(rows=rows, matrix=nothing, measured=nothing, expected=nothing, lowest=0.0, logarithm=False)
+    smoother = Smoother(
+        rows=rows, matrix=nothing, rest=rows, rest_matrix=nothing, rest_share=nothing, measured=nothing,
+        expected=nothing, lowest=0.0, logarithm=False,
+    )  # fmt: skip
     return Posterior(
         draws=draws, common=np.ones((len(draws), 1)), ratio=ratio, own_mean=draws.mean(axis=0), operator=smoother
     )

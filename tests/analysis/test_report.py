@@ -122,9 +122,9 @@ def test_other_constraints_hold_at_every_threshold(points):
     bounds = {"compute": 60_000.0}
     selections = selections_by_threshold(points, Constraints(at_most=bounds))
     assert 0 < selections.allowed.sum() < 60
-    for number, (rule, positions) in enumerate(selections.selected.items()):
+    for start, (rule, positions) in enumerate(selections.selected.items()):
         pairs = list(zip(selections.thresholds, positions, strict=True))
-        for threshold, position in [*pairs[number % 3 : -1 : 3], pairs[-1]]:
+        for threshold, position in [*pairs[start % 3 : -1 : 3], pairs[-1]]:
             said = select(points, rule=rule, max_loss=threshold, at_most=bounds)
             row = selections.means.iloc[position]
             assert (row["batch_size"], row["num_steps"]) == (

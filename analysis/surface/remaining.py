@@ -1,0 +1,107 @@
+"""Configurations that a hierarchical model leaves out, because there are too many: each is conditioned on the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.analysis.statistics.noise import SeedNoise
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remaining:
+    """r configurations beside the n modelled ones, standardised like them.
+
+    The true figure of each is normal given the modelled means (kriging), and again given its own mean. What is left out
+    are the correlations among these configurations, given the model.
+
+    Attributes:
+        rows: [r] positions of the configurations.
+        inputs: [r, d] coordinates.
+        values: [r] means.
+        noise: the errors over seeds, None if they are unknown.
+        of_secrets: [r] variances of the errors over secrets.
+
+    Source: Rasmussen and Williams 2006, equations 2.25 and 2.26.
+    """
+
+    rows: NDArray[np.intp]
+    inputs: Array
+    values: Array
+    noise: SeedNoise | None
+    of_secrets: Array
+
+    def seed_variances(self, rng: np.random.Generator, largest: float) -> Array:
+        """Draw the variances of the errors over seeds, [r]; 0 if they are unknown.
+
+        Args:
+            largest: limit of the ratio of a drawn variance to its estimate.
+        """
+        if self.noise is None:
+            return np.zeros(len(self.rows))
+        variances: Array = self.noise.std_error() ** 2 * self.noise.draw_ratios(rng).clip(max=largest)
+        return variances
+
+    def conditioned(
+        self, cross: Array, own: Array, errors: Array, solve: Callable[[Array], Array], values: Array
+    ) -> Conditioned:
+        """Return the distribution of the true figures, given the modelled means and the configurations' own means.
+
+        Args:
+            cross: [r, n] prior covariance with the modelled configurations.
+            own: [r] prior variances.
+            errors: [r] variances of the errors of the configurations' own means.
+            solve: returns the inverse covariance of the modelled means times a matrix [n, r].
+            values: [n] modelled means.
+        """
+        weights = solve(cross.T).T
+        variance = np.maximum(own - (cross * weights).sum(axis=1), 0.0)
+        share = variance / (variance + errors)
+        predicted = weights @ values
+        return Conditioned(
+            mean=predicted + share * (self.values - predicted),
+            variance=variance * (1 - share),
+            share=share,
+            weights=weights * (1 - share)[:, None],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditioned:
+    """Normal distributions of r true figures.
+
+    Attributes:
+        mean, variance: [r] of each.
+        share: [r] how far the mean follows the configuration's own mean.
+        weights: [r, n] how far it follows the modelled means.
+    """
+
+    mean: Array
+    variance: Array
+    share: Array
+    weights: Array
+
+    @classmethod
+    def zeros(cls, num_remaining: int, num_modelled: int) -> Conditioned:
+        """Return the start of a sum."""
+        zeros = np.zeros(num_remaining)
+        return cls(mean=zeros, variance=zeros, share=zeros, weights=np.zeros((num_remaining, num_modelled)))
+
+    def plus(self, other: Conditioned, times: float) -> Conditioned:
+        """Return the sum of this and a multiple of another, for means over draws of the hyperparameters."""
+        return Conditioned(
+            mean=self.mean + times * other.mean,
+            variance=self.variance + times * other.variance,
+            share=self.share + times * other.share,
+            weights=self.weights + times * other.weights,
+        )
+
+    def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
+        """Draw true figures, [num_draws, r]."""
+        drawn: Array = self.mean + np.sqrt(self.variance) * rng.standard_normal((num_draws, len(self.mean)))
+        return drawn
