@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from raydp.search_spaces import Configuration
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")]
-Uri = Annotated[str, typer.Option(help="MLflow store or server.")]
+Uri = Annotated[str, typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow store or server.")]
 DEFAULT_URI = "sqlite:///raydp.db"
 Source = Annotated[
     str, typer.Argument(metavar="POINTS|SWEEP", help="CSV or Parquet file; or a sweep: its folder, name or spec.")

@@ -22,7 +22,7 @@ def score(
     task: str | Path | None = None,
     seed: int | None = None,
     workers: int | None = None,
-    tracking_uri: str = "sqlite:///raydp.db",
+    tracking_uri: str | None = None,
     storage: str = "raydp_runs",
 ) -> pd.DataFrame:
     """Measure the models of a sweep, or one model, with new or other scores.
@@ -33,7 +33,7 @@ def score(
         task: for one model: the spec with its task and base model.
         seed: seed of all draws; by default each run's own, or 0 for one model.
         workers: number of processes that measure a sweep side by side; by default as many as fit.
-        tracking_uri: the store of models:/... addresses.
+        tracking_uri: the store of models:/... addresses; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         storage: the folder that sweeps are in.
 
     Returns:

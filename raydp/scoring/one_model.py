@@ -25,7 +25,13 @@ from raydp.tracking import fetch_model, log_scores, show_model
 
 
 def score_model(
-    source: str, requests: list[ScoreRequest], *, task: Path | None, tracking_uri: str, seed: int, console: Console
+    source: str,
+    requests: list[ScoreRequest],
+    *,
+    task: Path | None,
+    tracking_uri: str | None,
+    seed: int,
+    console: Console,
 ) -> dict[str, Any]:
     """Measure one model.
 
@@ -117,7 +123,7 @@ def _base(spec: SweepSpec, folder: Path, record: dict[str, Any]) -> PretrainedMo
 
 
 @contextmanager
-def _folder_of(source: str, tracking_uri: str) -> Iterator[Path]:
+def _folder_of(source: str, tracking_uri: str | None) -> Iterator[Path]:
     """Provide the model's folder during the block."""
     if source.startswith("models:/"):
         with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
@@ -133,7 +139,7 @@ def _folder_of(source: str, tracking_uri: str) -> Iterator[Path]:
 
 
 def _log(
-    source: str, record: dict[str, Any], measured: dict[str, Measurement], task_hash: str, tracking_uri: str
+    source: str, record: dict[str, Any], measured: dict[str, Measurement], task_hash: str, tracking_uri: str | None
 ) -> tuple[list[str], str | None]:
     """Log the new and comparable values. Return their labels, and why others were not logged."""
     if "private_selection" in record["privacy"]:

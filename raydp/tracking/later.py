@@ -14,13 +14,13 @@ from raydp.tracking.records import clean_key, latest_metrics
 from raydp.tracking.store import Store, open_store, resolve_uri
 
 
-def fetch_model(uri: str, folder: Path, *, tracking_uri: str) -> Path:
+def fetch_model(uri: str, folder: Path, *, tracking_uri: str | None = None) -> Path:
     """Copy a registered model's weights and configuration, after checking them against the model's seal.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
         folder: target folder; created if needed.
-        tracking_uri: the store of the model.
+        tracking_uri: the store of the model; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
 
     Returns:
         The folder.
@@ -35,12 +35,12 @@ def fetch_model(uri: str, folder: Path, *, tracking_uri: str) -> Path:
     return folder
 
 
-def log_scores(values: Mapping[str, Mapping[str, float | None]], *, tracking_uri: str) -> int:
+def log_scores(values: Mapping[str, Mapping[str, float | None]], *, tracking_uri: str | None = None) -> int:
     """Log metrics on registered models and on their runs. An unchanged value is not logged again.
 
     Args:
         values: models:/NAME/VERSION -> metric -> value. Undefined values (None, NaN, infinite) are left out.
-        tracking_uri: the store.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
 
     Returns:
         The number of models that have all their values now.

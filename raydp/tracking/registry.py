@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_models(
-    tracking_uri: str,
+    tracking_uri: str | None = None,
     *,
     registered_model: str | None = None,
     alias: str | None = None,
@@ -47,7 +47,7 @@ def find_models(
     privacy card is missing, belongs to another model or differs from the sealed one, or if an audit refutes it.
 
     Args:
-        tracking_uri: the store.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         registered_model: only versions of this model; by default of all models that raydp registered.
         alias: only versions that this alias points at.
         where: COLUMN OPERATOR VALUE, such as "score.vmr < 0.05", "epsilon <= 8" or "method = dp_adam", on any column of
@@ -112,13 +112,13 @@ def find_models(
 
 
 def show_model(
-    uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | Path] | None = None, verify: bool = False
+    uri: str, *, tracking_uri: str | None = None, trusted_keys: Iterable[str | Path] | None = None, verify: bool = False
 ) -> dict[str, Any]:
     """Return everything that is recorded of a model.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        tracking_uri: the store.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         trusted_keys: public keys or files of public keys. A model that none of them has signed is refused.
         verify: also read the model's files and compare them with the sealed ones.
 
@@ -152,12 +152,14 @@ def show_model(
     return shown
 
 
-def set_alias(name: str, alias: str, version: str | int, *, tracking_uri: str, reason: str | None = None) -> None:
+def set_alias(
+    name: str, alias: str, version: str | int, *, tracking_uri: str | None = None, reason: str | None = None
+) -> None:
     """Point an alias (`privacy-preferred`, `best-utility`, ...) at a version; a later call moves it.
 
     Args:
         name, alias, version: the registered model, the alias, and the version.
-        tracking_uri: the store.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         reason: why, to be recorded in the version's trail. The same reason is recorded once.
 
     Raises:
@@ -180,7 +182,7 @@ def promote_model(
     alias: str,
     reason: str,
     *,
-    tracking_uri: str,
+    tracking_uri: str | None = None,
     by: str | None = None,
     trusted_keys: Iterable[str | Path] | None = None,
 ) -> dict[str, object]:
@@ -193,7 +195,7 @@ def promote_model(
         alias: `privacy-preferred`, `best-utility` or your own. For `privacy-preferred` the model's files are read and
             compared with its seal.
         reason: why, in words. It is stored in the registry, so it must not quote training text.
-        tracking_uri: the store.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         by: who promotes the model; by default the login name. MLflow does not check it.
         trusted_keys: for privacy-preferred: one of these keys must have signed the model.
 

@@ -87,18 +87,24 @@ def check_store(uri: str) -> None:
             ) from error
 
 
-def open_store(uri: str, *, create: bool = False) -> Store:
+def default_uri() -> str:
+    """Return the store that look-ups use where none is named: MLFLOW_TRACKING_URI if it is set, else raydp.db here."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///raydp.db"
+
+
+def open_store(uri: str | None, *, create: bool = False) -> Store:
     """Open a tracking store and registry.
 
     Args:
         uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or the http(s) address
-            of an MLflow server.
+            of an MLflow server; None as in `default_uri`.
         create: create the SQLite file and its schema if it does not exist. A lock protects the schema from other
             processes that create the same store.
 
     Raises:
         ValueError: the address is of another kind, there is no store, or no server answers.
     """
+    uri = default_uri() if uri is None else uri
     check_store(uri)
     database = _database(uri)
     if database is not None:

@@ -260,3 +260,20 @@ def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, rec
     assert first.split()[:2] == [uri, "demo"]
     assert first.rstrip().endswith("best-utility, privacy-preferred")
     assert not {"(", "'"} & set(first + second)
+
+
+def test_a_look_up_without_a_store_reads_mlflows_variable(catalogue, raydp, monkeypatch, tmp_path):
+    """As MLflow's own tools do; a store that is named wins, and without either it is raydp.db here."""
+    uri, known = catalogue
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="got 'sqlite:///raydp.db'"):
+        find_models()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert len(find_models()) == len(known)
+    model = known["model_uri"].iloc[0]
+    assert show_model(model)["run_id"] == show_model(model, tracking_uri=uri)["run_id"] == known.index[0]
+    answer = raydp("models", "find", "--score", "vmr", "--json")
+    assert answer.code == 0, answer.err
+    assert len(answer.json()) == len(known)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///another.db")
+    assert len(raydp("models", "find", "--score", "vmr", "--uri", uri, "--json").json()) == len(known)

@@ -103,5 +103,6 @@ def _score_key(rows: list[dict[str, object]], conditions: Conditions, needed: bo
         return known[0]
     asked = needed or conditions.max_score is not None or any(where.column == "score" for where in conditions.where)
     if known and asked and not all("score" in row for row in rows):
-        raise ValueError(f"score must be named where there are several, got none. Give --score: {', '.join(known)}.")
+        names = ", ".join(key.removeprefix("score.") for key in known)
+        raise ValueError(f"score must be named where there are several, got none. Give --score: {names}.")
     return None

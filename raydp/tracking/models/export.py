@@ -52,7 +52,7 @@ def export_model(
     uri: str,
     folder: Path,
     *,
-    tracking_uri: str,
+    tracking_uri: str | None = None,
     merge: bool = False,
     with_base: bool = False,
     base: str | None = None,
@@ -67,7 +67,8 @@ def export_model(
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        folder, tracking_uri: a new or empty folder, and the store.
+        folder: a new or empty folder.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         merge: add a LoRA adapter to its base's weights. The result is a plain transformers model, as large as the base.
             Without merge the folder is the registered one: an adapter in PEFT's layout that names its base, with the
             tokenizer and a README.md that shows how plain transformers and peft load it.
@@ -119,7 +120,7 @@ def _copied(held: Path, folder: Path, card: ModelCard, source: Path | None, *, w
     card.write(folder)
 
 
-def _figures(uri: str, tracking_uri: str) -> dict[str, float]:
+def _figures(uri: str, tracking_uri: str | None) -> dict[str, float]:
     """Return a model's utility and scores from the registry, by name."""
     store = open_store(tracking_uri)
     metrics = latest_metrics(store.client.get_logged_model(resolve_uri(store, uri).model_id))
@@ -225,13 +226,13 @@ def _merged(
 
 
 def seal_model(
-    uri: str, *, tracking_uri: str, signing_key: str | Path | None = None, unseen: bool = False
+    uri: str, *, tracking_uri: str | None = None, signing_key: str | Path | None = None, unseen: bool = False
 ) -> dict[str, object]:
     """Seal a registered model again: sign it after a review, or with another key.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        tracking_uri: the store.
+        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         signing_key: file of the private key; without it the seal is not signed.
         unseen: also seal a model without a seal or with a seal that does not fit, with its present files.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def load_model(
     uri: str,
     *,
-    tracking_uri: str,
+    tracking_uri: str | None = None,
     base: str | None = None,
     dtype: str | None = None,
     device: str = "cpu",
@@ -33,7 +33,7 @@ def load_model(
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        tracking_uri: the store of the model.
+        tracking_uri: the store of the model; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         base: name or folder of the base model, if the recorded name is unknown here.
         dtype: "float32" or "bfloat16" for the base model's weights; as recorded by default.
         device: target device, in torch's notation.
@@ -66,7 +66,9 @@ def load_folder(folder: Path, base: str | None = None, dtype: str | None = None)
 
 
 @contextmanager
-def checked_folder(uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | Path] | None = None) -> Iterator[Path]:
+def checked_folder(
+    uri: str, *, tracking_uri: str | None = None, trusted_keys: Iterable[str | Path] | None = None
+) -> Iterator[Path]:
     """Return a registered model's folder for the block, after checking every file against the model's seal.
 
     Raises:
@@ -82,7 +84,11 @@ def checked_folder(uri: str, *, tracking_uri: str, trusted_keys: Iterable[str | 
 
 
 def load_tokenizer(
-    uri: str, *, tracking_uri: str, base: str | None = None, trusted_keys: Iterable[str | Path] | None = None
+    uri: str,
+    *,
+    tracking_uri: str | None = None,
+    base: str | None = None,
+    trusted_keys: Iterable[str | Path] | None = None,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a registered model: its own if it has one, else its base's.
 

@@ -24,7 +24,7 @@ def push_model(
     uri: str,
     repo: str,
     *,
-    tracking_uri: str,
+    tracking_uri: str | None = None,
     public: bool = False,
     uncertified: bool = False,
     trusted_keys: Iterable[str | Path] | None = None,
@@ -38,7 +38,7 @@ def push_model(
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
         repo: OWNER/NAME. A repository that does not exist is created.
-        tracking_uri: the store of the model.
+        tracking_uri: the store of the model; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
         public: create a public repository, or send the model to one that is public.
         uncertified: also send a model whose guarantee is not certified.
         trusted_keys: as in `export_model`.
@@ -81,7 +81,7 @@ def push_model(
             return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).commit_url)
 
 
-def _refuse_alarm(uri: str, tracking_uri: str) -> None:
+def _refuse_alarm(uri: str, tracking_uri: str | None) -> None:
     """Refuse a version whose ε an audit has refuted."""
     store = open_store(tracking_uri)
     model = resolve_uri(store, uri)
