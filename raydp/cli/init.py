@@ -95,12 +95,20 @@ def init(
 def _show(output: Path, wishes: Wishes, proposal: Proposal, commands: Sequence[str]) -> None:
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
     from raydp.io.output import stderr, stdout
+    from raydp.proposal.propose import FEW_UNITS
 
     stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {proposal.facts.num_units}.")
     stdout.print(
         f"{proposal.grid.design.configurations} configurations, about {proposal.grid.hours:.2g} hours here.",
         markup=False,
     )
+    if (units := proposal.facts.num_units) < FEW_UNITS:
+        remedy = ", or protect each row (without --user-column)" if wishes.user_column else ""
+        stderr.print(
+            f"warning: n = {units} is few: with the noise of ε = {wishes.epsilon:g} a model learns little from fewer "
+            f"than {FEW_UNITS} units. Give more data{remedy}.",
+            markup=False,
+        )
     if not proposal.grid.fits:
         stderr.print(
             f"warning: the cheapest grid that is worth running takes {proposal.grid.hours:.2g} hours, more than "
@@ -143,18 +151,37 @@ def _num_gpus() -> int:
 
 
 def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
+    """Extract secrets into a file beside the spec. Return the wishes unchanged if the data hold none."""
+    from raydp.io.output import stderr
+    from raydp.secrets.commands import NoSecretFoundError
+
+    try:
+        return _mined(wishes, seen, output)
+    except NoSecretFoundError:
+        instead = "membership of users" if wishes.user_column else "planted canaries"
+        stderr.print(
+            f"warning: no secret was found by --mine-secrets. {instead.capitalize()} will be measured instead. `raydp "
+            "secrets extract --help` says what counts as a secret.",
+            markup=False,
+        )
+        return wishes
+
+
+def _mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
     """Extract secrets into a file beside the spec."""
     from dataclasses import replace
 
     from raydp.io.output import stderr
+    from raydp.models.base_models import load_tokenizer
     from raydp.secrets import commands
     from raydp.secrets.mail import MailOptions
 
     path = output.with_name(f"{output.stem}-secrets.jsonl")
+    heldout = seen.heldout_fraction(wishes.user_column)
     if seen.form is not None:
-        found = commands.extract_from_chat(
-            Path(wishes.data), path, wishes.model, MailOptions(), {"heldout_fraction": 0.1, "split_seed": 0}
-        )
+        template = seen.template(load_tokenizer(wishes.model))
+        options = {"heldout_fraction": heldout, "split_seed": 0, **({} if template is None else {"template": template})}
+        found = commands.extract_from_chat(Path(wishes.data), path, wishes.model, MailOptions(), options)
     else:
         found = commands.extract_from_mail(
             Path(wishes.data),
@@ -162,7 +189,7 @@ def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
             wishes.model,
             MailOptions(),
             column=str(seen.column),
-            heldout_fraction=0.1,
+            heldout_fraction=heldout,
             split_seed=0,
         )
     stderr.print(f"{found['output']}: read it, and remove what is no secret.", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ CANARY_SHARE = 0.05
 SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
 """Batch sizes that are timed."""
 TIMED_STEPS = 2
+FEW_UNITS = 500
+"""Below so many units, the noise that a usual ε needs leaves little to learn."""
 ADAPTER = {"type": "lora", "r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 METHOD = {"name": "dp_adam", "max_grad_norm": 0.1}
 
@@ -110,7 +113,7 @@ def propose(seen: Survey, wishes: Wishes) -> Proposal:
         tokenizer = load_tokenizer(wishes.model)
         lengths = seen.lengths(tokenizer)
     draft = _draft(seen, wishes, _max_length(lengths, positions(wishes.model)), seen.template(tokenizer))
-    sizes = SIZES["cuda" if wishes.gpus else "cpu"]
+    sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], seen.num_units(wishes.user_column))
     timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
     spec = load_spec(timed)
     plan, task = planned(spec)
@@ -133,6 +136,12 @@ def sweep_name(data: str) -> str:
     """Return a name for a sweep of these data: the letters and digits of the file's name."""
     stem = Path(data).name.split(".")[0]
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_") or "sweep"
+
+
+def _sizes(sizes: tuple[int, ...], num_units: int) -> list[int]:
+    """Return batch sizes to time: the given ones, or smaller ones where there are few units."""
+    halvings = max(0, math.ceil(math.log2(2 * sizes[-1] / num_units)))
+    return sorted({max(1, size >> halvings) for size in sizes})
 
 
 def _max_length(lengths: list[int], room: int | None) -> int:
@@ -175,11 +184,13 @@ def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -
     """Return the section `task` of the data themselves."""
     of_users = {} if wishes.user_column is None else {"user_column": wishes.user_column}
     of_secrets = {} if wishes.secrets is None else {"secrets": str(wishes.secrets)}
+    heldout = seen.heldout_fraction(wishes.user_column)
+    of_split = {} if heldout == 0.1 else {"heldout_fraction": heldout}
     if seen.form is not None:
         of_rows = {} if wishes.max_rows is None else {"max_rows": wishes.max_rows}
         of_template = {} if template is None else {"template": template}
         task = {"name": "chat", "path": wishes.data, "max_length": max_length, **of_template, **of_rows}
-        return {**task, **of_users, **of_secrets}
+        return {**task, **of_split, **of_users, **of_secrets}
     # One window of a row, so that the unit of privacy is the row. With secrets, the window that holds one comes first.
     windows = {"window": "head"} if wishes.secrets is None else {"window": "lines", "max_windows_per_row": 1}
     column = {} if seen.column == "text" else {"column": seen.column}
@@ -189,6 +200,7 @@ def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -
         **column,
         "max_length": max_length,
         **windows,
+        **of_split,
         **of_users,
         **of_secrets,
     }

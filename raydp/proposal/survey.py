@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS = 2000
 """Number of rows whose tokens are counted."""
+FEW_TO_SPLIT = 100
+"""Below so many units, a tenth of them that is drawn by hash may be none."""
 SHORTEST_TEXT = 20
 """Mean length in characters below which a column is no column of texts."""
 _PEOPLE = ("user", "author", "customer", "client", "patient", "person", "member", "account", "speaker")
@@ -59,6 +61,14 @@ class Survey:
     num_distinct: int
     user_columns: tuple[UserColumn, ...]
     sample: tuple[Mapping[str, object], ...]
+
+    def num_units(self, user_column: str | None) -> int:
+        """Return the number of users of a column if they are counted, else of rows."""
+        return next((c.num_users for c in self.user_columns if c.name == user_column), self.num_rows)
+
+    def heldout_fraction(self, user_column: str | None) -> float:
+        """Return the share of the units to evaluate on: a tenth, or more where a tenth may be none of them."""
+        return 0.1 if self.num_units(user_column) >= FEW_TO_SPLIT else 0.25
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the numbers of tokens of the sample's rows, as the task will write them, in ascending order."""

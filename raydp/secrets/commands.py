@@ -158,11 +158,17 @@ def show(output: Path) -> None:
     print_table("secrets", rows)
 
 
+class NoSecretFoundError(ValueError):
+    """The data hold no text that the options count as a secret."""
+
+
 def _written(output: Path, rows: Sequence[Mapping[str, object]], notes: Mapping[str, object]) -> dict[str, object]:
     """Write the rows, and return the notes with counts by type."""
     if not rows:
         counts = ", ".join(f"{key} {value}" for key, value in notes.items())
-        raise ValueError(f"DATA must hold a secret, got none ({counts}). Lower --min-count or --n, or give more data.")
+        raise NoSecretFoundError(
+            f"DATA must hold a secret, got none ({counts}). Lower --min-count or --n, or give more data."
+        )
     write_secrets(output, rows)
     types = Counter((str(row["type"]), str(row["source"])) for row in rows)
     listed = [{"type": kind, "source": source, "secrets": number} for (kind, source), number in sorted(types.items())]

@@ -84,6 +84,27 @@ def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_pat
 
 
 @pytest.mark.slow
+def test_few_users_without_a_secret_still_get_a_spec(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    """Messages for a model without a template: the spec names one, and the user is told what is not as it was asked."""
+    turns = [("user", "I am Ana, case {}."), ("assistant", "We look into case {}.")]
+    rows = [
+        {"messages": [{"role": r, "content": t.format(k)} for r, t in turns], "customer": f"c{k % 20}"}
+        for k in range(60)
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--user-column", "customer", "--mine-secrets", "--hours", "0.02", "--yes")
+    answer = raydp("init", path, "--model", "tiny", *options)
+    assert answer.code == 0, answer.err
+    said = " ".join(answer.err.split())
+    assert "warning: no secret was found by --mine-secrets. Membership of users will be measured instead." in said
+    assert "a model learns little from fewer than 500 units. Give more data, or protect each row" in said
+    spec = load_spec("sweep.yaml")
+    assert (spec.task.params.template, spec.privacy.unit, spec.scores[0].name) == ("chatml", "user", "mia")
+    assert not Path("sweep-secrets.jsonl").exists()
+
+
+@pytest.mark.slow
 def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> None:
     prompt = "Text number 7 says some words about"
     Path("secrets.jsonl").write_text(json.dumps({"prompt": prompt, "attribute": "49"}) + "\n")

@@ -266,7 +266,7 @@ def test_a_look_up_without_a_store_reads_mlflows_variable(catalogue, raydp, monk
     """As MLflow's own tools do; a store that is named wins, and without either it is raydp.db here."""
     uri, known = catalogue
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="got 'sqlite:///raydp.db'"):
+    with pytest.raises(ValueError, match=r"got 'sqlite:///raydp\.db'"):
         find_models()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert len(find_models()) == len(known)
