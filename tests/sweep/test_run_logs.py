@@ -14,14 +14,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from ray.tune.logger import TBXLoggerCallback
+from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raydp import Sweep
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.tune import rounds as tune_rounds
-from raydp.sweep.engine.tune.callbacks import GuardedCallback
-from raydp.sweep.engine.tune.loggers import TensorBoardLog
+from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
+from raydp.sweep.engine.tune.loggers import RunLog, TensorBoardLog
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.run_logs import log_commands
 from raydp.sweep.store.folder import SweepFolder
@@ -209,6 +209,28 @@ def test_a_run_that_is_resumed_continues_its_curve(tmp_path: Path) -> None:
     (run,) = folder.tensorboard_logs.iterdir()
     assert run.name == "b8_T5_model.name=a_b-a1b2c3d4"
     assert events(run) == {"loss": [(1, 1.0), (3, 3.0), (4, 4.0)]}
+
+
+def test_an_interrupted_sweep_ends_the_runs_in_progress(tmp_path: Path) -> None:
+    """So that what W&B has not written yet is in its file."""
+    ended: list[tuple[str, bool]] = []
+
+    class Logger(LoggerCallback):
+        def log_trial_end(self, trial: Any, failed: bool = False) -> None:
+            ended.append((trial.trial_id, failed))
+
+    log = GuardedCallback(RunLog(Logger(), "small"))
+
+    def interrupted() -> None:
+        with ending([log]):
+            report(log, trial(trial_id="t1"), 1)
+            log.on_trial_complete(iteration=0, trials=[], trial=trial(trial_id="t1"))
+            report(log, trial(trial_id="t2"), 1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert ended == [("t1", False), ("t2", True)]
 
 
 @pytest.mark.parametrize(("logger", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])

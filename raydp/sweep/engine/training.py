@@ -21,7 +21,7 @@ from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
-from raydp.sweep.engine.tune.callbacks import GuardedCallback
+from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
 from raydp.sweep.engine.tune.loggers import run_logs
 from raydp.sweep.engine.tune.rounds import ListSource, TuneRun, rounds
 from raydp.sweep.names import run_name
@@ -65,12 +65,15 @@ def train(
     measure_base = not folder.is_finished(BASE_RUN)
     with phase(console, "starting Ray"):
         start_ray(spec.cluster)
-    with Slots(
-        spec.cluster,
-        expected=len(left) + measure_base,
-        storage=folder.ray,
-        early_stopping=_early_stopping(context),
-    ) as slots:
+    with (
+        Slots(
+            spec.cluster,
+            expected=len(left) + measure_base,
+            storage=folder.ray,
+            early_stopping=_early_stopping(context),
+        ) as slots,
+        ending(guarded),
+    ):  # a logger may have actors of its own, so it hears of the end while Ray runs
         queue = slots.queue
         with phase(console, "loading the base model"):
             slots.share(_worker_inputs(context, task, ["" for _ in range(measure_base)] + [t.settings for t in left]))
@@ -96,8 +99,6 @@ def train(
                 committer.hand_out(first[out:])
                 _run_list(tuning, first, slots.num_slots)
             committer.base()
-        for callback in guarded:
-            callback.end()  # a logger may have actors of its own, so Ray still runs
     return committer
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ray import tune
@@ -69,6 +70,16 @@ class GuardedCallback(tune.Callback):
             said = f"{type(error).__name__}: {error}"
             LOGGER.warning("the callback %s failed and is not called again (%s)", name, said)
             self._callback = None
+
+
+@contextmanager
+def ending(callbacks: Sequence[GuardedCallback]) -> Iterator[None]:
+    """Tell the callbacks of the end when the block ends, also by an error or an interruption."""
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            callback.end()
 
 
 def _forwarded(hook: str) -> Callable[..., None]:

@@ -90,12 +90,16 @@ class RunLog(tune.Callback):
         self._logger.log_trial_result(iteration, cast("Trial", run), _metrics(run, result))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        self._logger.log_trial_end(cast("Trial", self._runs[trial.trial_id]), failed=False)
+        self._logger.log_trial_end(cast("Trial", self._runs.pop(trial.trial_id)), failed=False)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        self._logger.log_trial_end(cast("Trial", self._runs[trial.trial_id]), failed=True)
+        self._logger.log_trial_end(cast("Trial", self._runs.pop(trial.trial_id)), failed=True)
 
     def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
+        """End the runs that an interruption has left in progress, and the logger."""
+        for run in self._runs.values():
+            self._logger.log_trial_end(cast("Trial", run), failed=True)
+        self._runs.clear()
         self._logger.on_experiment_end(trials)
 
 
