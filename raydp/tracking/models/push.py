@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from raydp.tracking.models.export import export_model
 from raydp.tracking.sealing.seal import PRIVACY_FILE
 from raydp.tracking.sealing.trust import ALARM_TAG
-from raydp.tracking.store import open_store, resolve_uri
+from raydp.tracking.store import artifact_bytes, open_store, resolve_uri
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -62,34 +62,37 @@ def push_model(
         raise ValueError(f"--to must be {HUB}OWNER/NAME, got {HUB + repo!r}: {error}. Correct it.") from error
     if "/" not in repo:
         raise ValueError(f"--to must be {HUB}OWNER/NAME, got {HUB + repo!r}. Name the owner too.")
-    _refuse_alarm(uri, tracking_uri)
+    _check_guarantee(uri, tracking_uri, uncertified=uncertified)
     api = HfApi()
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         folder = export_model(
             uri, Path(scratch) / "model", tracking_uri=tracking_uri, trusted_keys=trusted_keys, **export
         )
-        record = json.loads((folder / PRIVACY_FILE).read_text(encoding="utf-8"))
-        if not record.get("certified") and not uncertified:
-            reasons = "; ".join(record.get("not_certified_because", ())) or "its record does not say why"
-            raise ValueError(
-                f"MODEL must have a certified guarantee to be sent, got {uri}: {reasons}. Choose another model, or add "
-                "--uncertified; its README.md says that it is not certified."
-            )
         with _hub_errors(repo):
             _make_repository(api, repo, public=public)
             message = f"{uri.removeprefix('models:/')} from raydp's registry"
             return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).commit_url)
 
 
-def _refuse_alarm(uri: str, tracking_uri: str | None) -> None:
-    """Refuse a version whose ε an audit has refuted."""
+def _check_guarantee(uri: str, tracking_uri: str | None, *, uncertified: bool) -> None:
+    """Refuse a version whose ε an audit has refuted, and a model without a certified guarantee unless it is wanted.
+
+    The record is read before its seal is checked, which the export does.
+    """
     store = open_store(tracking_uri)
     model = resolve_uri(store, uri)
-    if model.name is None or model.version is None:
-        return
-    alarm = store.client.get_model_version(model.name, model.version).tags.get(ALARM_TAG)
-    if alarm is not None:
-        raise ValueError(f"MODEL must have a guarantee that holds to be sent, got {uri}: {alarm}")
+    if model.name is not None and model.version is not None:
+        alarm = store.client.get_model_version(model.name, model.version).tags.get(ALARM_TAG)
+        if alarm is not None:
+            raise ValueError(f"MODEL must have a guarantee that holds to be sent, got {uri}: {alarm}")
+    location = store.client.get_logged_model(model.model_id).artifact_location
+    record = json.loads(artifact_bytes(store, location, PRIVACY_FILE) or b"{}")
+    if not record.get("certified") and not uncertified:
+        reasons = "; ".join(record.get("not_certified_because", ())) or "its record does not say why"
+        raise ValueError(
+            f"MODEL must have a certified guarantee to be sent, got {uri}: {reasons}. Choose another model, or add "
+            "--uncertified; its README.md says that it is not certified."
+        )
 
 
 def _make_repository(api: HfApi, repo: str, *, public: bool) -> None:
