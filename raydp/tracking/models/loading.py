@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,7 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
 
     from raydp.models.adapters import building_peft_model
     from raydp.models.base_models import load_base
-    from raydp.models.quantization import quantise
+    from raydp.models.quantization import quantise, without_bitsandbytes
     from raydp.spec.sections import ModelSpec
 
     _require_safetensors(folder)
@@ -153,7 +153,8 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
             f"got {name!r} with {pretrained.weight_hash[:12]}.... Give the folder of the original "
             f"{recorded['name']!r} as base."
         )
-    with _safetensors_only(folder), building_peft_model():
+    library = without_bitsandbytes() if quantization is None else nullcontext()
+    with _safetensors_only(folder), building_peft_model(), library:
         return PeftModel.from_pretrained(pretrained.model, str(folder))
 
 
