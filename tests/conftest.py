@@ -166,6 +166,12 @@ class Answer:
         return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
 
 
+@pytest.fixture(autouse=True)
+def no_store_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mlflow.set_tracking_uri` also sets the variable that look-ups without a store read."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
 @pytest.fixture
 def raydp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """Run the command in this process, in an empty folder."""

@@ -100,7 +100,7 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
 @pytest.mark.slow
 def test_the_demo_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
     """`raydp sweep` without a spec runs the demo; its plan reads the same spec, data and model."""
-    assert len(json.loads(installed.run(tmp_path, "raydp", "plan", "--json").stdout)) == 16
+    assert len(json.loads(installed.run(tmp_path, "raydp", "plan", "--json").stdout)) == 18
 
 
 def test_sparks_package_of_the_same_name_is_said(

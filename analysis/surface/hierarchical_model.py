@@ -95,17 +95,12 @@ class HierarchicalModel:
         own, of_rest = None, np.zeros(len(rest))
         if by_secret is not None:
             own = _of_secrets(measured[rows], by_secret[rows], ratio=ratio, logarithm=logarithm)
-            if len(rest):
-                everything = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)
-                of_rest = everything[rest].var(axis=1) / by_secret.shape[1]
+            of_rest = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)[rest].var(axis=1)
+            of_rest = of_rest / by_secret.shape[1]
         level = float(values.mean())
         noise = SeedNoise.of(all_std[rows], num_seeds[rows])
         noise_of_all = SeedNoise.of(all_std, num_seeds) if len(rest) else None
-        # Values that are closer than their errors are expressed in units of their errors. Otherwise the prior would
-        # take it for known that they hardly differ.
-        errors = [] if noise is None else [float(np.sqrt((noise.std_error() ** 2).mean()))]
-        errors += [] if own is None else [float(np.sqrt((own.var(axis=1) / own.shape[1]).mean()))]
-        unit = max(float((values - level).std()), *errors, 0.0)
+        unit = _unit(values - level, noise, own)
         scale = unit or 1.0
         own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
         z = Coordinates.of(means).values(means)
@@ -197,15 +192,7 @@ class HierarchicalModel:
                     drawn[np.ix_(share, rest.rows)] = self._on_own_scale(given.draw(rng, len(share)))
                     beside = beside.plus(given, 1 / times)
         drawn = np.maximum(drawn, 0.0) if ratio else drawn
-        if self.logarithm:
-            low, high = np.quantile(drawn, LIMITS, axis=0)
-            own_mean = drawn.clip(low, high).mean(axis=0)
-        else:
-            own_mean = np.empty(len(measured))
-            own_mean[self.rows], own_mean[rest.rows] = np.mean(posterior_means, axis=0), beside.mean
-            own_mean = self.level + self.unit * own_mean
-            digits = (self.unit or _SAME) * _SAME  # differences that come from rounding decide nothing
-            own_mean = np.round(np.maximum(own_mean, 0.0) / digits if ratio else own_mean / digits) * digits
+        own_mean = self._own_mean(drawn, np.mean(posterior_means, axis=0), beside.mean, ratio=ratio)
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(
             rows=self.rows,
@@ -219,6 +206,25 @@ class HierarchicalModel:
             logarithm=self.logarithm,
         )
         return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operator=operator)
+
+    def _own_mean(self, drawn: Array, of_modelled: Array, of_rest: Array, *, ratio: bool) -> Array:
+        """Return the posterior means, [m].
+
+        Args:
+            drawn: [num_draws, m] draws.
+            of_modelled, of_rest: standardised posterior means.
+            ratio: as in `posterior`.
+        """
+        if self.logarithm:
+            low, high = np.quantile(drawn, LIMITS, axis=0)
+            means: Array = drawn.clip(low, high).mean(axis=0)
+            return means
+        means = np.empty(drawn.shape[1])
+        means[self.rows], means[self.remaining.rows] = of_modelled, of_rest
+        means = self.level + self.unit * means
+        digits = (self.unit or _SAME) * _SAME  # differences that come from rounding decide nothing
+        rounded: Array = np.round(np.maximum(means, 0.0) / digits if ratio else means / digits) * digits
+        return rounded
 
     def _on_own_scale(self, standard: Array) -> Array:
         values = self.level + self.unit * standard
@@ -306,6 +312,17 @@ class HierarchicalModel:
         factor = np.linalg.cholesky(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
         solved, _ = dtrtrs(factor.T, self.values, lower=0, trans=1)
         return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
+
+
+def _unit(centred: Array, noise: SeedNoise | None, of_secrets: Array | None) -> float:
+    """Return the unit of the values: their standard deviation, or their typical error if that is larger.
+
+    Values that are closer than their errors are expressed in units of their errors. Otherwise the prior would take it
+    for known that they hardly differ.
+    """
+    errors = [] if noise is None else [float(np.sqrt((noise.std_error() ** 2).mean()))]
+    errors += [] if of_secrets is None else [float(np.sqrt((of_secrets.var(axis=1) / of_secrets.shape[1]).mean()))]
+    return max(float(centred.std()), *errors, 0.0)
 
 
 def _of_secrets(measured: Array, by_secret: Array, *, ratio: bool, logarithm: bool) -> Array:

@@ -37,12 +37,10 @@ def score_model(
 
     Args:
         source: models:/..., or a folder written by save_pretrained: an adapter, or a whole model.
-        requests: the scores to measure.
-        task: a sweep's spec, of which only the task and the base model are used.
-        tracking_uri: the store of models:/... addresses.
+        requests, console: the scores to measure; where the current status is shown.
+        task, tracking_uri: a sweep's spec, for its task and base model; the store of models:/... addresses.
         seed: seed of the draws; also the seed of the run that trained a model in a folder, which decides the twins of
             planted canaries that it saw. A registered model's record has its own.
-        console: console for the current status.
 
     A registered model gets the values as metrics only if it was trained on this task and does not have the metric yet.
     An existing value is never replaced: give --label to log a second one. For a model of a private selection, no value

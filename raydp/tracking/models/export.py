@@ -67,8 +67,7 @@ def export_model(
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        folder: a new or empty folder.
-        tracking_uri: the store; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
+        folder, tracking_uri: a new or empty folder; the store, as in `load_model`.
         merge: add a LoRA adapter to its base's weights. The result is a plain transformers model, as large as the base.
             Without merge the folder is the registered one: an adapter in PEFT's layout that names its base, with the
             tokenizer and a README.md that shows how plain transformers and peft load it.
