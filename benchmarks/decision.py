@@ -5,7 +5,7 @@
     python benchmarks/decision.py --tables 100 --errors collapse --output collapse.json
     python benchmarks/decision.py --tables 100 --seeds 10 --reaction 0.1 --correlation -0.8 --output correlated.json
     python benchmarks/decision.py --points docs/results/demo-seeds.csv --min-utility-gain 0.9 --seeds 2
-    python benchmarks/decision.py --points docs/results/enron-smollm2.csv --min-utility-gain 0.7 --seeds 1
+    python benchmarks/decision.py --points docs/results/tofu-chat.csv --min-utility-gain 0.7 --seeds 1
 
 Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2 seeds, 24 secrets whose
 difficulty and whose reaction to a configuration vary, and errors over seeds whose size varies. With --points, the seeds

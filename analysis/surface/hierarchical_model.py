@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
 from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
-from raydp.analysis.surface.remaining import Conditioned, Remaining
+from raydp.analysis.surface.remaining import Remaining
 from raydp.analysis.surface.surrogate import matern, slice_samples
 from raydp.analysis.tables.coordinates import Coordinates
 
@@ -94,12 +94,11 @@ class HierarchicalModel:
         values = all_values[rows]
         own, of_rest = None, np.zeros(len(rest))
         if by_secret is not None:
-            own = _of_secrets(measured[rows], by_secret[rows], ratio=ratio, logarithm=logarithm)
-            of_rest = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)[rest].var(axis=1)
-            of_rest = of_rest / by_secret.shape[1]
+            of_all = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)
+            own, of_rest = of_all[rows], of_all[rest].var(axis=1) / by_secret.shape[1]
         level = float(values.mean())
-        noise = SeedNoise.of(all_std[rows], num_seeds[rows])
-        noise_of_all = SeedNoise.of(all_std, num_seeds) if len(rest) else None
+        noise_of_all = SeedNoise.of(all_std, num_seeds)
+        noise = None if noise_of_all is None else noise_of_all.take(rows)
         unit = _unit(values - level, noise, own)
         scale = unit or 1.0
         own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
@@ -165,7 +164,7 @@ class HierarchicalModel:
         drawn = np.empty((len(common), len(measured)))
         matrix, posterior_means = np.zeros((size, size)), []
         rest = self.remaining
-        beside = Conditioned.zeros(len(rest.rows), size)
+        rest_mean, rest_share, rest_matrix = (np.zeros((len(rest.rows), *shape)) for shape in ((), (), (size,)))
         shares = iter(np.array_split(np.arange(len(common)), times))
         for h in self.hyperparameters:
             prior = self._prior(h)
@@ -185,21 +184,22 @@ class HierarchicalModel:
                 drawn[np.ix_(share, self.rows)] = self._on_own_scale(truth.T)
                 # The remaining configurations, each for itself.
                 if len(rest.rows):
-                    own_errors = rest.seed_variances(rng, _LARGEST_RATIO) + factor_of_secrets * rest.of_secrets
-                    own_errors += self._unknown_error(h) + _JITTER * (1 + own.max())
+                    own_errors = self._remaining_errors(h, factor_of_secrets, rng)
                     solve = partial(cho_solve, factor, check_finite=False)
                     given = rest.conditioned(cross, own, own_errors, solve, self.values)
                     drawn[np.ix_(share, rest.rows)] = self._on_own_scale(given.draw(rng, len(share)))
-                    beside = beside.plus(given, 1 / times)
+                    rest_mean += given.mean / times
+                    rest_share += given.share / times
+                    rest_matrix += given.weights / times
         drawn = np.maximum(drawn, 0.0) if ratio else drawn
-        own_mean = self._own_mean(drawn, np.mean(posterior_means, axis=0), beside.mean, ratio=ratio)
+        own_mean = self._own_mean(drawn, np.mean(posterior_means, axis=0), rest_mean, ratio=ratio)
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(
             rows=self.rows,
             matrix=matrix,
             rest=rest.rows,
-            rest_matrix=beside.weights,
-            rest_share=beside.share,
+            rest_matrix=rest_matrix,
+            rest_share=rest_share,
             measured=scale(measured),
             expected=scale(own_mean),
             lowest=self.level - _FARTHEST_BELOW * self.unit,
@@ -279,6 +279,11 @@ class HierarchicalModel:
         cross: Array = size * matern(squares) + self._level_variance + slope * (inputs @ self.inputs.T)
         own: Array = size + self._level_variance + slope * (inputs**2).sum(axis=1) + np.exp(2 * h[_CONFIGURATION])
         return cross, own
+
+    def _remaining_errors(self, h: Array, factor_of_secrets: float, rng: np.random.Generator) -> Array:
+        """Draw the variances of the errors of the remaining configurations' means."""
+        of_seeds, of_secrets = self.remaining.seed_variances(rng, _LARGEST_RATIO), self.remaining.of_secrets
+        return of_seeds + factor_of_secrets * of_secrets + self._unknown_error(h) + _JITTER
 
     def _unknown_error(self, h: Array) -> float:
         """Return the variance of a mean's error where no seeds tell it, else 0."""

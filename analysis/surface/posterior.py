@@ -103,7 +103,7 @@ class Smoother:
         matrix: [n, n] smoother, the mean over the draws of the hyperparameters.
         rest: [r] positions of the other configurations.
         rest_matrix, rest_share: [r, n] and [r] how far each of these follows the modelled ones, and its own value.
-        measured, expected: [n + r] the measured values and their posterior means on the modelled scale.
+        measured, expected: [m] the measured values and their posterior means on the modelled scale.
         lowest: logarithm of a value. On the logarithmic scale, values below it are raised to it before the logarithm.
         logarithm: whether the modelled scale is the logarithm.
         unit: values are divided by it before smoothing, and multiplied by it afterwards.

@@ -86,21 +86,6 @@ class Conditioned:
     share: Array
     weights: Array
 
-    @classmethod
-    def zeros(cls, num_remaining: int, num_modelled: int) -> Conditioned:
-        """Return the start of a sum."""
-        zeros = np.zeros(num_remaining)
-        return cls(mean=zeros, variance=zeros, share=zeros, weights=np.zeros((num_remaining, num_modelled)))
-
-    def plus(self, other: Conditioned, times: float) -> Conditioned:
-        """Return the sum of this and a multiple of another, for means over draws of the hyperparameters."""
-        return Conditioned(
-            mean=self.mean + times * other.mean,
-            variance=self.variance + times * other.variance,
-            share=self.share + times * other.share,
-            weights=self.weights + times * other.weights,
-        )
-
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """Draw true figures, [num_draws, r]."""
         drawn: Array = self.mean + np.sqrt(self.variance) * rng.standard_normal((num_draws, len(self.mean)))

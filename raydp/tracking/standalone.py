@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-with contextlib.suppress(OSError, NotImplementedError):  # Python wrote none, or the folder is read-only
+with contextlib.suppress(OSError, NotImplementedError):  # Python keeps or wrote none, or the folder is read-only
     bytecode = Path(importlib.util.cache_from_source(__file__))
     bytecode.unlink()
     bytecode.parent.rmdir()
