@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -309,6 +311,12 @@ for _name, _group, _panel in (
     app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
+@cache
+def _built() -> Callable[[], object]:
+    """Return the command with its options, built once a process: that takes longer than many of the commands."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command. User mistakes exit with 2 and a remedy, failures with 1 and their reason."""
     from raydp.io.told import shown_records
@@ -316,7 +324,7 @@ def main() -> None:
     with shown_records():
         _warn_of_namesake()
         try:
-            app()
+            _built()()
         except (ValueError, OSError) as error:
             message, code = explain(error)
             complain(message)
