@@ -2,11 +2,12 @@
 
     python benchmarks/gpu/measure.py --output gpu                       # on a GPU
     python benchmarks/gpu/measure.py --output gpu --device cpu --small  # small shapes, to try the script
-    python benchmarks/gpu/measure.py --output gpu --parts tests full-1b
+    python benchmarks/gpu/measure.py --output gpu --parts tests steps --cases full-1b
 
 Each part is a process of its own: a part that fails or runs out of time leaves the others their result. The parts come
 in the order of their importance, and a part begins only while --seconds are left. After each part the folder holds
-gpu.json with what is known so far, and a log of each part.
+gpu.json with what is known so far, and a log of each part. The cases of the step benchmark share a process, which
+writes its result after each of them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from steps import CASES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PARTS = ("tests", "ceilings", "products", *CASES, "generation", "sharing")
-LONGEST = {"tests": 240, "sharing": 150}
+PARTS = ("tests", "ceilings", "products", "steps", "generation", "commands", "sharing")
+LONGEST = {"tests": 240, "steps": 300, "sharing": 150}
 """Seconds after which a part is ended; 120 for the others."""
 
 
@@ -47,10 +48,10 @@ def command(part: str, args: argparse.Namespace) -> list[str]:
         dtype = ["--dtype", "float32" if args.small else "bfloat16"]
         size = ["--prompts", "2", "--samples", "2", "--tokens", "4", "--rounds", "1"] if args.small else []
         return [python, str(HERE.parent / "generation.py"), *device, *dtype, *size, "-o", file]
-    if part in ("products", "sharing"):
-        return [python, str(HERE / f"{part}.py"), *device, *small, "--output", file]
-    profile = ["--profile"] if args.profile else []
-    return [python, str(HERE / "steps.py"), part, *device, *small, *profile, "--output", file]
+    if part == "steps":
+        profile = ["--profile"] if args.profile else []
+        return [python, str(HERE / "steps.py"), *args.cases, *device, *small, *profile, "--output", file]
+    return [python, str(HERE / f"{part}.py"), *device, *small, "--output", file]
 
 
 def ceilings(device: str, *, small: bool) -> dict[str, float]:
@@ -100,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="of the step benchmark")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="small shapes")
     parser.add_argument("--profile", action="store_true", help="also write tables of operations")

@@ -19,9 +19,9 @@ import torch
 from raydp.training.gradients import narrow_products
 
 try:
-    from raydp.training.gradients import weighted_product
+    from raydp.training.gradients import kernels
 except ImportError:  # no Triton, no GPU
-    weighted_product = None
+    kernels = None
 
 SHAPES = [(64, 2048, 8192), (512, 2048, 8192), (2048, 2048, 8192), (512, 2048, 2048), (512, 768, 3072)]
 """Tokens of an example, inputs, outputs."""
@@ -33,12 +33,9 @@ TILES = [
     for rows, columns, steps, warps, stages in (
         (128, 128, 64, 8, 3),
         (128, 128, 64, 8, 4),
-        (128, 128, 64, 4, 3),
         (128, 256, 64, 8, 3),
-        (64, 256, 64, 8, 4),
+        (128, 256, 64, 8, 4),
         (256, 128, 64, 8, 3),
-        (128, 128, 128, 8, 2),
-        (128, 64, 64, 4, 4),
     )
 ]
 
@@ -57,8 +54,8 @@ def milliseconds(call: Callable[[], object], synchronise: Callable[[], object]) 
 
 def with_tile(tile: dict[str, int], *inputs: torch.Tensor) -> None:
     """Run the kernel with tiles of a size."""
-    weighted_product.TILE.update(tile)
-    weighted_product.add_weighted_product(*inputs)
+    kernels.TILE.update(tile)
+    kernels.add_weighted_product(*inputs)
 
 
 def main() -> None:
@@ -81,7 +78,9 @@ def main() -> None:
             ),
             "each_example": lambda x=x, g=g: narrow_products.batched(g.mT, x),
             "each_example_16_bits": lambda x=x, g=g: torch.bmm(g.mT, x),
-            "ghost_norm": lambda x=x, g=g: narrow_products.batched(g, g.mT) * narrow_products.batched(x, x.mT),
+            "ghost_norm": lambda x=x, g=g: narrow_products.sums_of_terms(
+                narrow_products.batched(g, g.mT), narrow_products.batched(x, x.mT)
+            ),
         }
         if on_gpu and min(inputs, outputs) > 16:
             sums = torch.zeros(outputs, inputs, device=args.device)

@@ -1,6 +1,6 @@
-"""One case of the step benchmark on a device: every way to the clipped sum against the plain gradient.
+"""Cases of the step benchmark on a device: every way to the clipped sum against the plain gradient.
 
-    python benchmarks/gpu/steps.py lora-8b --output lora-8b.json            # on a GPU
+    python benchmarks/gpu/steps.py lora-8b full-1b --output steps.json      # on a GPU
     python benchmarks/gpu/steps.py lora-8b --device cpu --small --output x  # a small shape, to try the script
 
 The model has random weights in the shape of the named Llama or GPT-2. A way runs one micro-batch: forward, backward
@@ -69,7 +69,7 @@ TOGETHER = (("plain", "raydp"), ("plain_recomputed", "recomputed"))
 
 def case_of(name: str, *, small: bool) -> dict[str, Any]:
     """Return a case for `Bench`: with `small`, of the same architecture and a hundredth of the size."""
-    case = {"tokens": 512, **CASES[name]}
+    case = {"name": name, "tokens": 512, **CASES[name]}
     if small:
         case |= {"tokens": 16, "microbatch": 4}
     if case["shape"] == "gpt2":
@@ -151,7 +151,7 @@ def run_group(case: dict[str, Any], ways: list[str], args: argparse.Namespace) -
         results[way] |= {"seconds": median, "tokens_per_second": tokens / median, "all_seconds": values}
     if args.profile:
         for way, step in steps.items():
-            Path(f"{args.output.with_suffix('')}-{way}.txt").write_text(profile(step, device))
+            (args.output.parent / f"{case['name']}-{way}.txt").write_text(profile(step, device))
     if ways[0] in steps:
         results[ways[0]]["noise"] = noise_seconds(bench)
     return results
@@ -229,7 +229,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=list(CASES))
+    parser.add_argument("cases", nargs="+", choices=list(CASES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small shape")
     parser.add_argument("--ways", nargs="+", help="some of the case's ways")
@@ -237,17 +237,21 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also write tables of operations beside the output")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    result = measure(args.case, args)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    for way, r in result["ways"].items():
-        if "error" in r:
-            print(f"{args.case} {way}: not possible: {r['error']}")
-        else:
-            print(
-                f"{args.case} {way}: {r['tokens_per_second']:,.0f} tokens/s x{r['ratio']:.3f} {r['seconds']:.4f} s "
-                f"b={r['microbatch']} {r['peak_gib']:.1f} GiB |sum| {r['norm_of_sum']:.5g} {r.get('noise', '')}",
-                flush=True,
-            )
+    results = {}
+    for name in args.cases:
+        start = time.perf_counter()
+        results[name] = result = measure(name, args)
+        args.output.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+        for way, r in result["ways"].items():
+            if "error" in r:
+                print(f"  {way}: not possible: {r['error']}", flush=True)
+            else:
+                print(
+                    f"  {way}: {r['tokens_per_second']:,.0f} tokens/s x{r['ratio']:.3f} {r['seconds']:.4f} s "
+                    f"b={r['microbatch']} {r['peak_gib']:.1f} GiB |sum| {r['norm_of_sum']:.5g} {r.get('noise', '')}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

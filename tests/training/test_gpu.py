@@ -307,6 +307,18 @@ def test_products_of_16_bit_factors_have_32_bit_sums(dtype: torch.dtype, length:
     assert float((made - each).norm() / each.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("length", [5, 37, 512])
+def test_the_sums_of_a_ghost_norm_are_those_of_a_cpu(length: int) -> None:
+    assert narrow_products.add_up_terms is not None, "Triton's kernel makes the sums on CUDA"
+    generator = torch.Generator(GPU).manual_seed(0)
+    left, right = (torch.randn(3, length, length, generator=generator, device=GPU) for _ in range(2))
+    made = narrow_products.sums_of_terms(left, right)
+    exact = narrow_products.sums_of_terms(left.double().cpu(), right.double().cpu())
+    scale = (left * right).double().norm(dim=(1, 2)).cpu()  # the sum of all terms is near 0
+    for own, expected in zip(made, exact, strict=True):
+        assert float(((own.cpu().double() - expected) / scale).abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("adapter", [toys.ADAPTER, FULL], ids=["lora", "full"])
 def test_an_example_whose_gradient_is_not_finite_adds_nothing(

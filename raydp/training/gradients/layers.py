@@ -105,12 +105,10 @@ class Use:
             return self._norm_squared_by_id()
         x = self.read.to(self.g.dtype)
         product, width = narrow_products.batched, max(self.g.shape[2], x.shape[2])
-        terms = product(self.g, self.g.mT) * product(x, x.mT)
+        squares, roots, diagonal = narrow_products.sums_of_terms(product(self.g, self.g.mT), product(x, x.mT))
         error = narrow_products.largest_error(width) if self.is_narrow() else 4 * 2.0**-24 * width**0.5
-        diagonal = torch.diagonal(terms, dim1=1, dim2=2).clamp(min=0)
-        squares: torch.Tensor = terms.sum(dim=(1, 2))
-        repeated = error * diagonal.sqrt().sum(dim=1).square()
-        return squares + torch.where(squares < CANCELLED * repeated, repeated, error * diagonal.sum(dim=1))
+        repeated = error * roots.square()
+        return squares + torch.where(squares < CANCELLED * repeated, repeated, error * diagonal)
 
     def _norm_squared_by_id(self) -> torch.Tensor:
         """Return [B] Σ_v ‖Σ_{t: id_t = v} g_t‖². It takes as much memory as g, while T² products could take more.
@@ -118,14 +116,18 @@ class Use:
         The allowance is the same as in `norm_squared`. Without it, positions of one id that cancel would enter the sum
         unclipped, and their rounding would change the values that are already in the sum.
         """
+        # Number the distinct pairs of example and id. A count of them would have to be waited for on a GPU.
         rows = torch.arange(len(self.read), device=self.read.device)[:, None]
-        keys = rows * (self.read.max() + 1) + self.read
-        distinct, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-        summed = self.g.new_zeros(len(distinct), self.g.shape[2])
-        summed.index_add_(0, group.flatten(), self.g.flatten(0, 1))
-        shares = summed.square().sum(dim=1) / counts  # each position gets its share, so that one sum over t adds up
+        keys, order = (rows * (self.read.max() + 1) + self.read).flatten().sort()
+        numbers = torch.zeros_like(keys)
+        numbers[1:] = (keys[1:] != keys[:-1]).cumsum(0)
+        group = torch.empty_like(numbers).scatter_(0, order, numbers)
+        # Sum the gradients of each pair. Each position gets its share of the square, so that one sum over t adds up.
+        summed = torch.zeros_like(self.g.flatten(0, 1)).index_add_(0, group, self.g.flatten(0, 1))
+        counts = self.g.new_zeros(len(group)).index_add_(0, group, self.g.new_ones(len(group)))
+        shares = (summed.square().sum(dim=1) / counts)[group].view(self.read.shape)
         allowance = 4 * 2.0**-24 * self.g.shape[2] ** 0.5 * self.g.square().sum(dim=(1, 2))
-        squares: torch.Tensor = shares[group].sum(dim=1) + allowance
+        squares: torch.Tensor = shares.sum(dim=1) + allowance
         return squares
 
     def inner(self, weight: torch.Tensor, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,9 +13,9 @@ from functools import cache
 import torch
 
 try:
-    from raydp.training.gradients.weighted_product import add_weighted_product
+    from raydp.training.gradients.kernels import add_up_terms, add_weighted_product
 except ImportError:  # Triton comes with torch's builds for CUDA only
-    add_weighted_product = None  # type: ignore[assignment]
+    add_weighted_product = add_up_terms = None  # type: ignore[assignment]
 
 NARROW = (torch.bfloat16, torch.float16)
 CHAIN = 2048
@@ -44,13 +44,25 @@ def batched(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """
     if not is_narrow(left):
         return torch.bmm(left, right)
-    pieces = zip(left.split(CHAIN, dim=2), right.split(CHAIN, dim=1), strict=True)
-    total: torch.Tensor | None = None
-    for a, b in pieces:
-        product = torch.bmm(a, b, out_dtype=torch.float32)
-        total = product if total is None else total.add_(product)
-    assert total is not None, "k is at least 1"
+    (first, *others) = zip(left.split(CHAIN, dim=2), right.split(CHAIN, dim=1), strict=True)
+    total: torch.Tensor = torch.bmm(*first, out_dtype=torch.float32)
+    for a, b in others:
+        torch.baddbmm(total, a, b, out_dtype=torch.float32, out=total)
     return total
+
+
+def sums_of_terms(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return three [B] sums of the terms left · right, elementwise, of two [B, T, T]: what a ghost norm is made of.
+
+    They are the sum of all terms, the sum of the square roots of those on the diagonal, and the sum of the latter. A
+    negative term of the diagonal counts as 0 in the last two.
+    """
+    if left.is_cuda and kernels_run(left.device):
+        squares, roots, diagonal = add_up_terms(left, right)
+        return squares, roots, diagonal
+    terms = left * right
+    on_diagonal = torch.diagonal(terms, dim1=1, dim2=2).clamp(min=0)
+    return terms.sum(dim=(1, 2)), on_diagonal.sqrt().sum(dim=1), on_diagonal.sum(dim=1)
 
 
 def add_weighted_sum(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor) -> None:
@@ -58,18 +70,21 @@ def add_weighted_sum(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor
 
     An example of weight 0 adds nothing, whatever its values: they may be infinite or not a number.
     """
-    add = add_weighted_product if kernel_runs(left.device, left.dtype) else add_by_example
+    add = add_weighted_product if kernels_run(left.device) else add_by_example
     add(into, left, right, weights)
 
 
 @cache
-def kernel_runs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the kernel runs on a device: Triton must be installed, find a compiler, and its tile must fit."""
+def kernels_run(device: torch.device) -> bool:
+    """Return whether the kernels run on a device: Triton must be installed, find a compiler, and a tile must fit."""
     if add_weighted_product is None:
         return False
-    ones = torch.ones(1, 16, 16, dtype=dtype, device=device)
+    ones = torch.ones(1, 16, 16, device=device)
     try:
-        add_weighted_product(torch.zeros(16, 16, device=device), ones, ones, torch.ones(1, device=device))
+        for dtype in NARROW:
+            narrow = ones.to(dtype)
+            add_weighted_product(torch.zeros(16, 16, device=device), narrow, narrow, torch.ones(1, device=device))
+        add_up_terms(ones, ones)
     except Exception as error:  # noqa: BLE001 - whatever keeps Triton from running, cuBLAS gives the same sums
         logging.getLogger(__name__).warning("sums of gradients are made without Triton, which takes longer: %s", error)
         return False
