@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +169,42 @@ def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterS
         sums[checkpointing] = _step(context, task)
     assert toys.distance(sums[False], sums[True]) == 0
     assert kept[True] < 0.35 * kept[False]
+
+
+def test_layers_that_are_computed_again_keep_no_inputs_of_trained_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the forward pass, and not after the backward pass, if the gradients are written out."""
+    held: dict[bool, list[int]] = {False: [], True: []}
+    sums = {}
+    adapter = AdapterSpec(r=2, target_modules="all-linear")
+    collect = ClippedGradients._collect
+    for checkpointing in (False, True):
+        context, task = _large(checkpointing, adapter, microbatch_size=32)
+        before = _held_bytes()
+
+        def note(own: list[int] = held[checkpointing], before: int = before) -> None:
+            own.append(_held_bytes() - before)
+
+        def losses(context: TrainingContext = context, task: LanguageModelingTask = task) -> torch.Tensor:
+            found = losses_of(context, task, task.batch(np.arange(32)))
+            note()
+            return found
+
+        def noted(self: ClippedGradients, *args: Any) -> Any:
+            note()
+            return collect(self, *args)
+
+        monkeypatch.setattr(ClippedGradients, "_collect", noted)
+        total = {name: torch.zeros_like(p) for name, p in context.parameters.items()}
+        ClippedGradients(context.model, context.parameters, Clipping(0.1)).accumulate(losses, total)
+        sums[checkpointing] = total
+    assert toys.distance(sums[False], sums[True]) < 1e-6
+    assert all(again < 0.05 * once for again, once in zip(held[True], held[False], strict=True)), held
+
+
+def _held_bytes() -> int:
+    """Bytes of the tensors that Python objects hold."""
+    tensors = [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and found.device.type == "cpu"]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def test_without_layers_to_compute_again_the_option_is_an_error() -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from raydp.training.gradients.layers import Rule, Use, cross_term, joined, norm_rule, rule_of, uses_of
+from raydp.training.gradients.memory import recomputes_layers
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.gradients.vjp import check_supported, only_input, per_example_gradients, unsupported
 from raydp.training.gradients.weight_reads import only_by_their_layers
@@ -41,6 +42,7 @@ class _Call:
         output: its output; only if the rule needs it.
         autocast: the dtype of autocast; None without autocast.
         g: the gradient of the output.
+        uses: the uses of the layer's own weights, if they are known already; x and g then have a shape only.
     """
 
     module: nn.Module
@@ -49,6 +51,27 @@ class _Call:
     output: torch.Tensor | None
     autocast: torch.dtype | None
     g: torch.Tensor
+    uses: dict[str, Use] | None = None
+
+
+class _HandOver(torch.autograd.Function):
+    """The identity of a layer's output, whose backward pass hands over the layer's input and the output's gradient.
+
+    Autograd keeps the input. So a layer that is recomputed need not keep it until the backward pass.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, output: torch.Tensor, x: torch.Tensor, receive: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.receive = receive
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, g: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[no-untyped-def]
+        ctx.receive(*ctx.saved_tensors, g)
+        return g, None, None
 
 
 class ClippedGradients:
@@ -88,6 +111,7 @@ class ClippedGradients:
         self._rules: dict[nn.Module, Rule] = {}
         self._unproven: set[nn.Module] = set()  # have the rule for norms because of their name; not tested yet
         self._sharded = is_sharded(model)
+        self._recomputes = recomputes_layers(model)
         assert not (self._sharded and weight_decay), "no worker has all weights; the spec refuses it"
         self._reads_checked = self._sharded  # gathering a sharded layer's weights would count as a read outside it
         for path, module in model.named_modules():
@@ -202,8 +226,15 @@ class ClippedGradients:
             # Record the call once the backward pass knows the gradient of its output.
             device = x.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            call = partial(_Call, module=module, x=x, version=x._version, output=kept, autocast=autocast)
-            output.register_hook(lambda g: calls.append(call(g=g.detach())))
+            call = partial(_Call, module=module, version=x._version, output=kept, autocast=autocast)
+            if self._recomputes:
+
+                def receive(x: torch.Tensor, g: torch.Tensor) -> None:
+                    calls.append(self._written_out(call(x=x, g=g)))
+
+                handed: torch.Tensor = _HandOver.apply(output, x, receive)  # type: ignore[no-untyped-call]
+                return handed
+            output.register_hook(lambda g: calls.append(call(x=x, g=g.detach())))
             return output
 
         # The weights themselves need no gradient during the block.
@@ -224,10 +255,9 @@ class ClippedGradients:
         uses: dict[str, list[Use]] = defaultdict(list)
         for call in calls:
             own, layer = self._modules[call.module], self._names[call.module]
-            if call.g.dim() == 0 or call.g.shape[0] != size or call.x.shape[:1] != (size,):
-                raise ValueError(unsupported(layer, f"its input {tuple(call.x.shape)} has no row for each example"))
-            if call.x._version != call.version:
-                raise ValueError(unsupported(layer, "its input is changed in place after it was used"))
+            refusal = _refusal(call, size)
+            if refusal is not None:
+                raise ValueError(unsupported(layer, refusal))
             for weight, use in self._uses(call).items():
                 uses[own[weight]].append(use.grouped(examples_per_unit))
         idle = sorted(self.parameters.keys() - uses.keys())
@@ -238,8 +268,20 @@ class ClippedGradients:
             )
         return {name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()}
 
+    def _written_out(self, call: _Call) -> _Call:
+        """Return a call without its input and its output's gradient, if writing out the weights' gradients is cheap."""
+        if self._rules[call.module] not in ("linear", "conv1d") or _refusal(call, call.x.shape[0]) is not None:
+            return call
+        gradients = {weight: use.gradient() for weight, use in self._uses(call).items()}
+        uses = {weight: Use(kind="materialised", x=None, g=g) for weight, g in gradients.items() if g is not None}
+        if len(uses) < len(gradients):
+            return call
+        return replace(call, x=call.x.to("meta"), version=0, g=call.g.to("meta"), uses=uses)
+
     def _uses(self, call: _Call) -> dict[str, Use]:
         """Return the uses of a layer's own weights in one call."""
+        if call.uses is not None:
+            return call.uses
         module, names = call.module, list(self._modules[call.module])
         if module in self._unproven:
             self._rules[module] = norm_rule(module, call.x)
@@ -253,6 +295,15 @@ class ClippedGradients:
             output = module(call.x) if call.output is None else call.output
             gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
         return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
+
+
+def _refusal(call: _Call, size: int) -> str | None:
+    """Return why the call of a layer with a batch of this size is not supported; None if it is."""
+    if call.g.dim() == 0 or call.g.shape[0] != size or call.x.shape[:1] != (size,):
+        return f"its input {tuple(call.x.shape)} has no row for each example"
+    if call.x._version != call.version:
+        return "its input is changed in place after it was used"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
