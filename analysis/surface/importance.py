@@ -75,6 +75,8 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
     fields = varied_fields(means)
     if largest == 0 or not (varied or fields):
         return None
+    if len(varied) + len(fields) == 1:  # a single one explains everything, and a forest of its values takes long
+        return {name: float(name in varied or name in fields) for name in (*HYPERPARAMETERS, *fields)}
     values = values / largest
     inputs: dict[str, list[object]] = {**{name: list(means[name].astype(float)) for name in varied}, **fields}
     ranges = {name: _range(column) for name, column in inputs.items()}

@@ -58,6 +58,9 @@ def test_edges() -> None:
     assert hyperparameter_importance(table(lambda b, t, rate: 0.5))["score"] is None
     fixed = table(lambda b, t, rate: b * t, grid=[row for row in GRID if row[2] == 0.01])
     assert hyperparameter_importance(fixed)["score"]["learning_rate"] == 0
+    alone = table(lambda b, t, rate: b, grid=[row for row in GRID if row[1:] == (20, 0.01)])
+    shares = {"batch_size": 1.0, "num_steps": 0.0, "learning_rate": 0.0}
+    assert hyperparameter_importance(alone) == {"score": shares, "utility_loss": None}
     for points in (table(lambda b, t, rate: b, grid=GRID[:3]), fixed):
         assert [bar.name for bar in importance_bars(points).data] == ["Utility loss", "Score"]
 
