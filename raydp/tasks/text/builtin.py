@@ -147,10 +147,18 @@ def _tokenize(mails: Sequence[Mail], tokenizer: PreTrainedTokenizerBase) -> Toke
 
     The prompt gets the tokenizer's default special tokens, as in scores.
     """
-    prompts = tokenizer([mail.prompt for mail in mails])["input_ids"]
+    prompts = _ids([mail.prompt for mail in mails], tokenizer)
     facts, rests = (
-        tokenizer(parts, add_special_tokens=False)["input_ids"]
+        _ids(parts, tokenizer, add_special_tokens=False)
         for parts in ([mail.fact for mail in mails], [mail.rest for mail in mails])
     )
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return TokenizedExamples.from_lists([[*p, *f, *r, *end] for p, f, r in zip(prompts, facts, rests, strict=True)])
+
+
+def _ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[list[int]]:
+    """Return the token ids of each text. Mails share their parts, so each distinct text is tokenised once."""
+    distinct = list(dict.fromkeys(texts))
+    found = tokenizer(distinct, return_attention_mask=False, return_token_type_ids=False, **options)["input_ids"]
+    known: dict[str, list[int]] = dict(zip(distinct, found, strict=True))
+    return [known[text] for text in texts]
