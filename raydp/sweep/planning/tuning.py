@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from raydp.privacy import Calibration, CalibrationRequest, PrivateSelectionRecord, calibrate_many, calibrate_selection
+from raydp.privacy.mechanisms.private_selection import ASSUMED
+from raydp.privacy.mechanisms.tuning import BOUNDS
 from raydp.spec.document import SweepSpec
-from raydp.sweep.private_selection.draws import (
-    check_utility_is_public,
-    draw,
-    num_runs_of,
-    selection_record,
-    selection_sentence,
-)
+from raydp.spec.sections import NumRunsSpec
+from raydp.sweep.private_selection.draws import draw, num_runs_of
 from raydp.tasks.base import TaskFacts
 
 Progress = Callable[[int, int], None]
@@ -80,9 +77,19 @@ class PrivateSelectionTuning:
 
     spec: SweepSpec
 
+    @property
+    def _num_runs(self) -> NumRunsSpec:
+        assert self.spec.privacy.num_runs is not None, "a private selection has a distribution of the number of runs"
+        return self.spec.privacy.num_runs
+
     def check(self, facts: TaskFacts) -> None:
         """Check that the runs are compared on public data alone."""
-        check_utility_is_public(self.spec, facts)
+        if not facts.utility_is_public:
+            raise ValueError(
+                "task.name must be a task whose utility rests on public data alone with privacy.tuning "
+                f"private_selection, got {self.spec.task.name!r} with private held-out data. Use the task text with a "
+                "public file as heldout_path and heldout_is_public: true, or set privacy.tuning: ignored."
+            )
 
     def calibrate(
         self, requests: Sequence[CalibrationRequest], *, cache: Path, progress: Progress | None
@@ -94,11 +101,31 @@ class PrivateSelectionTuning:
 
     def sentence(self, num_configurations: int) -> str | None:
         """Describe the distribution of the draw, and nothing that was drawn."""
-        return selection_sentence(self.spec, num_configurations)
+        chosen = self._num_runs
+        kind = {
+            "poisson": f"Poisson distribution with mean {chosen.mean:g}",
+            "binomial": f"binomial distribution with mean {chosen.mean:g} of at most {chosen.trials} runs",
+            "truncated_negative_binomial": f"truncated negative binomial distribution with mean {chosen.mean:g} and "
+            f"η = {chosen.eta:g}",
+        }[chosen.distribution]
+        return (
+            f"private selection: the number of runs is drawn from a {kind}, each run's configuration uniformly from "
+            f"these {num_configurations}; only the run with the best utility is released, and its ε covers the choice"
+        )
 
     def record(self, num_configurations: int, single_run_epsilon: float) -> PrivateSelectionRecord | None:
         """Describe the choice."""
-        return selection_record(self.spec, num_configurations, single_run_epsilon)
+        chosen = self._num_runs
+        return PrivateSelectionRecord(
+            distribution=chosen.distribution,
+            mean=chosen.mean,
+            eta=chosen.eta if chosen.distribution == "truncated_negative_binomial" else None,
+            trials=chosen.trials,
+            configurations=num_configurations,
+            single_run_epsilon=single_run_epsilon,
+            assumed=tuple(ASSUMED),
+            bound=BOUNDS[self.spec.privacy.accountant],
+        )
 
     def draw(self, num_configurations: int, key: bytes) -> list[tuple[int, int]] | None:
         """Draw the runs under the sweep's key."""
