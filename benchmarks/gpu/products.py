@@ -55,7 +55,7 @@ def milliseconds(call: Callable[[], object], synchronise: Callable[[], object]) 
 def with_tile(tile: dict[str, int], *inputs: torch.Tensor) -> None:
     """Run the kernel with tiles of a size."""
     kernels.TILE.update(tile)
-    kernels.add_weighted_product(*inputs)
+    kernels.add_weighted_product(*inputs, chain=narrow_products.CHAIN)
 
 
 def main() -> None:

@@ -290,7 +290,9 @@ def test_micro_batches_are_halved_until_they_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("length", "rows", "columns"), [(5, 130, 16), (64, 256, 192), (513, 384, 128)])
+@pytest.mark.parametrize(
+    ("length", "rows", "columns"), [(5, 130, 16), (64, 256, 192), (513, 384, 128), (2100, 64, 130)]
+)
 def test_products_of_16_bit_factors_have_32_bit_sums(dtype: torch.dtype, length: int, rows: int, columns: int) -> None:
     """Against fp64. In fp32 a sum of 4 · 513 products is right to 1e-5; rounded to 16 bits it would be to 1e-3."""
     assert narrow_products.add_weighted_product is not None, "Triton's kernel makes the sums on CUDA"

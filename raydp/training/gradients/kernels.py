@@ -15,11 +15,16 @@ TERMS = {"ROWS": 16, "COLUMNS": 128}
 """Rows and columns of the terms that one program adds up at a time."""
 
 
-def add_weighted_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor) -> None:
+def add_weighted_product(
+    into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, *, chain: int
+) -> None:
     """Add Σ_i weights_i · leftᵀ_i right_i of [B, T, m] and [B, T, n] of one 16-bit dtype to an fp32 [m, n], in place.
 
     A program makes one tile of the result. It sums the products of an example in fp32, multiplies the sums by the
     example's factor, and adds them to the tile's total. An example of weight 0 adds nothing.
+
+    Args:
+        chain: largest number of products that are added without rounding. Longer examples are added piece by piece.
     """
     left, right = left.contiguous(), right.contiguous()
     size, length, rows = left.shape
@@ -29,6 +34,8 @@ def add_weighted_product(into: torch.Tensor, left: torch.Tensor, right: torch.Te
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(rows, meta["ROWS"]) * triton.cdiv(columns, meta["COLUMNS"]),)
 
+    pieces = triton.cdiv(length, chain)
+    piece = triton.cdiv(triton.cdiv(length, pieces), TILE["STEPS"]) * TILE["STEPS"]
     factors = weights.float().contiguous()
     described = all(t.shape[2] % 8 == 0 and t.data_ptr() % 16 == 0 for t in (left, right))  # what the engine can copy
     inputs: tuple[object, object] = (left, right)
@@ -38,12 +45,14 @@ def add_weighted_product(into: torch.Tensor, left: torch.Tensor, right: torch.Te
             TensorDescriptor.from_tensor(right, [1, TILE["STEPS"], TILE["COLUMNS"]]),
         )
     with torch.cuda.device(left.device) if left.is_cuda else nullcontext():
-        _weighted_product[grid](*inputs, factors, into, size, length, rows, columns, DESCRIBED=described, **TILE)
+        _weighted_product[grid](
+            *inputs, factors, into, size, length, pieces, piece, rows, columns, DESCRIBED=described, **TILE
+        )
 
 
 @triton.jit
 def _weighted_product(  # type: ignore[no-untyped-def]
-    left, right, weights, into, size, length, rows, columns,
+    left, right, weights, into, size, length, pieces, piece, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr,  # noqa: N803
     DESCRIBED: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
@@ -56,9 +65,11 @@ def _weighted_product(  # type: ignore[no-untyped-def]
     first_column = ((program % (GROUP * across)) // height) * COLUMNS
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for example in tl.range(0, size, flatten=True):  # the next example is read while this one is multiplied
+    for part in tl.range(0, size * pieces, flatten=True):  # the next part is read while this one is multiplied
+        example, first = part // pieces, (part % pieces) * piece
         own = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        for start in range(0, length, STEPS):
+        for offset in range(0, piece, STEPS):
+            start = first + offset
             if DESCRIBED:  # by the copy engine, which reads zeros outside the tensor
                 a = left.load([example, start, first_row]).reshape(STEPS, ROWS)
                 b = right.load([example, start, first_column]).reshape(STEPS, COLUMNS)

@@ -70,8 +70,10 @@ def add_weighted_sum(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor
 
     An example of weight 0 adds nothing, whatever its values: they may be infinite or not a number.
     """
-    add = add_weighted_product if kernels_run(left.device) else add_by_example
-    add(into, left, right, weights)
+    if kernels_run(left.device):
+        add_weighted_product(into, left, right, weights, chain=CHAIN)
+    else:
+        add_by_example(into, left, right, weights)
 
 
 @cache
@@ -83,7 +85,8 @@ def kernels_run(device: torch.device) -> bool:
     try:
         for dtype in NARROW:
             narrow = ones.to(dtype)
-            add_weighted_product(torch.zeros(16, 16, device=device), narrow, narrow, torch.ones(1, device=device))
+            into, weight = torch.zeros(16, 16, device=device), torch.ones(1, device=device)
+            add_weighted_product(into, narrow, narrow, weight, chain=CHAIN)
         add_up_terms(ones, ones)
     except Exception as error:  # noqa: BLE001 - whatever keeps Triton from running, cuBLAS gives the same sums
         logging.getLogger(__name__).warning("sums of gradients are made without Triton, which takes longer: %s", error)
@@ -92,8 +95,9 @@ def kernels_run(device: torch.device) -> bool:
 
 
 def add_by_example(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor) -> None:
-    """Add the weighted sum, one product of cuBLAS for each example. It waits for the device once."""
-    for a, b, weight in zip(left, right, weights.tolist(), strict=True):
+    """Add the weighted sum by cuBLAS, one product for each example and piece. It waits for the device once."""
+    for example_left, example_right, weight in zip(left, right, weights.tolist(), strict=True):
         if weight == 0:
             continue
-        torch.addmm(into, a.T, b, out_dtype=torch.float32, alpha=weight, out=into)
+        for a, b in zip(example_left.split(CHAIN), example_right.split(CHAIN), strict=True):
+            torch.addmm(into, a.T, b, out_dtype=torch.float32, alpha=weight, out=into)
