@@ -214,7 +214,7 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
     """Apply all rules to all sweeps."""
     regret: dict[str, list[float]] = {rule: [] for rule in COMPARED}
     kept: dict[str, list[bool]] = {rule: [] for rule in COMPARED}
-    stated, right, sure, covered, covered_lowest, bias, raw_bias = ([] for _ in range(7))
+    stated, right, sure, covered, covered_lowest, estimates, raw_estimates = ([] for _ in range(7))
     stated_within, within_tolerance, expected_within, loss_saved = [], [], [], []
     for sweep in sweeps:
         layout = Layout.of(sweep.means, by_secret=sweep.by_secret, precision=PRECISION)
@@ -239,10 +239,9 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
         for at, into in ((own, covered), (chosen["oracle"], covered_lowest)):
             low, high = np.quantile(scores.absolute[:, at], [0.025, 0.975])
             into.append(bool(low <= sweep.truth[at] <= high))
-        bias.append(float(np.log(max(scores.own_mean[own], 1e-12) / sweep.truth[own])))
-        low_mean = chosen["oracle"]
-        measured = max(float(sweep.means["score"].iloc[low_mean]), 1e-12)
-        raw_bias.append(float(np.log(measured / sweep.truth[low_mean])))
+        lowest_mean = chosen["oracle"]
+        estimates.append((float(scores.own_mean[own]), float(sweep.truth[own])))
+        raw_estimates.append((float(sweep.means["score"].iloc[lowest_mean]), float(sweep.truth[lowest_mean])))
     return {
         "sweeps": len(stated),
         "regret": {rule: [float(np.mean(v)), float(np.std(v) / np.sqrt(len(v)))] for rule, v in regret.items()},
@@ -258,9 +257,17 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
         "loss_saved": float(np.mean(loss_saved)) if loss_saved else None,
         "covered": float(np.mean(covered)),
         "covered_lowest_mean": float(np.mean(covered_lowest)),
-        "log_bias_of_estimate": float(np.mean(bias)),
-        "log_bias_of_lowest_mean": float(np.mean(raw_bias)),
+        "log_bias_of_estimate": log_bias(estimates),
+        "log_bias_of_lowest_mean": log_bias(raw_estimates),
     }
+
+
+def log_bias(estimates: list[tuple[float, float]]) -> float | None:
+    """Return the mean logarithm of estimate over truth; None for scores that may be negative, which have no ratio."""
+    pairs = np.array(estimates)
+    if (pairs[:, 1] <= 0).any():
+        return None
+    return float(np.mean(np.log(np.maximum(pairs[:, 0], 1e-12) / pairs[:, 1])))
 
 
 def as_markdown(results: dict[str, Any]) -> str:
