@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sqlite3
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sweep.undisturbed import Done
 
 
+gc.set_threshold(50_000, 20, 50)  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
 ALONE = {
     *("autoscaling", "hosts", "slurm_sweep"),
@@ -32,7 +34,7 @@ ALONE = {
 SHARED = {
     "sweep": {"exchange", "healthy_hosts", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
     "scoring": {"scoring", "scoring_one_model", "scoring_progress", "terminal"},
-    "real_server": {"real_server", "server_away"},
+    "real_server": {"real_server", "server_away", "serving"},
     "invariants": {"gradient_canaries", "invariants", "pause", "prefix_shares", "sharding"},
 }
 """Files that use the sweep `done`, the sweep `trained`, the server `real_server` or the processes of `forked`. One
@@ -63,7 +65,7 @@ FIRST = (
         "selftest",
     ),
     *("contenders", "calibration", "private_selection", "planted_secrets", "report_in_browser", "ray_token", "faults"),
-    *("invariants", "sharding", "adaptive", "sweep_workers", "serving", "filter", "seals", "cut_faults", "cli"),
+    *("invariants", "sharding", "adaptive", "sweep_workers", "filter", "seals", "cut_faults", "cli"),
 )
 """The files that take longest, in the order in which they start: the short ones fill what is left of the time."""
 

@@ -105,14 +105,14 @@ def test_a_dead_server_is_noticed_at_once(real_server, record):
     assert not pauses.over()
     pauses.succeeded()
     assert pauses.over()
-    real_server.start()
+    real_server.start(workers=1)
     tracker.log_trial(record())
     assert [len(found) for found in inventory(tracker, name)] == [1, 1, 1]
 
 
 @pytest.fixture(autouse=True)
 def _started(real_server):
-    real_server.start()
+    real_server.start(workers=1)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
     assert len(list(result.folder.glob("trials/*/result.json"))) == 5  # with the base model's
     assert (result.folder / "points.csv").is_file()
 
-    real_server.start()
+    real_server.start(workers=1)
     command = [sys.executable, "-m", "raydp.cli.main", "sweep", "spec.yaml", "--resume"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True)  # fmt: skip
@@ -185,7 +185,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
 def test_down_for_a_while(real_server, sweep, monkeypatch, caplog):
     """The server is back while the sweep trains or waits at its end; the sweep itself sees it through."""
     name = "down-for-a-while"
-    started = threading.Timer(6, real_server.start)
+    started = threading.Timer(6, real_server.start, [1])
     kill_after_the_first(monkeypatch, real_server, started.start)
     result = sweep(name).run()
     started.join()
@@ -211,7 +211,7 @@ def test_a_private_selection_is_released_later(real_server, sweep, monkeypatch):
     assert result.selected is None
     assert "the choice is made, and was not recorded in MLflow" in result.reason
     chosen = (result.folder / "selected.json").read_text()
-    real_server.start()
+    real_server.start(workers=1)
     result = sweep(name, privacy=privacy, seeds=[0], select={"score": "vmr_exact"}).run(resume=True)
     assert result.selected is not None
     assert (result.folder / "selected.json").read_text() == chosen
