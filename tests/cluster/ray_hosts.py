@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,15 @@ from tests.cluster.hosts import Host, Network, network
 
 PORT = 6379
 START_SECONDS = 120.0
-COUNT_NODES = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+ATTEMPT_SECONDS = 20.0
+NODES_ARE_UP = """
+import ray, time
+ray.init('auto', log_to_driver=False)
+deadline = time.monotonic() + {1}
+while sum(node['Alive'] for node in ray.nodes()) != {0}:
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+"""
 NODE_AT = (
     "import ray; ray.init('auto', log_to_driver=False); "
     "print(*[n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == {0!r}])"
@@ -87,13 +96,14 @@ class RayHosts:
         """Until so many nodes are alive."""
         deadline = time.monotonic() + START_SECONDS
         while True:
-            with contextlib.suppress(AssertionError):
-                if int(self.head.run(sys.executable, "-c", COUNT_NODES, **self.variables).split()[-1]) == nodes:
-                    return
+            with contextlib.suppress(AssertionError, OSError):
+                socket.create_connection((self.head.address, PORT), timeout=5).close()  # before seconds of imports
+                self.head.run(sys.executable, "-c", NODES_ARE_UP.format(nodes, ATTEMPT_SECONDS), **self.variables)
+                return
             for name, daemon in self._daemons.items():
                 assert daemon.poll() is None, f"{name}: {daemon.communicate()}"
             assert time.monotonic() < deadline, "the nodes have not come up"
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     def drain(self, host: Host, seconds: int) -> None:
         """Give notice that a node will be gone after so many seconds, as a cloud does of a spot instance."""

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from tests.cluster.hosts import network
-from tests.cluster.ray_hosts import COUNT_NODES, PORT, RAY, RayHosts
+from tests.cluster.ray_hosts import PORT, RAY, RayHosts
 from tests.cluster.sweeps import finish
 from tests.sweep.undisturbed import Done, spec_of
 
 pytestmark = pytest.mark.cluster
 
+COUNT_NODES = "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 ALL_AT_ONCE = {"launch_multiple": True, "disable_node_updaters": True}
 HEAD, HEAD_ID = "ray.head.default", "f" * 51 + "00000"
