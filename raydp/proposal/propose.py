@@ -35,6 +35,8 @@ CANARY_SHARE = 0.05
 SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
 """Batch sizes that are timed."""
 TIMED_STEPS = 2
+QUICK_ACCOUNTANT = "rdp"
+"""Calibrates the noise of the steps that are timed, whose time does not depend on it. Others take seconds for each."""
 FEW_UNITS = 500
 """Below so many units, the noise that a usual ε needs leaves little to learn."""
 ADAPTER = {"type": "lora", "r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
@@ -115,7 +117,7 @@ def propose(seen: Survey, wishes: Wishes) -> Proposal:
     draft = _draft(seen, wishes, _max_length(lengths, positions(wishes.model)), seen.template(tokenizer))
     sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], seen.num_units(wishes.user_column))
     timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
-    spec = load_spec(timed)
+    spec = load_spec({**timed, "privacy": {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}})
     plan, task = planned(spec)
     with stderr.status("timing a few steps"):
         measured = measure_cost(spec, task, plan.trials, num_steps=TIMED_STEPS)
