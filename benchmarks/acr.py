@@ -34,7 +34,7 @@ from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.memorisation.acr import AdversarialCompression
-from raydp.scores.prompt_search.gcg import Budget, Search
+from raydp.scores.prompt_search.gcg import Budget, PromptSearch
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 from raydp.spec.reading import load_spec
@@ -71,7 +71,7 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
             plain.says_target(plain.step(torch.from_numpy(prompt)))
 
         def ours(prompt=prompt) -> None:
-            search = Search(
+            search = PromptSearch(
                 objective=objective, vocabulary=Vocabulary(allowed=allowed), budget=Budget(),
                 batch_size=BATCH_SIZE, top_k=TOP_K,
             )  # fmt: skip

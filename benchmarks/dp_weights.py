@@ -30,7 +30,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from raydp.auditing.audits import audit_spec
-from raydp.auditing.source import Source
+from raydp.auditing.source import AuditSubject
 from raydp.methods.dp_weights import DPWeights
 from raydp.models import base_models as models
 from raydp.privacy.mechanisms.claimed import claimed_noise_std, claimed_sensitivity
@@ -192,7 +192,9 @@ def one_run(say: Callable[[dict[str, Any]], None]) -> None:
                 "space": {"points": [[256, steps, rate]]}, "scores": [{"name": "vmr_exact"}],
                 "select": {"score": "vmr_exact"},
             })  # fmt: skip
-            audit = audit_spec(Source(spec=spec), name="audit", coins=3, num_canaries=500, confidence=0.95, seeds=(0,))
+            audit = audit_spec(
+                AuditSubject(spec=spec), name="audit", coins=3, num_canaries=500, confidence=0.95, seeds=(0,)
+            )
             task, weight_hash = build_task(audit)
             base = models.load_base(audit.model, new_tokens=task.facts().num_new_tokens)
             (trial,) = make_plan(audit, task.facts(), weight_hash).trials

@@ -19,7 +19,7 @@ from machine import describe
 
 import raydp
 from raydp.auditing.audits import run_audit
-from raydp.auditing.source import Source
+from raydp.auditing.source import AuditSubject
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
@@ -77,7 +77,7 @@ def row_of(spec: SweepSpec) -> dict[str, Any]:
 
 def audited(spec: SweepSpec, configuration: tuple[int, int, float]) -> dict[str, Any]:
     """What one more run of the configuration with canaries proves."""
-    audit = run_audit(Source(spec=spec, only=configuration))
+    audit = run_audit(AuditSubject(spec=spec, only=configuration))
     (run,) = audit.runs
     return {
         "epsilon_hat": run["epsilon_hat"],

@@ -224,6 +224,17 @@ def test_long_functions_and_any_are_few() -> None:
     assert uses <= MOST_ANY
 
 
+def test_a_class_shares_its_name_with_no_other() -> None:
+    """Except the two rows of a record, which exist as the type of a dict and as the schema of the same dict."""
+    owners: dict[str, list[str]] = {}
+    for path in files("raydp", "analysis", "search_spaces"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(str(path))
+    shared = {name: paths for name, paths in owners.items() if len(paths) > 1}
+    assert shared.keys() == {"AttackRow", "ProfileRow"}, shared
+
+
 def test_the_attacks_and_searches_on_numbers_load_no_heavy_library() -> None:
     for folder, unwanted in (("raydp/membership", {"torch", "ray"}), ("raydp/search", {"torch", "ray"})):
         for path in files(folder):

@@ -14,7 +14,7 @@ import yaml
 
 from raydp import load_model, load_points
 from raydp.auditing.audits import DEFAULT_CANARIES, audit_spec, conclude
-from raydp.auditing.source import Source
+from raydp.auditing.source import AuditSubject
 from raydp.cli.show.sweeps import show_result
 from raydp.models import base_models as models
 from raydp.plugins import registries
@@ -123,7 +123,7 @@ def test_a_classifier_is_audited_with_classes_of_its_own_for_canaries(tmp_path: 
     """No bound above the stated ε; and the canaries that were in are found far more often than by chance. The runs are
     in this process: tests/sweep/test_audits.py has the command with Ray."""
     spec = load_spec({**in_folder("dp_sgd", tmp_path), "space": {"points": [[128, 100, 2.0]]}})
-    source = Source(spec=spec)
+    source = AuditSubject(spec=spec)
     folder = trained(
         audit_spec(source, name="audit", coins=3, num_canaries=DEFAULT_CANARIES, confidence=0.95, seeds=(0,))
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raydp.guarantees.profiles import profiles_of_sweep
-from raydp.privacy import NonPrivate, PoissonGaussian, PrivacyRecord, PRVAccountant
+from raydp.privacy import NonPrivateEvent, PoissonGaussian, PrivacyRecord, PRVAccountant
 from raydp.privacy.accounting.base import Accountant
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
@@ -120,7 +120,7 @@ def test_a_sweep_has_a_curve_for_each_noise_that_it_trains_with(tmp_path: Path) 
     def trial(run_id: str, batch_size: int, num_steps: int | None) -> tuple[TrialPlan, PrivacyRecord]:
         run = run_of(run_id, batch_size)
         if num_steps is None:
-            return run, record_of(NonPrivate(), epsilon=math.inf)
+            return run, record_of(NonPrivateEvent(), epsilon=math.inf)
         event = PoissonGaussian(sample_rate=batch_size / 3600, noise_multiplier=1.0, num_steps=num_steps)
         return run, record_of(event, delta=1e-4, target_epsilon=8.0)
 

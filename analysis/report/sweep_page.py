@@ -65,7 +65,7 @@ from raydp.search_spaces.configuration import Configuration
 _BEST, _ORACLE = "best-utility", "oracle"
 
 
-class Figures(dict[str, go.Figure]):
+class NamedFigures(dict[str, go.Figure]):
     """Figures by name. The representation names them only, so that a notebook does not show all their data."""
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ def write_report(
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
     curves: Sequence[Curve] = (),
-) -> Figures:
+) -> NamedFigures:
     """Write the report.
 
     Args:
@@ -174,7 +174,7 @@ def write_report(
     return figures
 
 
-def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | None = None) -> Figures:
+def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | None = None) -> NamedFigures:
     """Return the figures of a report by name, also for files and notebooks.
 
     Args:
@@ -182,7 +182,7 @@ def report_figures(points: pd.DataFrame, selections: SelectionsByThreshold | Non
         selections: the rules' selections at each threshold under the report's constraints. None means no constraints.
     """
     selections = selections or selections_by_threshold(points)
-    return Figures(
+    return NamedFigures(
         layout=score_against_utility(selections),
         by_threshold=score_along_thresholds(selections),
         importance=importance_bars(points),

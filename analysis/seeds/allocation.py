@@ -20,7 +20,7 @@ from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import loss_posterior
 from raydp.analysis.surface.outlook import more_secrets, outlook
 from raydp.analysis.surface.posterior import Posterior
-from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.per_secret import is_logarithmic
 from raydp.analysis.tables.points import configurations, require_hyperparameters
 from raydp.search_spaces import Configuration
@@ -155,7 +155,7 @@ class _Race:
         noise: errors over seeds; None if no configuration has two seeds.
     """
 
-    measured: Measured
+    measured: MeasuredScores
     listed: list[Configuration]
     selected: int
     scores: Posterior
@@ -172,7 +172,7 @@ class _Race:
         logarithmic: bool | None,
     ) -> _Race:
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
-        measured = Measured.of(points, by_secret, logarithmic=is_log)
+        measured = MeasuredScores.of(points, by_secret, logarithmic=is_log)
         means, scores = measured.means, measured.posterior()
         useful = np.ones_like(scores.draws, dtype=np.bool_)
         if constraints.bounds_utility:

@@ -14,7 +14,7 @@ from raydp.analysis.selection.equivalents import Precision, unknown_errors
 from raydp.analysis.statistics.results import because
 from raydp.analysis.surface.outlook import Outlook, outlook, settled
 from raydp.analysis.surface.posterior import Posterior
-from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Hyperparameters
 
@@ -229,7 +229,7 @@ def what_would_decide(
     if len(pool) > _MOST_CONFIGURATIONS:
         limit = f"a table of more than {_MOST_CONFIGURATIONS} configurations"
         return Outlook(sentence=f"How many further seeds would decide is not computed for {limit}.")
-    measured = Measured.of(points, by_secret, logarithmic=logarithmic)
+    measured = MeasuredScores.of(points, by_secret, logarithmic=logarithmic)
     # A rule that does not look at the scores may select another configuration than the one that is known to be lowest.
     if settled(measured, pool, confidence=confidence, tolerance=tolerance):
         return enough

@@ -33,7 +33,7 @@ class AdjustedRow(Hyperparameters):
     adjusted: float
 
 
-class Remaining(Reason):
+class RemainingSpread(Reason):
     """The spread of the scores that remains after adjusting for utility."""
 
     adjusted_std: float | None
@@ -49,7 +49,7 @@ class NoiseReason(TypedDict):
     noise_reason: NotRequired[str]
 
 
-class UtilityAdjusted(Remaining, NoiseReason):
+class UtilityAdjusted(RemainingSpread, NoiseReason):
     """The score against utility (`utility_adjusted` explains the figures)."""
 
     configurations: int
@@ -91,7 +91,7 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
     means = configuration_means(points)
     loss, score = means["utility_loss"].to_numpy(), means["score"].to_numpy()
     noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
-    remaining: Remaining
+    remaining: RemainingSpread
     if len(means) < _MIN_CONFIGURATIONS:
         remaining = _undefined(f"{len(means)} configurations are too few: it takes {_MIN_CONFIGURATIONS}")
     elif len(np.unique(loss)) <= len(_KNOTS) or np.ptp(score) == 0:
@@ -113,7 +113,7 @@ def utility_adjusted(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, se
     }
 
 
-def _undefined(reason: str) -> Remaining:
+def _undefined(reason: str) -> RemainingSpread:
     """Return undefined figures."""
     return {
         "adjusted_std": None,
@@ -127,7 +127,7 @@ def _undefined(reason: str) -> Remaining:
 
 def _remaining(
     means: pd.DataFrame, loss: Array, score: Array, num_resamples: int, rng: np.random.Generator
-) -> Remaining:
+) -> RemainingSpread:
     """Return the spread of the residuals, with intervals over resamples of the configurations."""
     unit = unit_of(score)
     expected, score = _smooth(loss, score), score / unit

@@ -21,7 +21,7 @@ TAILS = (0.025, 0.975)
 Array = NDArray[np.float64]
 
 
-class Figures(Reason):
+class ConfigurationFigures(Reason):
     """The figures of one score of one configuration."""
 
     num_seeds: int
@@ -34,7 +34,7 @@ class Figures(Reason):
     quantiles: dict[str, float | None]
 
 
-class ConfigurationScore(Hyperparameters, Figures):
+class ConfigurationScore(Hyperparameters, ConfigurationFigures):
     """One score of one configuration."""
 
 
@@ -120,7 +120,7 @@ def _of_score(
     }
 
 
-def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> Figures:
+def _of_configuration(table: Array, has_secrets: bool, drawn: Array, rng: np.random.Generator) -> ConfigurationFigures:
     """Return the figures of [seed, secret] values. A score without values by secret has one column."""
     num_seeds, num_secrets = table.shape
     seeds = resampled(rng, len(drawn), num_seeds)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
 from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
-from raydp.analysis.surface.remaining import Remaining
+from raydp.analysis.surface.remaining import RemainingConfigurations
 from raydp.analysis.surface.surrogate import matern, slice_samples
 from raydp.analysis.tables.coordinates import Coordinates
 
@@ -63,7 +63,7 @@ class HierarchicalModel:
     noise: SeedNoise | None
     of_secrets: Array
     num_secrets: int
-    remaining: Remaining
+    remaining: RemainingConfigurations
     hyperparameters: Array
 
     @classmethod
@@ -116,7 +116,7 @@ class HierarchicalModel:
             noise=None if noise is None else noise.over(scale),
             of_secrets=np.zeros((len(rows), len(rows))) if own is None else secret_covariance(own),
             num_secrets=0 if own is None else own.shape[1],
-            remaining=Remaining(
+            remaining=RemainingConfigurations(
                 rows=rest,
                 inputs=z[rest],
                 values=(all_values[rest] - level) / scale,
@@ -156,7 +156,7 @@ class HierarchicalModel:
             ratio: whether the figure is a rate, which is never negative.
 
         Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between what was measured
-        and what the draw would have given (Wilson et al. 2020, equation 9). For the remaining ones see `Remaining`.
+        and what the draw would have given (Wilson et al. 2020, equation 9). `RemainingConfigurations` adds the rest.
         """
         from scipy.linalg import cho_factor, cho_solve
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Hyperparameters
 
@@ -43,7 +43,7 @@ class Outlook:
     sentence: str
 
 
-def outlook(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
+def outlook(measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
     """Return what would decide between the members of a pool if the means stayed as they are.
 
     Args:
@@ -74,7 +74,7 @@ def outlook(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, t
     return replace(by_secrets, sentence=sentence)
 
 
-def more_secrets(measured: Measured, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
+def more_secrets(measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
     """Return how many secrets would decide if the means stayed as they are; the arguments as `outlook`'s."""
     decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
     times = _smallest(_doubled(1, _MOST_SECRETS), lambda count: decided(times_secrets=count))
@@ -88,7 +88,7 @@ def more_secrets(measured: Measured, pool: NDArray[np.bool_], *, confidence: flo
 
 
 def settled(
-    measured: Measured,
+    measured: MeasuredScores,
     pool: NDArray[np.bool_],
     *,
     confidence: float,

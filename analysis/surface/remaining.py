@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remaining:
+class RemainingConfigurations:
     """r configurations beside the n modelled ones, standardised like them.
 
     The true figure of each is normal given the modelled means (kriging), and again given its own mean. What is left out

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredScores:
     """The measured scores of m configurations.
 
     Attributes:
@@ -35,7 +35,7 @@ class Measured:
     logarithmic: bool
 
     @classmethod
-    def of(cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool) -> Measured:
+    def of(cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool) -> MeasuredScores:
         """Gather the figures of a points table; `secrets` as for `select`."""
         means = configuration_means(points)
         unknown = np.full(len(means), np.nan)

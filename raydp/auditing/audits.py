@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from raydp.auditing.report import SCORE, AuditReport, report_of
-from raydp.auditing.source import Source
+from raydp.auditing.source import AuditSubject
 from raydp.io.output import stderr
 from raydp.search_spaces.configuration import point_of
 from raydp.spec.document import SweepSpec
@@ -28,7 +28,7 @@ OF_THE_WEIGHTS = ("model.adapter", "model.quantization")
 
 
 def run_audit(
-    source: Source,
+    source: AuditSubject,
     *,
     canary: str = "new_token",
     num_canaries: int = DEFAULT_CANARIES,
@@ -57,7 +57,7 @@ def run_audit(
 
 
 def next_audit(
-    source: Source,
+    source: AuditSubject,
     *,
     canary: str = "new_token",
     num_canaries: int,
@@ -87,7 +87,7 @@ def next_audit(
     return spec, True
 
 
-def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
+def conclude(source: AuditSubject, folder: SweepFolder, *, interrupted: bool = False) -> AuditReport:
     """Return the bounds of an audit's runs.
 
     The finding of a finished audit is written into the audited sweep's folder and onto its registered models.
@@ -101,7 +101,7 @@ def conclude(source: Source, folder: SweepFolder, *, interrupted: bool = False) 
 
 
 def audit_spec(
-    source: Source,
+    source: AuditSubject,
     *,
     name: str,
     coins: int,
@@ -172,14 +172,14 @@ def _check_auditable(spec: SweepSpec) -> None:
             )
 
 
-def _latest(source: Source) -> SweepFolder | None:
+def _latest(source: AuditSubject) -> SweepFolder | None:
     """Return the folder of the newest audit of a source, or None."""
     storage = Path(source.spec.storage)
     begun = [p.parent for p in storage.glob(f"{source.name}*/spec.yaml") if _number(source, p.parent.name)]
     return SweepFolder.open(max(begun, key=lambda p: _number(source, p.name))) if begun else None
 
 
-def _number(source: Source, name: str) -> int:
+def _number(source: AuditSubject, name: str) -> int:
     """Return 1 for NAME-audit, k for NAME-audit-k, and 0 for other sweeps."""
     match = re.fullmatch(rf"{re.escape(source.name)}(?:-([1-9]\d{{0,5}}))?", name)
     return 0 if match is None else int(match[1] or 1)

@@ -15,7 +15,7 @@ SUFFIX = "-audit"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class AuditSubject:
     """The subject of an audit.
 
     Attributes:
@@ -39,7 +39,7 @@ class Source:
         return Path(self.spec.storage) / self.spec.name
 
 
-def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) -> Source:
+def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) -> AuditSubject:
     """Find the subject of an audit.
 
     Args:
@@ -57,18 +57,18 @@ def source_of(what: str, *, storage: str, tracking_uri: str, spec: Path | None) 
     if spec is not None:
         raise ValueError(f"spec must be left out, got {str(spec)!r}: it is for a registered model (models:/...).")
     if path.is_file():
-        return Source(spec=load_spec(path))
+        return AuditSubject(spec=load_spec(path))
     if (folder := SweepFolder.of_run(path)) is not None:
         for trial in folder.plan().trials:
             if trial.run_id == path.name:
-                return Source(spec=_where_it_is(folder), only=trial.configuration, run_id=path.name)
+                return AuditSubject(spec=_where_it_is(folder), only=trial.configuration, run_id=path.name)
         raise ValueError(f"MODEL must be a run of its sweep, got {what!r}. `raydp points` lists their run_id.")
     if not path.exists() and not SweepFolder.is_at(Path(storage) / path):
         raise ValueError(
             f"SPEC|MODEL must be a spec, a sweep, SWEEP/trials/RUN_ID or models:/NAME/VERSION, got {what!r}. Check the "
             "path, or name the folder of sweeps by --storage."
         )
-    return Source(spec=_where_it_is(sweep_folder(what, storage)))
+    return AuditSubject(spec=_where_it_is(sweep_folder(what, storage)))
 
 
 def numbers(text: str | None) -> tuple[int, ...] | None:
@@ -81,7 +81,7 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
         raise ValueError(f"seeds must be whole numbers with commas, got {text!r}. Write 0,1,2.") from error
 
 
-def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) -> Source:
+def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) -> AuditSubject:
     from raydp.tracking import show_model
 
     shown = show_model(uri, tracking_uri=tracking_uri)
@@ -103,7 +103,7 @@ def _registered(uri: str, storage: str, tracking_uri: str, spec: Path | None) ->
         learning_rate=float(shown["learning_rate"]),
         settings=str(shown.get("settings") or ""),
     )
-    return Source(spec=of_model, only=only, run_id=str(shown["run_id"]))
+    return AuditSubject(spec=of_model, only=only, run_id=str(shown["run_id"]))
 
 
 def _where_it_is(folder: SweepFolder) -> SweepSpec:

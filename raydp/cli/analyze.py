@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
-from raydp.cli.errors import Group
+from raydp.cli.errors import CommandGroup
 
 if TYPE_CHECKING:
     import pandas as pd
 
-analyze_app = typer.Typer(cls=Group, help="Figures of a points table.")
+analyze_app = typer.Typer(cls=CommandGroup, help="Figures of a points table.")
 
 Resamples = Annotated[int, typer.Option(min=100, help="Number of bootstrap resamples.")]
 Layouts = Annotated[int, typer.Option(help="resample: number of draws around the means.")]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
-from raydp.cli.errors import Group
+from raydp.cli.errors import CommandGroup
 
 if TYPE_CHECKING:
     from typer._click import Context  # see raydp.cli.errors
 
 
-class _RunByDefault(Group):
+class _RunByDefault(CommandGroup):
     """`raydp audit SPEC` is `raydp audit run SPEC`."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:

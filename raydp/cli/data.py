@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from raydp.cli.arguments import Json
-from raydp.cli.errors import Group
+from raydp.cli.errors import CommandGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ def _stop_cleanly() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: partial files are removed
 
 
-data_app = typer.Typer(cls=Group, help="Data sets made ready for a sweep.", callback=_stop_cleanly)
+data_app = typer.Typer(cls=CommandGroup, help="Data sets made ready for a sweep.", callback=_stop_cleanly)
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, gzipped or not.")]
 Secrets = Annotated[Path | None, typer.Option(help="A secrets file.")]

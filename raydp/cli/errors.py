@@ -45,7 +45,7 @@ def complain(message: str) -> None:
     stderr.print(f"error: {message}", style="red", markup=False)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Group of commands that prints its help and exits with 0 if no command is given. Each command has the options of
     every command."""
 
@@ -59,7 +59,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args or ["--help"])
 
 
-class InterruptibleGroup(Group):
+class InterruptibleGroup(CommandGroup):
     """Group of commands for which Ctrl-C prints one line and exits with code 1, as for all unfinished commands."""
 
     def __init__(self, **parts: Any) -> None:

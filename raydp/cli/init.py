@@ -13,7 +13,7 @@ from raydp.cli.arguments import Json, check_new
 from raydp.cli.interrupts import stoppable
 
 if TYPE_CHECKING:
-    from raydp.proposal.propose import Proposal, Wishes
+    from raydp.proposal.propose import SpecProposal, Wishes
     from raydp.proposal.survey import Survey
 
 MODELS = {"cpu": "HuggingFaceTB/SmolLM2-135M-Instruct", "cuda": "HuggingFaceTB/SmolLM2-1.7B-Instruct"}
@@ -92,7 +92,7 @@ def init(
     _show(output, wishes, proposal, commands)
 
 
-def _show(output: Path, wishes: Wishes, proposal: Proposal, commands: Sequence[str]) -> None:
+def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequence[str]) -> None:
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
     from raydp.io.output import stderr, stdout
     from raydp.proposal.propose import FEW_UNITS

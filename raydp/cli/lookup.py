@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
-from raydp.cli.errors import Group
+from raydp.cli.errors import CommandGroup
 
-models_app = typer.Typer(cls=Group, help="The model registry.")
-spaces_app = typer.Typer(cls=Group, help="Named search spaces.")
+models_app = typer.Typer(cls=CommandGroup, help="The model registry.")
+spaces_app = typer.Typer(cls=CommandGroup, help="Named search spaces.")
 
 
 Model = Annotated[

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, TypedDict
 import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
-from raydp.cli.errors import Group
+from raydp.cli.errors import CommandGroup
 
-secrets_app = typer.Typer(cls=Group, help="Secrets of data: extraction and filters.")
+secrets_app = typer.Typer(cls=CommandGroup, help="Secrets of data: extraction and filters.")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="A new file; written with mode 0600.")]
 Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a terminal only.")]

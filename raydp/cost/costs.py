@@ -84,7 +84,7 @@ class StepLaw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredSteps:
     """The result of timing a few real steps on this machine.
 
     Attributes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydp.cost.costs import Measured, recorded_seconds
+from raydp.cost.costs import MeasuredSteps, recorded_seconds
 from raydp.cost.simulate import Hardware, simulate
 from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
@@ -23,7 +23,7 @@ NUM_STEPS, MAX_STEPS = 3, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class CostEstimate:
     """The answer of `raydp plan`.
 
     Attributes:
@@ -34,7 +34,7 @@ class Estimate:
     """
 
     table: pd.DataFrame
-    measured: Measured | None
+    measured: MeasuredSteps | None
     simulation: dict[str, object] | None
 
 
@@ -45,7 +45,7 @@ def estimate(
     num_steps: int | None = None,
     price: float | None = None,
     hardware: str | None = None,
-) -> Estimate:
+) -> CostEstimate:
     """Plan a sweep and estimate its cost. No trained model is kept.
 
     Args:
@@ -91,7 +91,7 @@ def estimate(
             **simulate(seconds, slots, simulated, orders=orders),
             "slot_notes": simulated.slot_notes(checked.cluster, len(seconds)),
         }
-    return Estimate(table=table, measured=measured, simulation=simulation)
+    return CostEstimate(table=table, measured=measured, simulation=simulation)
 
 
 def _check(
@@ -121,7 +121,7 @@ def _check(
 
 
 def _seconds(
-    spec: SweepSpec, trials: Sequence[TrialPlan], measured: Measured | None, hardware: Hardware
+    spec: SweepSpec, trials: Sequence[TrialPlan], measured: MeasuredSteps | None, hardware: Hardware
 ) -> tuple[list[float], str]:
     """Return the training and scoring seconds of each run, and their source."""
     shared = hardware.workers_per_trial(spec.cluster)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from raydp.cost.costs import Measured, StepLaw
+from raydp.cost.costs import MeasuredSteps, StepLaw
 from raydp.models import base_models as models
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.trial import TrialRunner
@@ -46,7 +46,7 @@ class _Times:
         return None
 
 
-def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, num_steps: int) -> Measured:
+def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, num_steps: int) -> MeasuredSteps:
     """Run steps of the smallest, a middle and the largest batch size, and score the base model once.
 
     If the space varies further fields, the steps have the values of the plan's first run.
@@ -93,7 +93,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
     started = time.perf_counter()
     runner.measure_base(spec.seed_labels[0])
     score_seconds = time.perf_counter() - started
-    return Measured(
+    return MeasuredSteps(
         law=StepLaw.fit([s["examples"] for s in steps], [s["seconds"] for s in steps]),
         score_seconds=score_seconds,
         memory_bytes=_peak_bytes(device),

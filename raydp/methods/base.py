@@ -19,7 +19,7 @@ from raydp.training.schedule import LearningRateSchedule, Shape
 if TYPE_CHECKING:
     import torch
 
-    from raydp.privacy import NonPrivate, PoissonGaussian
+    from raydp.privacy import NonPrivateEvent, PoissonGaussian
     from raydp.spec.document import SweepSpec
     from raydp.tasks.base import Task, TaskFacts
     from raydp.training.checkpoint import CheckpointStore
@@ -103,7 +103,7 @@ class Method(Protocol):
     def traits(self) -> StepTraits:
         """Return the properties of the method's steps that other packages must know."""
 
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivate:
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivateEvent:
         """Return the event that the accountant accounts for the whole run."""
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from raydp.methods.base import MethodSection, poisson_batch
-from raydp.privacy import MethodRecord, NonPrivate, Procedure, ReleasedWeights
+from raydp.privacy import MethodRecord, NonPrivateEvent, Procedure, ReleasedWeights
 from raydp.privacy.mechanisms.claimed import WHY_CLAIMED, Formula, claimed_noise_std, claimed_sensitivity
 from raydp.spec.sections import Positive
 from raydp.tasks.base import Task
@@ -67,9 +67,9 @@ class DPWeights(MethodSection):
                 f"cluster.sharding must be none with method dp_weights, got {spec.cluster.sharding!r}. Leave it out."
             )
 
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivate:
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivateEvent:
         """Return NonPrivate: nothing bounds the effect of one record on the trained weights."""
-        return NonPrivate()
+        return NonPrivateEvent()
 
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return the claimed ε, and the caveat that it is only a claim."""

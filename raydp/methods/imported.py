@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raydp.methods.base import MethodSection
 from raydp.plugins.registries import resolve
-from raydp.privacy import MethodRecord, NonPrivate, PoissonGaussian, Procedure
+from raydp.privacy import MethodRecord, NonPrivateEvent, PoissonGaussian, Procedure
 from raydp.privacy.accounting.base import AccountantError
 from raydp.search_spaces import Configuration
 from raydp.spec.sections import PrivacySpec
@@ -169,7 +169,7 @@ class Imported(MethodSection):
     `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are taken from its row.
 
     Guarantee:
-        None: the method's event is NonPrivate. What is stated is in the record as a claim.
+        None: the method's event is NonPrivateEvent. What is stated is in the record as a claim.
     """
 
     private: ClassVar[bool] = False
@@ -217,9 +217,9 @@ class Imported(MethodSection):
             )
         check_fits(spec.model, [row.folder for row in read_runs(self.runs)])
 
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivate:
-        """Return NonPrivate: nothing is known of how the model was trained."""
-        return NonPrivate()
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivateEvent:
+        """Return NonPrivateEvent: nothing is known of how the model was trained."""
+        return NonPrivateEvent()
 
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
         """Return what is stated, and the caveat that it is only stated."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import ScheduledSection, poisson_batch
-from raydp.privacy import NonPrivate as NonPrivateEvent
+from raydp.privacy import NonPrivateEvent
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore

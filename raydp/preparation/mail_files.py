@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r"[^\s<>,;:\"'()]+@[^\s<>,;:\"'()]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mail:
+class ParsedMail:
     """The parts of a mail that the preparation needs.
 
     Attributes:
@@ -35,7 +35,7 @@ class Mail:
     receivers: tuple[str, ...]
 
 
-def read_mails(raw: Path) -> Iterator[Mail]:
+def read_mails(raw: Path) -> Iterator[ParsedMail]:
     """Yield the mails of a raw data set, by name in folders and by position in a file.
 
     Args:
@@ -63,13 +63,13 @@ def read_mails(raw: Path) -> Iterator[Mail]:
         raise ValueError(f"RAW must hold a mail, got none in {str(raw)!r}. Check the path.")
 
 
-def parse_mail(message: bytes) -> Mail:
+def parse_mail(message: bytes) -> ParsedMail:
     """Parse a mail from its bytes.
 
     If a declared encoding or character set is wrong, the text is read as UTF-8 or, failing that, as Latin-1.
     """
     parsed = BytesParser().parsebytes(message)
-    return Mail(
+    return ParsedMail(
         content=_body(parsed).replace("\r\n", "\n").replace("\r", "\n"),
         sender=next(iter(_addresses(parsed, "From")), ""),
         receivers=_addresses(parsed, "To"),

@@ -3,7 +3,7 @@
 from raydp.privacy.accounting.attack import AttackBounds, attack_bounds
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
-from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.profile import profile
 from raydp.privacy.accounting.prv import PRVAccountant
@@ -45,7 +45,7 @@ __all__ = [
     "LedgerSummary",
     "Mechanism",
     "MethodRecord",
-    "NonPrivate",
+    "NonPrivateEvent",
     "NumRuns",
     "OneRunBound",
     "Outcomes",

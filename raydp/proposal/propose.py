@@ -21,7 +21,7 @@ from raydp.sweep.api import planned
 from raydp.tasks.reading import read_json_rows
 
 if TYPE_CHECKING:
-    from raydp.cost.costs import Measured
+    from raydp.cost.costs import MeasuredSteps
     from raydp.tasks.base import TaskFacts
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
@@ -76,7 +76,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
+class SpecProposal:
     """A spec, and what it rests on.
 
     Attributes:
@@ -91,7 +91,7 @@ class Proposal:
     spec: dict[str, Any]
     facts: TaskFacts
     lengths: list[int]
-    measured: Measured
+    measured: MeasuredSteps
     grid: Grid
     delta: float
 
@@ -100,7 +100,7 @@ class Proposal:
         return sum(n <= length for n in self.lengths) / len(self.lengths)
 
 
-def propose(seen: Survey, wishes: Wishes) -> Proposal:
+def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
     """Build the task, time a few real steps here, and fit the grid.
 
     Raises:
@@ -129,7 +129,7 @@ def propose(seen: Survey, wishes: Wishes) -> Proposal:
         hours=wishes.hours,
         slots=wishes.slots,
     )
-    return Proposal(
+    return SpecProposal(
         spec=_with_grid(draft, grid), facts=facts, lengths=lengths, measured=measured, grid=grid, delta=plan.delta
     )
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-from raydp.proposal.propose import Proposal, Wishes
+from raydp.proposal.propose import SpecProposal, Wishes
 from raydp.proposal.survey import Survey
 
 WIDTH = 110
 """Largest number of characters of a line."""
 
 
-def as_yaml(seen: Survey, wishes: Wishes, proposal: Proposal, path: str) -> str:
+def as_yaml(seen: Survey, wishes: Wishes, proposal: SpecProposal, path: str) -> str:
     """Return the text of the file.
 
     Args:
@@ -35,7 +35,7 @@ def as_yaml(seen: Survey, wishes: Wishes, proposal: Proposal, path: str) -> str:
     return "".join(parts)
 
 
-def _comments(seen: Survey, wishes: Wishes, proposal: Proposal) -> dict[str, list[str]]:
+def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str, list[str]]:
     """Return the lines above each section."""
     facts, grid, measured = proposal.facts, proposal.grid, proposal.measured
     task = proposal.spec["task"]

@@ -17,7 +17,7 @@ from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
-from raydp.spec.sections import BOUNDS, Bounds, Precision, SelectSpec
+from raydp.spec.sections import BOUNDS, Bounds, PrecisionArguments, SelectSpec
 from raydp.sweep.engine.warm.start import warm_up
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
 from raydp.sweep.store.folder import SweepFolder
@@ -367,7 +367,7 @@ def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.
     return values_by_secret(folder.path / POINTS_FILE, score or folder.select().score)
 
 
-def precision_of(source: str | Path, storage: str) -> Precision:
+def precision_of(source: str | Path, storage: str) -> PrecisionArguments:
     """Return the confidence and the tolerance that the sweep of a source gives to its decision, if it gives them."""
     folder = folder_of(source, storage)
     return {} if folder is None else folder.precision()

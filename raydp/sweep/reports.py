@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from raydp.analysis import select as select_from
 from raydp.analysis import write_comparison, write_report
-from raydp.spec.sections import Bounds, Precision
+from raydp.spec.sections import Bounds, PrecisionArguments
 from raydp.sweep.api import (
     folder_of,
     logarithmic_of,
@@ -133,7 +133,7 @@ def _selections(
     bounds: Bounds,
     by_secret: tuple[pd.DataFrame, str] | None,
     logarithmic: bool | None,
-    precision: Precision,
+    precision: PrecisionArguments,
 ) -> list[Selection]:
     """Return the selections of the rule and of the rule best-utility."""
     rules = dict.fromkeys([rule, "best-utility"])

@@ -11,7 +11,7 @@ import pytest
 from raydp.analysis import select
 from raydp.analysis.seeds.allocation import SeedLimits, next_seed
 from raydp.analysis.selection.constraints import Constraints
-from raydp.analysis.surface.what_if import Measured
+from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configuration_means, configurations
 from raydp.search_spaces import Configuration
 
@@ -93,7 +93,7 @@ def test_a_budget_that_is_used_up_says_what_would_decide(limits):
     assert step.reason.startswith("If the means stayed as they are, about ")
     wanted = int(step.reason.split("about ")[1].split(" seeds")[0])
     means = configuration_means(points)
-    more = Measured(means=means, of_secrets=None, over_seeds=np.full(4, np.nan), logarithmic=False)
+    more = MeasuredScores(means=means, of_secrets=None, over_seeds=np.full(4, np.nan), logarithmic=False)
     pool, best = np.ones(4, dtype=bool), int(means["score"].argmin())
     for seeds, decided in ((wanted, True), (wanted // 2, False)):
         lowest, _ = more.posterior(num_seeds=seeds).chances(pool, 0.0, logarithmic=False)
@@ -141,7 +141,7 @@ def test_secrets_that_vary_from_seed_to_seed_are_settled_by_seeds():
     points, (secrets, name) = runs([0.50, 0.52, 0.51], 4, noise=0.0005)
     secrets = secrets.assign(value=secrets["value"] + rng.normal(0, 0.3, len(secrets)))
     points = points.assign(score=secrets.groupby("run_id")["value"].mean().loc[points["run_id"]].to_numpy())
-    measured = Measured.of(points, (secrets, name), logarithmic=False)
+    measured = MeasuredScores.of(points, (secrets, name), logarithmic=False)
     assert np.sqrt(measured.over_seeds).mean() == pytest.approx(0.3, rel=0.1)
     now, later = measured.posterior(), measured.posterior(num_seeds=400)
     assert later.draws.std(axis=0).max() < 0.4 * now.draws.std(axis=0).min()

@@ -18,7 +18,7 @@ from raydp.methods.base import Method
 from raydp.plugins import registries
 from raydp.plugins.described import resolve_plugin
 from raydp.plugins.parameters import constant
-from raydp.privacy import NonPrivate, PoissonGaussian
+from raydp.privacy import NonPrivateEvent, PoissonGaussian
 from raydp.privacy.records.record import INFINITE
 from raydp.selftest.base import Check
 from raydp.selftest.checks import sampling
@@ -96,7 +96,7 @@ class MethodConformance:
 
     def test_its_event_is_a_guarantee_exactly_where_it_says_that_it_is_private(self, method: Method) -> None:
         event = method.event(PLAN, PLAN.noise_multiplier)
-        assert isinstance(event, PoissonGaussian if method.private else NonPrivate)
+        assert isinstance(event, PoissonGaussian if method.private else NonPrivateEvent)
         assert not (method.private and method.claims)
         assert (method.record_fields(PLAN).procedure.claimed_epsilon is not None) == method.claims
 

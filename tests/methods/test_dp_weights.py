@@ -18,7 +18,7 @@ from scipy import stats
 
 from raydp import Sweep, load_model
 from raydp.auditing.audits import audit_spec
-from raydp.auditing.source import Source
+from raydp.auditing.source import AuditSubject
 from raydp.cli.show.sweeps import lookup_commands
 from raydp.methods.dp import DPSGD
 from raydp.methods.dp_weights import DPWeights
@@ -26,7 +26,7 @@ from raydp.models import base_models as models
 from raydp.privacy import (
     AccountedEpsilon,
     Mechanism,
-    NonPrivate,
+    NonPrivateEvent,
     PLDAccountant,
     PoissonGaussian,
     PrivacyCard,
@@ -321,10 +321,10 @@ def test_what_rests_on_a_guarantee_is_refused(
 
 def test_an_audit_tests_the_claim(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path, method={"name": "dp_weights", "epsilons": [1.0]}))
-    audit = audit_spec(Source(spec=spec), name="a", coins=5, num_canaries=100, confidence=0.95, seeds=(0,))
+    audit = audit_spec(AuditSubject(spec=spec), name="a", coins=5, num_canaries=100, confidence=0.95, seeds=(0,))
     assert audit.scores[0].params.epsilon == 8.0
 
 
 def test_epsilons_that_are_not_given_are_no_part_of_the_identity() -> None:
     assert "epsilons" not in DPWeights().model_dump()
-    assert DPWeights().event(FULL, 1.0) == NonPrivate()
+    assert DPWeights().event(FULL, 1.0) == NonPrivateEvent()

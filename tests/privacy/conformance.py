@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from raydp.privacy import Accountant, NonPrivate, PoissonGaussian
+from raydp.privacy import Accountant, NonPrivateEvent, PoissonGaussian
 
 TYPICAL = PoissonGaussian(sample_rate=0.05, noise_multiplier=1.2, num_steps=60)
 
@@ -88,8 +88,8 @@ class AccountantConformance:
         assert max(self.accountant.epsilon(e, 1e-5) for e in (TYPICAL, other)) < composed < sum(alone)
 
     def test_no_noise_is_infinite_alone_and_among_others(self) -> None:
-        assert self.accountant.epsilons(NonPrivate(), [1e-5, 1e-3]) == [math.inf, math.inf]
-        assert self.accountant.composed_epsilons([TYPICAL, NonPrivate()], [1e-5]) == [math.inf]
+        assert self.accountant.epsilons(NonPrivateEvent(), [1e-5, 1e-3]) == [math.inf, math.inf]
+        assert self.accountant.composed_epsilons([TYPICAL, NonPrivateEvent()], [1e-5]) == [math.inf]
 
     @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan")])
     def test_refuses_a_delta_out_of_range(self, delta: float) -> None:

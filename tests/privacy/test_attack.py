@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from raydp.privacy import NonPrivate, PoissonGaussian
+from raydp.privacy import NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.attack import attack_bounds
 
 RATES = (1e-3, 1e-2, 1e-1, 0.5)
@@ -40,7 +40,7 @@ def test_the_best_attack_on_a_subsampled_gaussian_stays_below() -> None:
 
 
 def test_no_guarantee_bounds_nothing() -> None:
-    bounds = attack_bounds(NonPrivate(), RATES)
+    bounds = attack_bounds(NonPrivateEvent(), RATES)
     assert bounds.advantage == 1.0
     assert bounds.true_positive_rates == (1.0,) * len(RATES)
 
@@ -55,4 +55,4 @@ def test_a_long_run_at_epsilon_eight_is_bounded_below_certainty() -> None:
 @pytest.mark.parametrize("rates", [(0.0,), (1.0,), (-0.1, 0.5)])
 def test_rates_are_checked(rates: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="false_positive_rates must be"):
-        attack_bounds(NonPrivate(), rates)
+        attack_bounds(NonPrivateEvent(), rates)

@@ -12,7 +12,7 @@ from raydp.privacy import (
     AccountedEpsilon,
     LedgerSummary,
     Mechanism,
-    NonPrivate,
+    NonPrivateEvent,
     PLDAccountant,
     PoissonGaussian,
     PrivacyCard,
@@ -29,7 +29,7 @@ from raydp.privacy.records.guarantee import profile_rows
 EVENT = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.9, num_steps=50)
 
 
-def record(event: PoissonGaussian | NonPrivate, epsilon: float) -> PrivacyCard:
+def record(event: PoissonGaussian | NonPrivateEvent, epsilon: float) -> PrivacyCard:
     made = privacy_record(
         accounted=AccountedEpsilon(
             epsilon=epsilon,
@@ -128,7 +128,7 @@ def test_the_card_states_all_that_the_guarantee_depends_on() -> None:
 
 
 def test_the_card_of_a_run_without_noise_promises_nothing() -> None:
-    card = card_markdown(record(NonPrivate(), float("inf")))
+    card = card_markdown(record(NonPrivateEvent(), float("inf")))
     assert "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite" in card
     assert "not certified" in card
     assert "| 0.001 | 1 |" in card

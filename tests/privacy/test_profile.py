@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, PrivacyTarget, profile
+from raydp.privacy import NonPrivateEvent, PLDAccountant, PoissonGaussian, PrivacyTarget, profile
 from raydp.privacy.accounting import gdp
 from raydp.privacy.accounting.gdp import gaussian_deltas
 from raydp.privacy.accounting.profile import dominating_mu
@@ -57,7 +57,7 @@ def test_mu_of_a_gaussian_is_its_own(sigma: float, steps: int) -> None:
 
 
 def test_no_noise_has_no_mu_and_an_infinite_profile() -> None:
-    result = profile(NonPrivate(), [1e-3, 1e-6], "pld")
+    result = profile(NonPrivateEvent(), [1e-3, 1e-6], "pld")
     assert result["epsilons"] == [math.inf, math.inf]
     assert result["gdp_mu"] is None
     assert result["gdp_mu_reason"] == "a run without noise has no privacy profile"

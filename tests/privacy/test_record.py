@@ -12,7 +12,7 @@ from raydp.privacy import (
     AccountedEpsilon,
     Mechanism,
     MethodRecord,
-    NonPrivate,
+    NonPrivateEvent,
     PLDAccountant,
     PoissonGaussian,
     PrivacyRecord,
@@ -85,7 +85,7 @@ def test_the_test_key_is_never_certified() -> None:
 
 
 def test_a_run_without_noise_says_so_in_every_field() -> None:
-    result = record(event=NonPrivate(), epsilon=math.inf, target_epsilon=None, max_grad_norm=None)
+    result = record(event=NonPrivateEvent(), epsilon=math.inf, target_epsilon=None, max_grad_norm=None)
     assert (result["epsilon"], result["sampler"], result["noise_multiplier"]) == ("inf", "none", 0.0)
     assert result["certified"] is False
     assert result["not_certified_because"] == ["epsilon is infinite"]
@@ -96,7 +96,7 @@ def test_caveats_take_the_certificate_away() -> None:
 
 
 def test_records_are_strict_json() -> None:
-    for result in (record(), record(event=NonPrivate(), epsilon=math.inf, target_epsilon=math.inf)):
+    for result in (record(), record(event=NonPrivateEvent(), epsilon=math.inf, target_epsilon=math.inf)):
         assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
@@ -106,7 +106,7 @@ def test_records_are_strict_json() -> None:
         ({"epsilon": 4.01}, "epsilon must be <= target_epsilon 4.0, got 4.01"),
         ({"epsilon": -1.0}, "epsilon must be >= 0, got -1.0"),
         ({"epsilon": math.nan}, "epsilon must be >= 0, got nan"),
-        ({"event": NonPrivate(), "epsilon": 0.0}, "epsilon must be inf for a run without noise, got 0.0"),
+        ({"event": NonPrivateEvent(), "epsilon": 0.0}, "epsilon must be inf for a run without noise, got 0.0"),
         ({"delta": 0.0}, "delta must be > 0 and < 1, got 0.0"),
     ],
 )
@@ -121,4 +121,4 @@ def test_releasing_three_runs_costs_what_their_steps_cost_together() -> None:
 
 
 def test_releasing_a_run_without_noise_costs_everything() -> None:
-    assert composed_epsilon([EVENT, NonPrivate()], 1e-5, "rdp") == math.inf
+    assert composed_epsilon([EVENT, NonPrivateEvent()], 1e-5, "rdp") == math.inf

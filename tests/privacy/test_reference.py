@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydp.privacy import NonPrivate, PLDAccountant, PoissonGaussian, WeightedSets
+from raydp.privacy import NonPrivateEvent, PLDAccountant, PoissonGaussian, WeightedSets
 from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.mechanisms.data_sets import data_sets_record, epsilons_of_sets
 from raydp.privacy.mechanisms.reference import DATA_SETS, ROUNDING, excess_risk_bounds
@@ -115,7 +115,7 @@ def test_a_set_without_weight_is_not_released() -> None:
     assert record.to_json()["reference"] == {"epsilon": 0.0, "noise_multiplier": None}
     assert record.to_json()["training"] == {"epsilon": 2.0, "noise_multiplier": 1.0}
     without = data_sets_record(
-        WeightedSets(weight=0.5, num_training=9, num_reference=3), NonPrivate(), math.inf, DELTA, "pld"
+        WeightedSets(weight=0.5, num_training=9, num_reference=3), NonPrivateEvent(), math.inf, DELTA, "pld"
     )
     assert "training" not in without.to_json()
 

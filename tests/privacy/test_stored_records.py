@@ -22,7 +22,7 @@ from raydp.privacy import (
     Event,
     Mechanism,
     MethodRecord,
-    NonPrivate,
+    NonPrivateEvent,
     PoissonGaussian,
     PrivacyRecord,
     PrivateSelectionRecord,
@@ -79,16 +79,19 @@ TEACHERS = {"num_teachers": 10, "num_queries": 100}
 RECORDS = {
     "poisson": of(clipping="flat"),
     "test key": of(noise_key="test", clipping="adaptive"),
-    "no noise": of(NonPrivate(), norm=None, accounted=WITHOUT),
+    "no noise": of(NonPrivateEvent(), norm=None, accounted=WITHOUT),
     "no noise, infinite target": of(
-        NonPrivate(), accounted=replace(WITHOUT, target_epsilon=math.inf), noise_key="test"
+        NonPrivateEvent(), accounted=replace(WITHOUT, target_epsilon=math.inf), noise_key="test"
     ),
     "infinite epsilon with noise": of(accounted=replace(ACCOUNTED, epsilon=math.inf, target_epsilon=None)),
     "caveats": of(method=MethodRecord(caveats=("batches are shuffled", "accounted as Poisson"))),
     "dp_sgd": of_method(DPSGD(clipping="automatic")),
     "dp_mf": of_method(DPMF(num_bands=4)),
     "dp_weights": of(
-        NonPrivate(), accounted=WITHOUT, clipping="flat", method=DPWeights(formula="algorithm_2").record_fields(RUN)
+        NonPrivateEvent(),
+        accounted=WITHOUT,
+        clipping="flat",
+        method=DPWeights(formula="algorithm_2").record_fields(RUN),
     ),
     "output_perturbation": of_method(OutputPerturbation(max_input_norm=4.0, weight_decay=0.001)),
     "pate": of_method(
@@ -107,9 +110,9 @@ RECORDS = {
     "data sets, weight 1": of(data_sets=sets(1.0, EVENT, 3.99)),
     "data sets, weight 0": of(data_sets=sets(0.0, EVENT, 3.99)),
     "data sets without noise": of(
-        NonPrivate(), norm=None, accounted=WITHOUT, data_sets=sets(0.5, NonPrivate(), math.inf)
+        NonPrivateEvent(), norm=None, accounted=WITHOUT, data_sets=sets(0.5, NonPrivateEvent(), math.inf)
     ),
-    "data sets, no answer": of(data_sets=replace(sets(0.5, NonPrivate(), math.inf), epsilons=UNKNOWN)),
+    "data sets, no answer": of(data_sets=replace(sets(0.5, NonPrivateEvent(), math.inf), epsilons=UNKNOWN)),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from plain_miniprompt import Plain
 
 from raydp.scores.language.decoding import evaluating
-from raydp.scores.prompt_search.gcg import Budget, Search
+from raydp.scores.prompt_search.gcg import Budget, PromptSearch
 from raydp.scores.prompt_search.lengths import LengthSearch
 from raydp.scores.prompt_search.objective import Objective
 from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
@@ -37,7 +37,7 @@ def length_search(
     model: torch.nn.Module, target: list[int], *, seed: int = 0, num_steps: int = 30, budget: Budget = NO_BOUND
 ):
     """A search over the tokens of a model of SIZE tokens."""
-    search = Search(
+    search = PromptSearch(
         objective=Objective(model, (), target), vocabulary=Vocabulary(allowed=np.arange(1, SIZE)), budget=budget,
         batch_size=40, top_k=SIZE,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from raydp.search.base import Goal, Proposal, Search, SearchState
 from raydp.search_spaces import Configuration, grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
-from raydp.sweep.engine.adaptive import RunSource
+from raydp.sweep.engine.adaptive import SearchSource
 from raydp.sweep.engine.tune.metrics import config_of
 from raydp.sweep.engine.tune.rounds import RunSearcher
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -69,8 +69,8 @@ class World:
                 RunResult(run_id=run_id, status=status, utility_loss=2.0, scores=scores, reason="broken")
             )
 
-    def source(self, search: Search) -> RunSource:
-        return RunSource(
+    def source(self, search: Search) -> SearchSource:
+        return SearchSource(
             spec=self.spec,
             folder=self.folder,
             trials=self.trials,

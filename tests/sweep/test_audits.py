@@ -12,7 +12,7 @@ import pytest
 
 from raydp.auditing.audits import audit_spec, conclude, next_audit
 from raydp.auditing.report import AuditReport, report_of
-from raydp.auditing.source import Source, source_of
+from raydp.auditing.source import AuditSubject, source_of
 from raydp.plugins import registries
 from raydp.privacy import Guesses, one_run_bound, one_run_p_value
 from raydp.scores.base import Measurement
@@ -51,9 +51,9 @@ def measured(correct: int, guesses: int = 100, canaries: int = 500, epsilon: flo
     return Measurement(value=one_run_bound(counts, 1e-5).epsilon, std_error=None, num_samples=1, details=details)
 
 
-def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[Source, AuditReport]:
+def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[AuditSubject, AuditReport]:
     """A report of runs whose guesses are given: two configurations, a seed after the other."""
-    source = Source(spec=spec_of(folder, seeds=list(range(len(correct) // 2)), **changes))
+    source = AuditSubject(spec=spec_of(folder, seeds=list(range(len(correct) // 2)), **changes))
     options = {**OPTIONS, "seeds": source.spec.seeds, "num_canaries": 500}
     audit = begun(audit_spec(source, name=source.name, coins=1, **options))
     trials = sorted(audit.plan().trials, key=lambda t: (t.num_steps, t.seed))
@@ -65,7 +65,7 @@ def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[S
 
 def test_the_audit_of_a_spec_is_a_sweep_of_its_own(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, privacy={**STATED, "target_delta": None, "delta_exponent": 1.1})
-    audit = audit_spec(Source(spec=spec), name="small-audit", coins=5, **OPTIONS)
+    audit = audit_spec(AuditSubject(spec=spec), name="small-audit", coins=5, **OPTIONS)
     assert audit.task.as_dict()["of"] == spec.task.as_dict()
     assert (audit.task.params.num_canaries, audit.task.params.seed) == (1500, 5)
     assert audit.model.adapter.type == "none"
@@ -77,7 +77,7 @@ def test_the_audit_of_a_spec_is_a_sweep_of_its_own(tmp_path: Path) -> None:
 
 def test_without_a_guarantee_there_is_nothing_to_refute(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, method={"name": "nonprivate"})
-    assert audit_spec(Source(spec=spec), name="a", coins=5, **OPTIONS).scores[0].params.epsilon is None
+    assert audit_spec(AuditSubject(spec=spec), name="a", coins=5, **OPTIONS).scores[0].params.epsilon is None
     _, report = report_with(tmp_path, [100, 100], method={"name": "nonprivate"})
     assert not report.alarm
     assert report.runs[0]["epsilon_hat"] > 3
@@ -93,11 +93,11 @@ def test_without_a_guarantee_there_is_nothing_to_refute(tmp_path: Path) -> None:
 def test_what_cannot_be_audited_is_refused(tmp_path: Path, privacy: dict[str, Any], message: str) -> None:
     data = small_spec(tmp_path, privacy={**STATED, **privacy}, select={"score": "vmr_exact"})
     with pytest.raises(ValueError, match=message):
-        audit_spec(Source(spec=load_spec(data)), name="a", coins=1, **OPTIONS)
+        audit_spec(AuditSubject(spec=load_spec(data)), name="a", coins=1, **OPTIONS)
 
 
 def test_new_tokens_need_every_weight_to_be_trained(tmp_path: Path) -> None:
-    data = audit_spec(Source(spec=spec_of(tmp_path)), name="a", coins=1, **OPTIONS).model_dump(mode="json")
+    data = audit_spec(AuditSubject(spec=spec_of(tmp_path)), name="a", coins=1, **OPTIONS).model_dump(mode="json")
     data["model"]["adapter"] = {"type": "lora"}
     with pytest.raises(ValueError, match=r"model\.adapter\.type must be none with the task 'audited', got 'lora'"):
         build_task(load_spec(data))
@@ -142,7 +142,7 @@ def test_a_method_with_a_fault_raises_the_alarm_and_a_sound_one_does_not(
 ) -> None:
     """Real training on both, with the same coins."""
     method = leaky if fault else {"name": "dp_adam", "max_grad_norm": 0.1}
-    source = Source(spec=spec_of(tmp_path, method=method, space={"points": [[512, 16, 0.002]]}))
+    source = AuditSubject(spec=spec_of(tmp_path, method=method, space={"points": [[512, 16, 0.002]]}))
     report = conclude(source, trained(audit_spec(source, name=source.name, coins=3, **OPTIONS)))
     assert report.alarm == fault
     (found,) = alarms_of(source.folder).values()
@@ -174,7 +174,7 @@ def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
         "scores": [{"name": "mia_outputs"}],
         "select": {"score": "mia_outputs", "min_utility_gain": None},
     }
-    source = Source(spec=spec_of(tmp_path, **changes))
+    source = AuditSubject(spec=spec_of(tmp_path, **changes))
     report = conclude(source, trained(audit_spec(source, name=source.name, coins=3, **GRADIENT)))
     (run,) = report.runs
     assert (report.canary, report.access, report.coins) == ("gradient", "gradient", 3)
@@ -192,7 +192,7 @@ def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
 
 def test_known_tokens_are_audited_under_the_specs_own_adapter(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, space={"points": [[32, 2, 0.01]]})
-    source, options = Source(spec=spec), {**OPTIONS, "num_canaries": 60}
+    source, options = AuditSubject(spec=spec), {**OPTIONS, "num_canaries": 60}
     audit = audit_spec(source, name=source.name, coins=3, canary="known_token", **options)
     assert audit.model.adapter == spec.model.adapter
     report = conclude(source, trained(audit))
@@ -203,7 +203,7 @@ def test_known_tokens_are_audited_under_the_specs_own_adapter(tmp_path: Path) ->
 def test_an_unknown_kind_of_canaries_is_refused(tmp_path: Path) -> None:
     message = r"canary must be one of new_token, known_token, gradient, got 'dirac'\. new_token is usual"
     with pytest.raises(ValueError, match=message):
-        next_audit(Source(spec=spec_of(tmp_path)), canary="dirac", **OPTIONS, new=False)
+        next_audit(AuditSubject(spec=spec_of(tmp_path)), canary="dirac", **OPTIONS, new=False)
 
 
 def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., Path]) -> None:
@@ -299,7 +299,7 @@ def test_a_registered_model_is_audited_by_its_name_and_a_sound_method_keeps_its_
 
 def test_another_audit_has_a_number_and_new_coins(tmp_path: Path) -> None:
     """The one that was begun goes on with its coins, and with no other options."""
-    source = Source(spec=spec_of(tmp_path))
+    source = AuditSubject(spec=spec_of(tmp_path))
     first, resume = next_audit(source, **OPTIONS, new=False)
     assert (first.name, resume) == ("small-audit", False)
     begun(first)

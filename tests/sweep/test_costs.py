@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp.cost.costs import Measured, StepLaw, recorded_seconds
+from raydp.cost.costs import MeasuredSteps, StepLaw, recorded_seconds
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
@@ -74,7 +74,7 @@ def test_steps_that_say_nothing_are_refused(examples: list[float], seconds: list
 
 def test_columns_count_seeds_workers_and_devices() -> None:
     law = StepLaw.fit([100, 200], [2.0, 3.0])  # 1 s and 10 ms an example
-    measured = Measured(law=law, score_seconds=60, memory_bytes=2**31, device="cpu", steps=())
+    measured = MeasuredSteps(law=law, score_seconds=60, memory_bytes=2**31, device="cpu", steps=())
     cluster = ClusterSpec(workers_per_trial=4, gpus_per_worker=2)
     found = measured.columns(400, 10, 3, cluster=cluster, price=1.5)
     seconds = 3 * (10 * (1 + 0.01 * 100) + 60)

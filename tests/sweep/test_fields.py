@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from raydp.analysis import configuration_means, load_points, save_points
 from raydp.auditing.audits import audit_spec
-from raydp.auditing.source import Source
+from raydp.auditing.source import AuditSubject
 from raydp.cli.arguments import configuration_of
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import settings_of
@@ -224,7 +224,7 @@ def test_every_adapter_of_the_space_must_fit_the_longest_text(tmp_path: Path) ->
 def test_an_audit_of_every_weight_cannot_vary_the_adapter(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path, space={**ONE, RANK: [2, 4]}))
     with pytest.raises(ValueError, match=r"space must not vary model\.adapter\.r with --canary new_token"):
-        audit_spec(Source(spec=spec), name="a", coins=1, num_canaries=500, confidence=0.95, seeds=(0,))
+        audit_spec(AuditSubject(spec=spec), name="a", coins=1, num_canaries=500, confidence=0.95, seeds=(0,))
 
 
 def test_a_configuration_of_the_command_line_has_its_fields() -> None:

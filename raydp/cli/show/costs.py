@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raydp.cost.costs import ASSUMED, Measured
+from raydp.cost.costs import ASSUMED, MeasuredSteps
 from raydp.io.output import print_table, stderr, stdout
 
 
-def show_measured(measured: Measured) -> None:
+def show_measured(measured: MeasuredSteps) -> None:
     """Print the measured steps, the fit of their time, and the assumptions of the estimates.
 
     The text goes to stderr, so that `--json` prints only its document to stdout.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydp.privacy.accounting.events import Event, NonPrivate
+from raydp.privacy.accounting.events import Event, NonPrivateEvent
 from raydp.privacy.accounting.pld import PLDAccountant
 
 FALSE_POSITIVE_RATES = (1e-3, 1e-2, 1e-1)
@@ -53,7 +53,7 @@ def attack_bounds(event: Event, false_positive_rates: Sequence[float] = FALSE_PO
     rates = np.asarray(false_positive_rates, dtype=np.float64)
     if not ((rates > 0) & (rates < 1)).all():
         raise ValueError(f"false_positive_rates must be > 0 and < 1, got {list(false_positive_rates)}. 0.001 is usual.")
-    if isinstance(event, NonPrivate):
+    if isinstance(event, NonPrivateEvent):
         return AttackBounds(
             advantage=1.0, false_positive_rates=tuple(rates.tolist()), true_positive_rates=(1.0,) * len(rates)
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import ClassVar
 
-from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian, PrivacyTarget, check_delta
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian, PrivacyTarget, check_delta
 
 
 class AccountantError(ValueError):
@@ -38,7 +38,7 @@ class Accountant(ABC):
         return {name: repr(value) for name, value in sorted(vars(self).items()) if not name.startswith("_")}
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Return an upper bound on ε at δ; inf for NonPrivate.
+        """Return an upper bound on ε at δ; inf for NonPrivateEvent.
 
         Raises:
             ValueError: delta is not in (0, 1).
@@ -61,7 +61,7 @@ class Accountant(ABC):
             raise ValueError("events must hold at least one event, got none. Pass the events of what is released.")
         for delta in deltas:
             check_delta(delta)
-        private = [event for event in events if not isinstance(event, NonPrivate)]
+        private = [event for event in events if not isinstance(event, NonPrivateEvent)]
         if len(private) < len(events):
             return [math.inf] * len(deltas)
         return self._bounds(merged(private), deltas)

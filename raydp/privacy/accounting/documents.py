@@ -85,7 +85,7 @@ class Profile(TypedDict):
 
     Keys:
         deltas: the requested δ.
-        epsilons: ε at each δ; inf for NonPrivate.
+        epsilons: ε at each δ; inf for NonPrivateEvent.
         gdp_mu: μ of a Gaussian mechanism above the whole profile; None if there is none.
         gdp_mu_reason: why there is no μ.
         accountant: registry name of the accountant of the epsilons.

@@ -40,7 +40,7 @@ class PoissonGaussian:
         if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
             raise ValueError(
                 f"noise_multiplier must be > 0 and finite, got {self.noise_multiplier}. "
-                "A run without noise is NonPrivate()."
+                "A run without noise is NonPrivateEvent()."
             )
         if self.num_steps < 1 or self.num_steps != int(self.num_steps):
             raise ValueError(f"num_steps must be an integer >= 1, got {self.num_steps}. It counts noisy updates.")
@@ -51,11 +51,11 @@ class PoissonGaussian:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonPrivate:
+class NonPrivateEvent:
     """A run without a privacy guarantee: every accountant gives it epsilon = inf."""
 
 
-Event = PoissonGaussian | NonPrivate
+Event = PoissonGaussian | NonPrivateEvent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.documents import Profile
-from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
 from raydp.privacy.accounting.gdp import gaussian_deltas
 from raydp.privacy.accounting.pld import PLDAccountant
 
@@ -66,7 +66,7 @@ def dominating_mu(event: Event) -> tuple[float | None, str | None]:
     """
     import numpy as np
 
-    if isinstance(event, NonPrivate):
+    if isinstance(event, NonPrivateEvent):
         return None, "a run without noise has no privacy profile"
     accountant = PLDAccountant()
     try:

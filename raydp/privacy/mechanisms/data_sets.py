@@ -9,7 +9,7 @@ from typing import Any
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant, AccountantError
-from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.infinity import from_json_number, json_number
 from raydp.privacy.mechanisms.reference import DATA_SETS, DataSet, WeightedSets
 
@@ -113,7 +113,7 @@ def data_sets_record(
 ) -> DataSetsRecord:
     """Return the part of a run's record about its two data sets, with the ε of each if the run is private."""
     epsilons = None
-    if not isinstance(event, NonPrivate):
+    if not isinstance(event, NonPrivateEvent):
         epsilons = epsilons_of_sets(sets, event, epsilon, delta, accountant_name)
     return DataSetsRecord(
         reference_weight=sets.weight,

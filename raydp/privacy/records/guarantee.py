@@ -11,7 +11,7 @@ from raydp.privacy.accounting.attack import attack_bounds
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
-from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu
 from raydp.privacy.records.record import composed_epsilon
 
@@ -29,7 +29,7 @@ def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | Non
         cache_dir: folder of computed guarantees; None computes always.
     """
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
-    if isinstance(event, NonPrivate) or cache_dir is None:
+    if isinstance(event, NonPrivateEvent) or cache_dir is None:
         return _computed(event, accountant)
     problem = {"guarantee": _ALGORITHM_VERSION, **_problem(event, accountant, DELTAS)}
     cache = SolutionCache(cache_dir)
@@ -78,7 +78,7 @@ def profile_rows(
     Args:
         cache_dir: folder of computed profiles; None computes always.
     """
-    if isinstance(event, NonPrivate) or cache_dir is None:
+    if isinstance(event, NonPrivateEvent) or cache_dir is None:
         return _profile_rows(event, deltas, accountant)
     problem = {"profile": _ALGORITHM_VERSION, **_problem(event, accountant, deltas)}
     cache = SolutionCache(cache_dir)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from raydp.privacy.accounting.events import Event, NonPrivate, check_delta
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
 
 EVERY_STEP = "sees every step"
 """The strongest observer. Records of earlier versions name no observer and mean this one."""
@@ -17,7 +17,7 @@ class AccountedEpsilon:
     """The guarantee (ε, δ) of a run, and who computed it.
 
     Attributes:
-        epsilon: the accountant's bound for the event at delta; inf for NonPrivate.
+        epsilon: the accountant's bound for the event at delta; inf for NonPrivateEvent.
         delta: in (0, 1).
         target_epsilon: the requested ε; None if none was requested.
         accountant: registry name.
@@ -60,22 +60,22 @@ class Mechanism:
     @property
     def private(self) -> bool:
         """Return whether the mechanism adds noise."""
-        return not isinstance(self.event, NonPrivate)
+        return not isinstance(self.event, NonPrivateEvent)
 
     @property
     def noise_multiplier(self) -> float:
         """Return σ; 0 without noise."""
-        return 0.0 if isinstance(self.event, NonPrivate) else self.event.noise_multiplier
+        return 0.0 if isinstance(self.event, NonPrivateEvent) else self.event.noise_multiplier
 
     @property
     def sample_rate(self) -> float | None:
         """Return q; None without noise."""
-        return None if isinstance(self.event, NonPrivate) else self.event.sample_rate
+        return None if isinstance(self.event, NonPrivateEvent) else self.event.sample_rate
 
     @property
     def num_steps(self) -> int | None:
         """Return T of the event; None without noise."""
-        return None if isinstance(self.event, NonPrivate) else self.event.num_steps
+        return None if isinstance(self.event, NonPrivateEvent) else self.event.num_steps
 
 
 @dataclass(frozen=True, kw_only=True)

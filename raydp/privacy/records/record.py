@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant
-from raydp.privacy.accounting.events import Event, NonPrivate, PoissonGaussian
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.infinity import from_json_number, json_number
 from raydp.privacy.mechanisms.data_sets import DataSetsRecord
 from raydp.privacy.records.parts import (
@@ -240,7 +240,7 @@ def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str
     """Return an upper bound on ε, at one δ, of releasing the models of several runs on the same records.
 
     Args:
-        events: one per released run; the result is inf if one of them is NonPrivate.
+        events: one per released run; the result is inf if one of them is NonPrivateEvent.
         delta: in (0, 1), for all runs together.
         accountant_name: registry name. The accountant's own composition is used (pld: convolution of loss
             distributions; prv: heterogeneous composition; rdp: divergences add up).
@@ -264,5 +264,5 @@ def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str
 def _event(document: Mapping[str, Any]) -> Event:
     """Return the event of a record."""
     if document["num_steps"] is None:
-        return NonPrivate()
+        return NonPrivateEvent()
     return PoissonGaussian(**{name: document[name] for name in ("sample_rate", "noise_multiplier", "num_steps")})

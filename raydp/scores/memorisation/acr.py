@@ -15,7 +15,7 @@ from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection, Secr
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
-from raydp.scores.prompt_search.gcg import Budget, Search
+from raydp.scores.prompt_search.gcg import Budget, PromptSearch
 from raydp.scores.prompt_search.lengths import LengthSearch
 from raydp.scores.prompt_search.merging import ExactFn, merged_adapter
 from raydp.scores.prompt_search.objective import Effort, Objective
@@ -202,7 +202,7 @@ class AdversarialCompression(ScoreSection):
             return keyed_generator(seed, "acr", target.id, search_seed)
 
         objective = Objective(model.model, tokens_before(model.tokenizer), target.ids, effort, exact_fn)
-        search = Search(
+        search = PromptSearch(
             objective=objective,
             vocabulary=Vocabulary(
                 allowed=plain_tokens(model.tokenizer, objective.vocab_size),

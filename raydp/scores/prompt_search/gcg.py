@@ -47,7 +47,7 @@ class Budget:
 
 
 @dataclass(kw_only=True)
-class Search:
+class PromptSearch:
     """Search for prompts of one model and target. No prompt is evaluated twice.
 
     Args:

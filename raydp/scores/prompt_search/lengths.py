@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from raydp.scores.prompt_search.gcg import Search
+from raydp.scores.prompt_search.gcg import PromptSearch
 from raydp.scores.prompt_search.tokens import Prompt
 
 FIRST_LENGTH = 5
@@ -29,7 +29,8 @@ class LengthSearch:
         search: the search at one length.
         num_seeds: number of random starts.
         num_steps: GCG steps at one length; a fifth more after every failure while the length grows.
-        patience: steps without progress after which a length is given up while the length grows, see `Search.descend`.
+        patience: steps without progress after which a length is given up while the length grows;
+            `PromptSearch.descend` counts them.
         max_tokens: length of the longest prompt to try.
         rng_fn: search seed -> random generator.
 
@@ -37,7 +38,7 @@ class LengthSearch:
         best: the shortest confirmed prompt; None as long as there is none.
     """
 
-    search: Search
+    search: PromptSearch
     num_seeds: int
     num_steps: int
     patience: int

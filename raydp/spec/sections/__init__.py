@@ -4,7 +4,7 @@ from raydp.spec.sections.base import AtLeastOne, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec, ModelSpec
 from raydp.spec.sections.privacy import NumRunsSpec, PrivacySpec
-from raydp.spec.sections.seeds import AdaptiveSeeds, Precision
+from raydp.spec.sections.seeds import AdaptiveSeeds, PrecisionArguments
 from raydp.spec.sections.selection import BOUNDS, Bounds, SelectSpec
 from raydp.spec.sections.space import SpaceSpec
 from raydp.spec.sections.stopping import StoppingSpec
@@ -20,7 +20,7 @@ __all__ = [
     "ModelSpec",
     "NumRunsSpec",
     "Positive",
-    "Precision",
+    "PrecisionArguments",
     "PrivacySpec",
     "Section",
     "SelectSpec",

@@ -12,7 +12,7 @@ MOST_SEEDS = 1000
 """The largest number of seeds of one configuration. Every run that may be made is planned."""
 
 
-class Precision(TypedDict, total=False):
+class PrecisionArguments(TypedDict, total=False):
     """The confidence and the tolerance of a decision, as arguments of `raydp.analysis.select`."""
 
     confidence: float
@@ -52,7 +52,7 @@ class AdaptiveSeeds(Section):
             f"runs have cost {self.max_cost_share:g} times the first pass; the costs here are those of the first pass"
         )
 
-    def precision(self) -> Precision:
+    def precision(self) -> PrecisionArguments:
         """Return what a decision needs, as arguments of `raydp.analysis.select`."""
         return {"confidence": self.confidence, "tolerance": self.tolerance}
 

@@ -75,7 +75,7 @@ class StepwiseSource(ABC):
 
 
 @dataclass(kw_only=True)
-class RunSource(StepwiseSource):
+class SearchSource(StepwiseSource):
     """Gives out the runs of the configurations that a search proposes from the results so far.
 
     A resumed sweep begins with the missing seeds of the configurations that were begun, and then asks the search again.

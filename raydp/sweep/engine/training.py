@@ -13,7 +13,7 @@ from rich.console import Console
 from raydp.io.output import phase
 from raydp.models import sharing
 from raydp.spec.sections import AdaptiveSeeds
-from raydp.sweep.engine.adaptive import RunSource, StepwiseSource
+from raydp.sweep.engine.adaptive import SearchSource, StepwiseSource
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.further_seeds import SeedSource
@@ -197,4 +197,6 @@ def _source(committer: Committer) -> StepwiseSource | None:
         return SeedSource(spec=spec, folder=folder, trials=trials, base_fn=committer.base, seeds=spec.seeds)
     if spec.space.search is None or folder.search_end() is not None:
         return None
-    return RunSource(spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=committer.base)
+    return SearchSource(
+        spec=spec, folder=folder, trials=trials, search=spec.space.search.params, base_fn=committer.base
+    )

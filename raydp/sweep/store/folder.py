@@ -20,7 +20,7 @@ from raydp.io.files import write_atomically
 from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
-from raydp.spec.sections import AdaptiveSeeds, Precision, PrivacySpec, SelectSpec
+from raydp.spec.sections import AdaptiveSeeds, PrecisionArguments, PrivacySpec, SelectSpec
 from raydp.sweep.store.disclosure import AllRuns, Disclosure, ReleasedRunAlone
 from raydp.sweep.store.json_files import read_json, read_state, write_json
 from raydp.sweep.store.results import RunResult
@@ -244,7 +244,7 @@ class SweepFolder:
         """Return the section `select` of the sweep's spec."""
         return self._section("select", SelectSpec)
 
-    def precision(self) -> Precision:
+    def precision(self) -> PrecisionArguments:
         """Return the confidence and the tolerance that the sweep's spec gives to its decision, if it gives them."""
         seeds = self._written().get("seeds")
         return self._section("seeds", AdaptiveSeeds).precision() if isinstance(seeds, dict) else {}

@@ -52,7 +52,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TextPart:
     """A part of a conversation's text, and whether the assistant says it."""
 
     text: str
@@ -169,7 +169,7 @@ class ChatTemplate:
             )
         return name
 
-    def parts(self, conversation: Conversation) -> list[Part]:
+    def parts(self, conversation: Conversation) -> list[TextPart]:
         """Return the text in parts, up to the end of the assistant's last message.
 
         Raises:
@@ -180,9 +180,9 @@ class ChatTemplate:
         if name in ("none", "alpaca"):
             assert conversation.texts is not None, "checked by name_for"
             prompt, completion = conversation.texts
-            return [Part(text=prompt, said=False), Part(text=completion + self._end, said=True)]
+            return [TextPart(text=prompt, said=False), TextPart(text=completion + self._end, said=True)]
         write = self._writer(name)
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         done = ""
         for number, message in enumerate(conversation.messages):
             if message.role != "assistant":
@@ -194,10 +194,10 @@ class ChatTemplate:
                     "task.template must write a conversation so that each reply only adds to the text before it, got "
                     f"{name!r}, which does not. Use chatml or plain."
                 )
-            parts += [Part(text=before[len(done) :], said=False), Part(text=after[len(before) :], said=True)]
+            parts += [TextPart(text=before[len(done) :], said=False), TextPart(text=after[len(before) :], said=True)]
             done = after
         if parts and name == "plain":
-            parts[-1] = Part(text=parts[-1].text.removesuffix("\n") + self._end, said=True)
+            parts[-1] = TextPart(text=parts[-1].text.removesuffix("\n") + self._end, said=True)
         return parts
 
     def asked(self, messages: Sequence[Message], continuation: str) -> tuple[str, str]:

@@ -18,8 +18,8 @@ from raydp.tasks.chat.conversations import (
     ChatTemplate,
     Conversation,
     Form,
-    Part,
     TemplateName,
+    TextPart,
     conversation_of,
     form_of,
     messages_of,
@@ -43,7 +43,7 @@ class _Row:
     """A conversation, and its user (the conversation's text if users are not given)."""
 
     conversation: Conversation
-    parts: tuple[Part, ...]
+    parts: tuple[TextPart, ...]
     user: str
 
     @property

@@ -34,7 +34,7 @@ REPORTS_A_SECOND = 10
 """Number of reports that Tune's loop on the driver takes in a second, from all trials together."""
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """Gives out runs one after another.
 
     Attributes:
@@ -79,7 +79,7 @@ class RunSearcher(Searcher):
         close: called with the number of runs that were given out, after the last one.
     """
 
-    def __init__(self, source: Source, trials: Mapping[str, TrialPlan], close: Callable[[int], object]) -> None:
+    def __init__(self, source: RunSource, trials: Mapping[str, TrialPlan], close: Callable[[int], object]) -> None:
         super().__init__()
         self.source, self._trials, self._close = source, trials, close
 
@@ -149,7 +149,7 @@ class TuneRun:
     shown: bool
     callbacks: Sequence[GuardedCallback]
 
-    def run(self, source: Source, count: int, close: Callable[[int], object] = lambda given: None) -> None:
+    def run(self, source: RunSource, count: int, close: Callable[[int], object] = lambda given: None) -> None:
         """Run at most `count` runs of a source as one round of Tune.
 
         A trial only follows its run in the queue, so a trial holds no CPU. If it did, the trials of a small machine
