@@ -47,7 +47,7 @@ def draws(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
             stream.normal(total.numel(), step=0, purpose="noise", name=name)
 
     def keyed_and_added() -> None:
-        loop._add_noise(totals, parts, stream, 0, SIGMA, MAX_GRAD_NORM, CorrelatedNoise())
+        loop.add_noise(totals, parts, stream, 0, SIGMA, MAX_GRAD_NORM, CorrelatedNoise())
 
     def torchs() -> None:
         for total in totals.values():

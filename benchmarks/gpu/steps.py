@@ -31,7 +31,7 @@ from ways import MAX_GRAD_NORM, WAYS, Bench, Step  # the folder of the other ben
 
 from raydp.spec.sections import AdapterSpec
 from raydp.training.gradients.memory import is_out_of_memory
-from raydp.training.loop import _add_noise
+from raydp.training.loop import add_noise
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import add_lattice_noise, lattice_step
 from raydp.training.noise.stream import CPU, TEST_KEY, KeyedStream
@@ -179,7 +179,7 @@ def noise_seconds(bench: Bench) -> dict[str, float]:
     lattice = lattice_step(MAX_GRAD_NORM, count)
 
     def on_the_device() -> None:
-        _add_noise(totals, parts, stream, 0, 1.0, MAX_GRAD_NORM, CorrelatedNoise())
+        add_noise(totals, parts, stream, 0, 1.0, MAX_GRAD_NORM, CorrelatedNoise())
 
     def on_the_host() -> None:
         for name, total in totals.items():

@@ -139,7 +139,7 @@ def run(
         if rule.noise_multiplier > 0:
             if context.ledger is not None and comm.rank == 0:
                 context.ledger.record(step)
-            _add_noise(slices, noised, stream, step, rule.noise_multiplier, threshold, rule.noise)
+            add_noise(slices, noised, stream, step, rule.noise_multiplier, threshold, rule.noise)
         holders.exchange_slices(flat)
         if canaries is not None:
             canaries.observe(flat, threshold)
@@ -339,7 +339,7 @@ def _shares_of_noise(
     return slices, noised
 
 
-def _add_noise(
+def add_noise(
     total: dict[str, torch.Tensor],
     parts: dict[str, sharding.Part],
     stream: KeyedStream,

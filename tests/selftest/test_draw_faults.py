@@ -58,7 +58,7 @@ def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
 def test_noise_that_repeats_after_some_steps(monkeypatch: pytest.MonkeyPatch, where: str, cut: str) -> None:
     """In whichever place the counter is cut, a run has the noise of an earlier step again."""
     if where == "loop":
-        rewrite(monkeypatch, loop, "_add_noise", ("step=step, device", f"step={cut}, device"))
+        rewrite(monkeypatch, loop, "add_noise", ("step=step, device", f"step={cut}, device"))
     elif where == "noise":
         rewrite(monkeypatch, CorrelatedNoise, "_row_pieces", ("step=step", f"step={cut}"))
     else:
@@ -153,7 +153,7 @@ def test_normals_in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str
     ids=["dropped", "from the data", "as if there were one coordinate"],
 )  # fmt: skip
 def test_a_lattice_that_is_not_there_or_not_public(monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]) -> None:
-    rewrite(monkeypatch, loop, "_add_noise", change)
+    rewrite(monkeypatch, loop, "add_noise", change)
     assert {"lattice of an update", "lattice of another data set"} & failed(lattice_checks(DPSGD()))
 
 

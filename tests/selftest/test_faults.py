@@ -33,7 +33,7 @@ from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 
 NOISE = "if rule.noise_multiplier > 0:"
-ADD = "_add_noise(slices, noised, stream, step, rule.noise_multiplier, threshold, rule.noise)"
+ADD = "add_noise(slices, noised, stream, step, rule.noise_multiplier, threshold, rule.noise)"
 BY_EACH = ADD.replace(
     "slices, noised, stream", "total, parts, KeyedStream(key=key, run_id=f'{plan.run_id}{comm.rank}')"
 )

@@ -94,7 +94,7 @@ def noise(comm: Comm) -> dict[str, torch.Tensor]:
     parameters = context(FULL, comm).parameters
     total = {n: torch.zeros_like(sharding.local(p)) for n, p in parameters.items()}
     parts = {n: sharding.part_of(p) for n, p in parameters.items()}
-    loop._add_noise(total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1, CorrelatedNoise())
+    loop.add_noise(total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1, CorrelatedNoise())
     return sharding.gathered({n: sharding.like(p, total[n]) for n, p in parameters.items()}, comm)
 
 

@@ -97,14 +97,14 @@ def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
     [
-        (loop, "_add_noise", ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
+        (loop, "add_noise", ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
                               "gradient += (noise * std).to(gradient).view_as(gradient)")),
         (lattice, "add_lattice_noise", ("* (std / step)).round_()", "* (std / step))")),
         (lattice, "add_lattice_noise", (".mul_(1 / step).round_()", ".mul_(1 / step)")),
-        (loop, "_add_noise", ("lattice_step(threshold,",
+        (loop, "add_noise", ("lattice_step(threshold,",
                               "lattice_step(float(max(map(torch.norm, total.values()))) / 7,")),
-        (loop, "_add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),
-        (loop, "_add_noise", ("sum(part.count for part in parts.values())", "1")),
+        (loop, "add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),
+        (loop, "add_noise", ("sum(part.count for part in parts.values())", "1")),
     ],
     ids=["added in fp32", "noise not rounded", "sum not rounded", "a step from the data", "too coarse", "d left out"],
 )  # fmt: skip

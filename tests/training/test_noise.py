@@ -194,7 +194,7 @@ def test_noise_of_small_parameters_drawn_together_is_that_of_each(bands: int, mo
         for step in range(3):
             total = {name: torch.linspace(-1, 1, size) for name, size in sizes.items()}
             parts = {name: sharding.part_of(value) for name, value in total.items()}
-            loop._add_noise(total, parts, stream, step, 0.7, 0.1, source)
+            loop.add_noise(total, parts, stream, step, 0.7, 0.1, source)
             sums.append(torch.cat(list(total.values())))
         released.append(torch.cat(sums))
     assert torch.equal(released[0], released[1])
