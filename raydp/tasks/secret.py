@@ -22,7 +22,7 @@ def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = Non
             `attribute` (A(x) of an attribute secret). Other keys are ignored. White space counts.
         field: the option that holds the path, for messages.
         asked_fn: returns prompt and continuation as texts, for a prompt that is a list of messages; called with the
-            list, the continuation or attribute, and the place. None: prompts are texts.
+            list, the continuation ("" for an attribute), and the place. None: prompts are texts.
 
     Raises:
         ValueError: the file is missing, empty or malformed, or has a secret twice; the message names field, file and
@@ -68,10 +68,10 @@ def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
 
 def _with_texts(row: Mapping[str, object], place: str, asked_fn: AskedFn) -> dict[str, object]:
     """Return a row whose prompt is a text."""
-    said = row.get("continuation", row.get("attribute"))
+    said = row.get("continuation")
     prompt, continuation = asked_fn(row["prompt"], said if isinstance(said, str) else "", place)
     texts: dict[str, object] = {**row, "prompt": prompt}
-    return {**texts, "continuation": continuation} if isinstance(row.get("continuation"), str) else texts
+    return {**texts, "continuation": continuation} if isinstance(said, str) else texts
 
 
 def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:

@@ -214,6 +214,60 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(tiny, tmp_p
         ChatTask(path=path).build(with_template(tiny, rewriting))
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "which fails with TypeError"),
+        ("ok\n{% for %}", "which has a mistake in line 2"),
+        ("{{ missing.name }}", "which uses a name that is not defined"),
+    ],
+)
+def test_a_template_with_a_mistake_is_told_apart_from_one_that_refuses(tiny, tmp_path: Path, template, message) -> None:
+    with pytest.raises(ValueError, match=rf"task\.template must write every .*{message}\. Correct the chat") as error:
+        ChatTask(path=conversations(tmp_path)).build(with_template(tiny, template))
+    assert "chapter" not in str(error.value)
+
+
+def test_a_secret_that_the_template_changes_is_named_by_its_line(tiny, tmp_path: Path) -> None:
+    rows = [{"messages": turns(i)[1:3]} for i in range(30)]
+    path, secrets = write_json_lines(tmp_path / "rows.jsonl", rows), tmp_path / "secrets.jsonl"
+    options = {"path": str(path), "secrets": str(secrets)}
+    continuation = "Part 4 is the draft of chapter 16"
+    trimming, shouting = (CHATML.replace("m['content']", f"m['content']|{how}") for how in ("trim", "upper"))
+    silent = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    for template, said in ((trimming, f" {continuation}"), (shouting, continuation), (silent, continuation)):
+        write_json_lines(secrets, [{"prompt": turns(4)[1:2], "continuation": said}])
+        with pytest.raises(
+            ValueError, match=r"task\.secrets must have continuations .* in secrets\.jsonl, line 1"
+        ) as error:
+            ChatTask(**options).build(with_template(tiny, template))
+        assert "chapter" not in str(error.value)
+    write_json_lines(secrets, [{"prompt": turns(4)[1:2], "continuation": continuation}])
+    (secret,) = ChatTask(**options).build(with_template(tiny, trimming)).secrets()
+    assert (secret.continuation, secret.count) == (continuation, 1)
+    write_json_lines(secrets, [{"prompt": turns(4)[1:2], "attribute": "CHAPTER 16"}])
+    (secret,) = ChatTask(**options).build(with_template(tiny, shouting)).secrets()
+    assert (secret.kind, secret.continuation) == ("attribute", "CHAPTER 16")
+
+
+def test_conversations_without_a_reply_are_counted_and_are_no_duplicates(tiny, tmp_path: Path) -> None:
+    rows = [{"messages": turns(i)[:2] if i < 20 else turns(i)} for i in range(60)]
+    path = str(write_json_lines(tmp_path / "rows.jsonl", [*rows, rows[0], rows[-1]]))
+    for seed in range(4):
+        notes = ChatTask(path=path, template="plain", split_seed=seed).build(tiny).facts().notes
+        assert (notes["duplicates_removed"], notes["without_reply_within_max_length_removed"]) == (2, 20)
+
+
+def test_data_that_leave_nothing_say_why(tiny, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"task\.path must hold conversations, got no rows in .*rows\.jsonl"):
+        ChatTask(path=str(path), template="plain").build(tiny)
+    write_json_lines(path, [{"messages": turns(1)}] * 9)
+    with pytest.raises(ValueError, match=r"got none after the split \(conversations_read 9, duplicates_removed 8\)"):
+        ChatTask(path=str(path), template="plain").build(tiny)
+
+
 def test_what_is_cut_is_counted(tiny, tmp_path: Path) -> None:
     """The second reply of the long conversations does not fit, and no reply of the longest."""
     rows = [{"messages": turns(i)} for i in range(20)]

@@ -200,12 +200,29 @@ class ChatTemplate:
             parts[-1] = TextPart(text=parts[-1].text.removesuffix("\n") + self._end, said=True)
         return parts
 
-    def asked(self, messages: Sequence[Message], continuation: str) -> tuple[str, str]:
-        """Return the text after which the assistant answers the messages, and how a continuation follows it."""
+    def asked(self, messages: Sequence[Message], continuation: str, field: str, place: str) -> tuple[str, str]:
+        """Return the text after which the assistant answers the messages, and how a continuation follows it.
+
+        Args:
+            continuation: how a reply begins; empty if the prompt alone is needed.
+            field, place: where the messages are from, for messages.
+
+        Raises:
+            ValueError: the model's template refuses the messages, or does not write the continuation as it is.
+        """
         name = self.name_for("messages", plain_texts=False)
         write = self._writer(name)
         before = write(messages, True)
-        said = write([*messages, Message(role="assistant", content=continuation)], False)[len(before) :]
+        if not continuation:
+            return before, ""
+        after = write([*messages, Message(role="assistant", content=continuation)], False)
+        said = after[len(before) :]
+        if not after.startswith(before) or continuation not in said:
+            raise ValueError(
+                f"{field} must have continuations that task.template writes unchanged after their prompt, got one that "
+                f"{name!r} trims, changes or leaves out in {place}. Remove white space at its ends, or use chatml or "
+                "plain."
+            )
         return before, said[: said.index(continuation) + len(continuation)]
 
     def _writer(self, name: TemplateName) -> Callable[[Sequence[Message], bool], str]:
@@ -217,12 +234,28 @@ class ChatTemplate:
         listed = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(listed, tokenize=False, add_generation_prompt=asks)
-        except TemplateError as error:
+        except Exception as error:
+            if type(error) is not TemplateError:  # what a template raises by itself is of this very class
+                raise ValueError(
+                    f"task.template must write every conversation, got the model's own, {_mistake_of(error)}. Correct "
+                    "the chat template of the tokenizer, or use chatml or plain."
+                ) from error
             raise ValueError(
                 "task.template must take every conversation, got the model's own, which refuses one: usually user and "
                 "assistant must alternate, after at most one system message. Correct the row, or use chatml or plain."
             ) from error
         return str(text)
+
+
+def _mistake_of(error: Exception) -> str:
+    """Return in words why a template cannot be filled in, without the error's text, which may quote a conversation."""
+    from jinja2 import TemplateSyntaxError, UndefinedError
+
+    if isinstance(error, TemplateSyntaxError):
+        return f"which has a mistake in line {error.lineno}"
+    if isinstance(error, UndefinedError):
+        return "which uses a name that is not defined"
+    return f"which fails with {type(error).__name__}"
 
 
 def _chatml(messages: Sequence[Message], asks: bool) -> str:

@@ -145,7 +145,7 @@ class ChatTask(TaskSection):
         notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
         # Tokenise, and count the secrets in what the model sees.
         examples, evaluated = (
-            self._encode(tokenizer, rows, purpose) for rows, purpose in ((train, "train"), (clean, "evaluate"))
+            self._encode(tokenizer, rows, purpose, notes) for rows, purpose in ((train, "train"), (clean, "evaluate"))
         )
         kept = [secret for secret in counted(secrets, examples.texts) if secret.count]
         if secrets and not kept:
@@ -199,18 +199,19 @@ class ChatTask(TaskSection):
 
     def _split(self, template: ChatTemplate, notes: dict[str, object]) -> tuple[list[_Row], list[_Row]]:
         """Return the training rows and the held-out rows, without duplicates."""
-        rows = list(self._read(template, self.path, self.split, "task.path"))
+        rows = self._rows_of(template, self.path, self.split, "task.path")
         train = _unique(rows)
         notes |= {"conversations_read": len(rows), "duplicates_removed": len(rows) - len(train)}
         if self.heldout_path is None and self.heldout_split is None:
             fraction = self.heldout_fraction or 0.1
-            flags = [is_held_out(row.user, fraction, self.split_seed) for row in train]
+            # One without a reply is never held out: `_encode` removes it, and counts it in training alone.
+            flags = [bool(row.text) and is_held_out(row.user, fraction, self.split_seed) for row in train]
             heldout = [row for row, flag in zip(train, flags, strict=True) if flag]
             return [row for row, flag in zip(train, flags, strict=True) if not flag], heldout
         field = "task.heldout_path" if self.heldout_path else "task.path"
         known = {row.text for row in train}
-        others = list(self._read(template, self.heldout_path or self.path, self.heldout_split, field))
-        heldout = [row for row in _unique(others) if row.text not in known]
+        others = self._rows_of(template, self.heldout_path or self.path, self.heldout_split, field)
+        heldout = [row for row in _unique(others) if not row.text or row.text not in known]
         notes["heldout_duplicates_removed"] = len(others) - len(heldout)
         return train, heldout
 
@@ -226,6 +227,13 @@ class ChatTask(TaskSection):
                 kept.append(row)
         notes["above_user_limit_removed"] = len(rows) - len(kept)
         return kept
+
+    def _rows_of(self, template: ChatTemplate, path: str, split: str | None, field: str) -> list[_Row]:
+        """Return the conversations of a file or data set, at least one."""
+        rows = list(self._read(template, path, split, field))
+        if not rows:
+            raise ValueError(f"{field} must hold conversations, got no rows in {path!r}. Check the path, or add some.")
+        return rows
 
     def _read(self, template: ChatTemplate, path: str, split: str | None, field: str) -> Iterator[_Row]:
         """Yield the conversations of a file or data set."""
@@ -271,12 +279,19 @@ class ChatTask(TaskSection):
         """Read secrets, whose prompts may be messages."""
 
         def asked(prompt: object, continuation: str, place: str) -> tuple[str, str]:
-            return template.asked(messages_of(prompt, field, place), continuation)
+            return template.asked(messages_of(prompt, field, place), continuation, field, place)
 
         return read_secrets(path, field, asked_fn=asked)
 
-    def _encode(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[_Row], purpose: str) -> _Encoded:
+    def _encode(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        rows: Sequence[_Row],
+        purpose: str,
+        notes: Mapping[str, object],
+    ) -> _Encoded:
         """Tokenise each part by itself, as a prompt is tokenised for generation, and cut what is too long."""
+        _check_left(rows, purpose, notes)
         tokens = iter(tokenize(tokenizer, [part.text for row in rows for part in row.parts]))
         ids: list[list[int]] = []
         targets: list[list[bool]] = []
@@ -331,5 +346,19 @@ class ChatTask(TaskSection):
 
 
 def _unique(rows: Sequence[_Row]) -> list[_Row]:
-    """Return the rows without exact duplicates. A conversation of two users stays with both."""
-    return list({(row.text, row.user): row for row in reversed(rows)}.values())[::-1]
+    """Return the rows without exact duplicates. A conversation of two users stays with both.
+
+    Conversations without a reply have no text, and are told apart by their messages.
+    """
+    return list({(row.text or row.conversation, row.user): row for row in reversed(rows)}.values())[::-1]
+
+
+def _check_left(rows: Sequence[_Row], purpose: str, notes: Mapping[str, object]) -> None:
+    """Raise ValueError if no conversations are left for a purpose. The message says what was removed."""
+    if rows:
+        return
+    removed = ", ".join(f"{name} {count}" for name, count in notes.items() if count)
+    raise ValueError(
+        f"task.path must leave conversations to {purpose} on, got none after the split ({removed}). Give more "
+        "different conversations, or change task.heldout_fraction."
+    )
