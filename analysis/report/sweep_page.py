@@ -255,7 +255,9 @@ _FIXED = "At the threshold as selected: this section and the decision above do n
 
 def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
     """Return a text that names the selected configuration and compares it with the best-utility configuration."""
-    start = f"Use {_name(selected.configuration)}, which the rule {selected.rule} selects. "
+    undecided = selected.decision is not None and selected.decision.state == "undecided"
+    name = f"{_name(selected.configuration)}, which the rule {selected.rule} selects. "
+    start = f"Not decided. The best guess is {name}" if undecided else f"Use {name}"
     if selected.configuration == best.configuration:
         return start + f"It is also the best-utility configuration (score {number(selected.score)})."
     difference = selected.score - best.score

@@ -71,7 +71,7 @@ def _regret(decision: Decision) -> str:
         return "It is expected to leak no more than the lowest does."
     relative = decision.relative_regret
     share = "" if relative is None or relative > _LARGEST_SHARE else f" ({100 * relative:.2g} %)"
-    return f"It is expected to leak {decision.expected_regret:.3g}{share} more than the lowest does."
+    return f"Averaged over what is not known, it leaks {decision.expected_regret:.3g}{share} more than the lowest."
 
 
 def _equivalents(decision: Decision, rule: str) -> list[str]:

@@ -26,7 +26,9 @@ def init(
     hours: Annotated[float, typer.Option(min=0.01, help="Time of the whole sweep.")] = 8.0,
     gpus: Annotated[int | None, typer.Option(min=0, help="By default those of this machine.")] = None,
     epsilon: Annotated[float | None, typer.Option(min=0.01, max=1000, help="8 by default.")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model: a folder, or its name on the hub.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Base model: a folder, its name on the hub, or tiny to try things out.")
+    ] = None,
     column: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
     user_column: Annotated[str | None, typer.Option(help="Protect everything of one user: the column.")] = None,
     secrets: Annotated[Path | None, typer.Option(help="A secrets file whose leak is measured.")] = None,
@@ -97,7 +99,12 @@ def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequen
     from raydp.io.output import stderr, stdout
     from raydp.proposal.propose import FEW_UNITS
 
-    stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {proposal.facts.num_units}.")
+    facts = proposal.facts
+    stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {facts.num_units}.", markup=False)
+    stdout.print(
+        f"The unit of privacy is one {facts.privacy_unit}. Held-out rows are not in n, planted copies are.",
+        markup=False,
+    )
     stdout.print(
         f"{proposal.grid.design.configurations} configurations, about {proposal.grid.hours:.2g} hours here.",
         markup=False,

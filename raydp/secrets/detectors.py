@@ -140,6 +140,6 @@ def _library(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"--detect must go with the package {name.replace('_', '-')}, got none. Install raydp-tune[secrets], or "
-            "leave phone and key out of --detect."
+            f"phone numbers and keys must be detected with the package {name.replace('_', '-')}, got none. Run "
+            "`pip install 'raydp-tune[secrets]'`, or leave phone and key out of --detect."
         ) from error

@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch import nn
+from transformers import FalconConfig, FalconForCausalLM
 
 from raydp.models.adapters import attach_adapter, trainable_parameters
 from raydp.models.peft_layers import NarrowLinear
@@ -19,6 +20,7 @@ from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.training.gradients import clipping, layers
 from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.memory import recompute_layers
 from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
 from tests.builders.models import plain_gpt2, plain_llama
 from tests.marks import slow_after
@@ -151,6 +153,59 @@ def test_equals_clipped_autograd(kind: str, width: int, max_grad_norm: float) ->
     ClippedGradients(model, parameters, Clipping(max_grad_norm)).accumulate(lambda: losses(model, batch), total)
     assert relative_error(total, expected) <= TOLERANCE
     assert all(p.requires_grad for p in parameters.values()), "parameters are left as they were"
+
+
+@pytest.mark.parametrize("examples_per_unit", [1, 3])
+@pytest.mark.parametrize("kind", [*MODELS, "outputs changed in place"])
+def test_layers_that_are_computed_again_give_the_same_sum(kind: str, examples_per_unit: int) -> None:
+    sums = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = falcon() if kind == "outputs changed in place" else MODELS[kind]()
+        if again:
+            recompute_layers(model)
+        parameters = {n: p for n, p in sorted(model.named_parameters()) if p.requires_grad}
+        batch = batch_of(6, 5)
+        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        engine = ClippedGradients(model, parameters, Clipping(0.05))
+        engine.accumulate(lambda model=model, batch=batch: losses(model, batch), total, examples_per_unit)
+        sums.append(total)
+    assert relative_error(sums[1], {name: own.double() for name, own in sums[0].items()}) <= TOLERANCE
+    if examples_per_unit == 1:
+        assert relative_error(sums[1], reference(model, parameters, batch, 0.05)) <= TOLERANCE
+
+
+def falcon() -> nn.Module:
+    """A model that adds the attention's output to the output of its MLP's last layer, in place."""
+    config = FalconConfig(
+        vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, bias=True, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return FalconForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_whose_output_is_changed_in_place_is_counted_at_each_use(bias: bool) -> None:
+    """The output of a linear layer with bias is a view, which autograd moves in the graph if it is changed."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3, bias=bias)
+
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            y = self.a(h)
+            y += h
+            return (torch.tanh(y) + self.a(h)).square().sum(dim=(1, 2))
+
+    torch.manual_seed(0)
+    net, h = Net().eval(), torch.randn(4, 5, 3)
+    parameters = dict(net.named_parameters())
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    ClippedGradients(net, parameters, Clipping(1e3)).accumulate(lambda: net(h), total)
+    exact = torch.autograd.grad(net(h).sum(), list(parameters.values()))
+    assert relative_error(total, dict(zip(parameters, (g.double() for g in exact), strict=True))) <= TOLERANCE
 
 
 @pytest.mark.parametrize("group_bytes", [1 << 30, 2000], ids=["one group", "several groups"])

@@ -25,8 +25,9 @@ FEWEST_TO_ADJUST = 10
 
 
 class LogProbability(OneByOne):
-    """Sum of the log-probabilities of a secret's continuation, in nats. It still grades secrets if every `vmr` is 0.
+    """How much more likely training made secrets than controls of their format, in nats. It grades where `vmr` is 0.
 
+    A text's log-probability is the sum over the tokens of its continuation; its gain is what training added to it.
     If the task has verbatim secrets, the score measures them; otherwise it measures the attribute secrets. The two are
     not mixed, because their lengths differ. An attribute is assumed to follow its prompt directly, after a space.
 

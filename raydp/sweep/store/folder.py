@@ -113,7 +113,7 @@ class SweepFolder:
         if cls.exists(spec):
             raise ValueError(
                 f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to "
-                "continue it, or choose another name."
+                "continue it (in Python run(resume=True)), or choose another name."
             )
         path = Path(spec.storage) / spec.name
         others = sorted(entry.name for entry in path.iterdir() if not _is_of_start(entry)) if path.is_dir() else []

@@ -25,6 +25,8 @@ from raydp.training.gradients.vjp import check_supported, only_input, per_exampl
 from raydp.training.gradients.weight_reads import only_by_their_layers
 from raydp.training.sharding import is_sharded
 
+_OUTPUT_UNSAVED = ("linear", "conv1d", "embedding")
+"""Rules of layers whose backward pass does not read their output."""
 SIDE_BY_SIDE = {"cuda"}
 """Types of devices on which small gradients are put side by side."""
 GROUP_BYTES = 1 << 30
@@ -66,7 +68,7 @@ class _HandOver(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.receive = receive
-        return output.view_as(output)
+        return _no_view(output)
 
     @staticmethod
     def backward(ctx, g: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[no-untyped-def]
@@ -221,8 +223,11 @@ class ClippedGradients:
             kept = output.detach() if self._rules[module] == "vjp" else None
             if not output.requires_grad:
                 output.requires_grad_(True)  # makes it a leaf, where the backward pass ends
-            if output.is_leaf or kept is not None:
+            plain = self._rules[module] in _OUTPUT_UNSAVED
+            if output.is_leaf or kept is not None or (not plain and (output._is_view() or self._recomputes)):
                 output = output.clone()  # the model may change the output in place
+            elif output._is_view():
+                output = _no_view(output)
             # Record the call once the backward pass knows the gradient of its output.
             device = x.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -295,6 +300,16 @@ class ClippedGradients:
             output = module(call.x) if call.output is None else call.output
             gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
         return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
+
+
+def _no_view(output: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory that autograd does not take for a view.
+
+    If the model changes a view in place, autograd moves it to another place of the graph and forgets its hook. What
+    made the output must not have saved it for the backward pass.
+    """
+    result: torch.Tensor = torch.ops.aten._unsafe_view(output, output.shape)
+    return result
 
 
 def _refusal(call: _Call, size: int) -> str | None:
