@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,10 +32,16 @@ if TYPE_CHECKING:
     from raydp.tasks.base import Task
     from raydp.training.checkpoint import CheckpointStore
 
+LOGGER = logging.getLogger(__name__)
+
 REQUIRED = ("model", "batch_size", "num_steps", "learning_rate")
 OPTIONAL = ("seed", "noise_multiplier", "epsilon", "delta")
 MOST = 2**53
 """Whole numbers are below this, so that a double holds each of them."""
+MOST_NOISE = 1e6
+"""The largest σ of a row. The accountants' arithmetic fails far above it, and no model trained with it learns."""
+TOLERANCE = 1.01
+"""How far the accountant's ε may be above the stated one, as a factor, before it is remarked on."""
 WHY_STATED = (
     "stated by whoever trained it, not certified: the model was trained elsewhere, and neither its noise nor its data "
     "were seen here"
@@ -82,11 +90,7 @@ def read_runs(path: str | Path) -> tuple[StatedRun, ...]:
 @cache
 def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
     """Read the table once for each version of the file."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = list(csv.DictReader(stream, strict=True))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"RUNS must be a CSV file in UTF-8, got {path.name!r} ({error}). Write it again.") from error
+    rows = _table(path)
     missing = [name for name in REQUIRED if not rows or name not in rows[0]]
     if missing:
         raise ValueError(
@@ -104,6 +108,27 @@ def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
             )
         runs.append(run)
     return tuple(runs)
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, each with one cell for each column at most."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            rows = list(reader)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"RUNS must be a CSV file in UTF-8, got {path.name!r} ({error}). Write it again.") from error
+    columns = Counter(reader.fieldnames or ())
+    if twice := [name for name, times in columns.items() if name and times > 1]:
+        raise ValueError(f"RUNS must have each column once, got {twice[0]!r} {columns[twice[0]]} times. Rename one.")
+    for number, row in enumerate(rows, start=1):
+        beyond: Sequence[str] = row.pop(None, ())  # where DictReader puts further cells
+        if any(cell.strip() for cell in beyond):
+            raise ValueError(
+                f"RUNS must have a cell for each column in every row, got {len(beyond)} more in row {number}. Quote "
+                "cells with commas, or name the column."
+            )
+    return rows
 
 
 def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter[Configuration]) -> StatedRun:
@@ -138,14 +163,7 @@ def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter
     )
     seed, sigma = figure("seed", whole=True, least=0), figure("noise_multiplier", least=0)
     epsilon, delta = figure("epsilon"), figure("delta")
-    if sigma is None and epsilon is None:
-        raise ValueError(
-            f"RUNS must state noise_multiplier, or epsilon and delta, in every row, got row {number} with neither. A "
-            "model without a guarantee has epsilon inf."
-        )
-    needs_delta = epsilon is not None and math.isfinite(epsilon)
-    if (needs_delta and delta is None) or (delta is not None and delta >= 1):
-        raise ValueError(f"delta must be below 1 and stated with epsilon, got row {number} of RUNS without. Add it.")
+    _check_stated(sigma, epsilon, delta, number)
     folder = beside / row["model"]
     if not folder.is_dir():
         raise ValueError(
@@ -161,6 +179,28 @@ def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter
         delta=delta,
         others={k: v for k, v in row.items() if k and v and k not in (*REQUIRED, *OPTIONAL)},
     )
+
+
+def _check_stated(sigma: float | None, epsilon: float | None, delta: float | None, number: int) -> None:
+    """Raise ValueError unless a row states σ or a guarantee, and both can be true of one model."""
+    if sigma is not None and sigma > MOST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must be at most {MOST_NOISE:,.0f}, got {sigma:g} in row {number} of RUNS. Correct it: σ "
+            "is the noise's standard deviation over the clipping norm."
+        )
+    if sigma is None and epsilon is None:
+        raise ValueError(
+            f"RUNS must state noise_multiplier, or epsilon and delta, in every row, got row {number} with neither. A "
+            "model without a guarantee has epsilon inf."
+        )
+    if sigma == 0 and epsilon is not None and math.isfinite(epsilon):
+        raise ValueError(
+            f"noise_multiplier must be > 0 with a finite epsilon, got 0 with epsilon {epsilon:g} in row {number} of "
+            "RUNS. Correct it, leave it empty if it is unknown, or write epsilon inf."
+        )
+    needs_delta = epsilon is not None and math.isfinite(epsilon)
+    if (needs_delta and delta is None) or (delta is not None and delta >= 1):
+        raise ValueError(f"delta must be below 1 and stated with epsilon, got row {number} of RUNS without. Add it.")
 
 
 class Imported(MethodSection):
@@ -190,6 +230,8 @@ class Imported(MethodSection):
         epsilon = row.epsilon
         if epsilon is None:
             epsilon = _epsilon_of(trial, row.noise_multiplier or 0.0, delta, privacy.accountant)
+        elif row.noise_multiplier and math.isfinite(epsilon):
+            _compare(trial.configuration, trial.num_examples, row.noise_multiplier, epsilon, delta, privacy.accountant)
         return replace(
             trial,
             noise_multiplier=row.noise_multiplier or 0.0,
@@ -259,16 +301,46 @@ def _epsilon_of(trial: TrialPlan, noise_multiplier: float, delta: float, account
     """Return ε of DP-SGD with Poisson batches and this σ, the claim that goes with a stated σ alone."""
     if not noise_multiplier:
         return math.inf
-    event = PoissonGaussian(
-        sample_rate=trial.batch_size / trial.num_examples,
-        noise_multiplier=noise_multiplier,
-        num_steps=trial.num_steps,
-    )
     try:
-        bound: float = resolve("accountants", accountant, field="privacy.accountant")().epsilon(event, delta)
+        return _accounted(trial.batch_size / trial.num_examples, noise_multiplier, trial.num_steps, delta, accountant)
     except AccountantError as error:
         raise ValueError(
             f"RUNS must state epsilon and delta for {trial.configuration}, got noise_multiplier {noise_multiplier:g} "
             f"alone, of which the accountant {accountant} finds no ε: {error}"
         ) from error
+
+
+@cache
+def _compare(
+    configuration: Configuration, n: int, noise_multiplier: float, epsilon: float, delta: float, accountant: str
+) -> None:
+    """Warn where the accountant's ε of a stated σ is far above the stated ε, once for each configuration."""
+    rate = configuration.batch_size / n
+    try:
+        bound = _accounted(rate, noise_multiplier, configuration.num_steps, delta, accountant)
+    except AccountantError:
+        return
+    if bound > TOLERANCE * epsilon:
+        LOGGER.warning(
+            "RUNS states epsilon %.4g for %s, and by the accountant %s its noise_multiplier %.4g has epsilon %.4g at "
+            "delta %.3g with Poisson batches from %d units. Check the row, unless batches were drawn in another way.",
+            epsilon,
+            configuration,
+            accountant,
+            noise_multiplier,
+            bound,
+            delta,
+            n,
+        )
+
+
+@cache
+def _accounted(sample_rate: float, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
+    """Return the accountant's ε of DP-SGD with Poisson batches.
+
+    Raises:
+        AccountantError: the accountant cannot bound it.
+    """
+    event = PoissonGaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, num_steps=num_steps)
+    bound: float = resolve("accountants", accountant, field="privacy.accountant")().epsilon(event, delta)
     return bound

@@ -13,6 +13,7 @@ from torch import nn
 
 from raydp.models.base_models import trained_form, weight_hash
 from raydp.models.sets import ADAPTER_CONFIG, put_adapter, weights_of
+from raydp.search_spaces.names import kind_of
 from raydp.spec.sections import AdapterSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -109,8 +110,18 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def base_name_of(folder: Path) -> str | None:
-    """Return the name of the base that an adapter records, None for a whole model or without a record."""
-    return _config(folder).get("base_model_name_or_path") if (folder / ADAPTER_CONFIG).is_file() else None
+    """Return the name of the base that an adapter records, None for a whole model or without a record.
+
+    Raises:
+        ValueError: the record is no text.
+    """
+    name = _config(folder).get("base_model_name_or_path") if (folder / ADAPTER_CONFIG).is_file() else None
+    if name is not None and not isinstance(name, str):
+        raise ValueError(
+            f"model must record its base as a text, got {kind_of(name)} as base_model_name_or_path in the "
+            f"{ADAPTER_CONFIG} of {folder.name!r}. Write the base's name there."
+        )
+    return name
 
 
 def hash_of_model(folder: Path) -> str:
@@ -156,6 +167,17 @@ def _check_weights(spec: ModelSpec, trained: nn.Module, folder: Path) -> None:
             f"model must have the weights of model.adapter on {spec.name!r}, got {folder.name!r} {problem}; {instead}. "
             "Name its own base as model.name, and leave model.adapter out."
         )
+    _check_finite(weights, folder)
+
+
+def _check_finite(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    for name, tensor in weights.items():
+        finite = tensor if tensor.element_size() > 1 else tensor.float()  # torch does not look into 8 bits
+        if not finite.isfinite().all():
+            raise ValueError(
+                f"model must have finite weights, got {folder.name!r} with nan or inf in {name!r}. Leave its row out, "
+                "or train it again: it diverged."
+            )
 
 
 def _unordered(value: object) -> object:

@@ -194,6 +194,8 @@ def test_the_card_of_a_sweep_shows_the_range_of_what_is_stated(tmp_path: Path) -
         ({"delta": ""}, r"delta must be below 1 and stated with epsilon, got row 1"),
         ({"delta": 2}, r"delta must be below 1"),
         ({"noise_multiplier": -1}, r"noise_multiplier must be a number >= 0 in row 1"),
+        ({"noise_multiplier": 0}, r"noise_multiplier must be > 0 with a finite epsilon, got 0 with epsilon 8 in row 1"),
+        ({"noise_multiplier": 1e300}, r"noise_multiplier must be at most 1,000,000, got 1e\+300 in row 1"),
         ({"batch_size": "inf"}, r"batch_size must be a whole number > 0 in row 1"),
         ({"seed": 1e20}, r"seed must be a whole number >= 0 in row 1"),
         ({"epsilon": "", "delta": 2, "noise_multiplier": 1}, r"delta must be below 1"),
@@ -232,6 +234,53 @@ def test_a_wrong_table_or_spec_is_refused(tmp_path: Path) -> None:
         adapter_section(ranks)
     with pytest.raises(ValueError, match=r"adapter_config\.json or a config\.json"):
         adapter_section(tmp_path)
+
+
+def test_cells_without_a_column_and_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    runs = tmp_path / "runs.csv"
+    header, cells = "model,batch_size,num_steps,learning_rate,epsilon,delta", "m,8,5,0.01,8,1e-4"
+    runs.write_text(f"{header}\n{cells}\n{cells},0.1,x\n")
+    with pytest.raises(ValueError, match=r"a cell for each column in every row, got 2 more in row 2"):
+        read_runs(runs)
+    runs.write_text(f"model,{header}\nm,{cells}\n")
+    with pytest.raises(ValueError, match=r"each column once, got 'model' 2 times"):
+        read_runs(runs)
+    runs.write_text(f"{header},,\n{cells},,,\n")
+    assert len(read_runs(runs)) == 1, "a table program wrote empty cells"
+
+
+def test_weights_that_are_not_finite_are_refused_by_their_folder(tmp_path: Path) -> None:
+    file = adapter(tmp_path / "a", 0) / "adapter_model.safetensors"
+    spec = ModelSpec.model_validate({"name": "tiny", "adapter": adapter_section(file.parent)})
+    check_fits(spec, [file.parent])
+    weights = load_file(file)
+    next(iter(weights.values()))[0, 0] = float("nan")
+    save_file(weights, file)
+    with pytest.raises(ValueError, match=r"model must have finite weights, got 'a' with nan or inf in 'base_model"):
+        check_fits(spec, [file.parent])
+
+
+def test_a_base_that_is_recorded_as_a_number_is_refused(tmp_path: Path) -> None:
+    config = adapter(tmp_path / "a", 0) / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": 5}))
+    with pytest.raises(ValueError, match=r"record its base as a text, got .* base_model_name_or_path in .* of 'a'"):
+        imported_spec(table(tmp_path, [row("a")]), rest(tmp_path))
+
+
+def test_a_stated_epsilon_far_below_that_of_its_noise_is_remarked_on_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter(tmp_path / "m", 0)
+    rows = [row("m", seed=0, noise_multiplier=0.5, epsilon=0.1), row("m", seed=1, noise_multiplier=50)]
+    rows.append({**rows[0], "seed": 2})
+    spec = load_spec(imported_spec(table(tmp_path, rows), rest(tmp_path)))
+    task, weight_hash = build_task(spec)
+    for _ in range(2):
+        make_plan(spec, task.facts(), weight_hash)
+    (message,) = [record.getMessage() for record in caplog.records if "RUNS states" in record.getMessage()]
+    assert message.startswith("RUNS states epsilon 0.1 for (b=32, T=10, η=0.01), and by the accountant ")
+    assert "noise_multiplier 0.5 has epsilon " in message
 
 
 @pytest.mark.slow
