@@ -65,7 +65,7 @@ def test_released_without_a_guarantee_there_is_no_sum_to_tell() -> None:
     assert without.to_json() == document
     assert together_notes(without) == []
     (told,) = together_notes(replace(without, epsilon=9.5))
-    assert told.startswith("All 2 registered models together: ε at most 9.5")
+    assert told.startswith("All 2 models of this sweep together: ε at most 9.5")
 
 
 def test_plan_prints_the_notes_about_the_data(raydp: Callable[..., Answer], write_spec: Callable[..., Path]) -> None:

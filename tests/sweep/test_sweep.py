@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from raydp import load_model, load_points, select
+from raydp.cli.show.sweeps import show_result
 from raydp.privacy import PoissonGaussian, RDPAccountant
 from raydp.privacy.records.schema import card_schema
 from raydp.spec.reading import load_spec
@@ -39,10 +40,22 @@ def test_mlflow_holds_a_parent_a_run_each_and_a_registered_version_each(done: Do
     assert find_models(done.uri, max_epsilon=1).empty
 
 
+def test_the_end_of_the_command_tells_the_loaded_models_own_score(
+    done: Done, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_result(done.sweep, done.result)
+    chosen = done.result.selected
+    assert chosen is not None
+    own = done.points.set_index("model_uri").loc[chosen.model_uri]
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"the model of seed {own['seed']}, whose own score is {own['score']:.4g}." in told
+    assert f"{chosen.score:.4g} is the mean of 2 seeds." in told
+
+
 def test_the_report_of_the_command_is_that_of_the_sweep(done: Done, tmp_path: Path) -> None:
     """With the guarantee and what it does not cover, also where it is made from the table in the sweep's folder."""
     own = (done.result.folder / "report.html").read_text()
-    assert "registered models together" in own
+    assert "models of this sweep together" in own
     for source in (done.result.folder, done.result.folder / "points.csv"):
         report(source, tmp_path / "report.html")
         assert (tmp_path / "report.html").read_text() == own
@@ -87,7 +100,7 @@ def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
     assert all(
         "4 models of one sweep" in card and "Not certified: noise comes from the public" in card for card in cards
     )
-    assert "All 4 registered models together" in (done.result.folder / "report.html").read_text()
+    assert "All 4 models of this sweep together" in (done.result.folder / "report.html").read_text()
 
 
 def test_the_registered_model_loads_and_generates(done: Done) -> None:

@@ -187,6 +187,25 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
     stdout.print("look it up and load it:", style="bold")
     for command in lookup_commands(sweep.spec):
         stdout.print(f"  {command}", markup=False, soft_wrap=True)
+    if not private:
+        _show_loaded(sweep, selected)
+
+
+def _show_loaded(sweep: Sweep, selected: Selection) -> None:
+    """Print which of the selected configuration's models is loaded, and its own score, if there are several."""
+    from raydp.analysis.tables.points import configurations
+
+    points = sweep.points()
+    points = points[points["status"] == "finished"]
+    points = points[[each == selected.configuration for each in configurations(points)]]
+    own = points[points["model_uri"] == selected.model_uri]
+    if len(points) > 1 and len(own) == 1:
+        seed, score = own["seed"].iloc[0], float(own["score"].iloc[0])
+        stdout.print(
+            f"What is loaded is the model of seed {seed}, whose own score is {score:.4g}. {selected.score:.4g} is the "
+            f"mean of {len(points)} seeds.",
+            markup=False,
+        )
 
 
 def _show_guarantee(sweep: Sweep) -> None:
