@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,32 @@ def test_bitfit_trains_biases_and_norms_alone(base: models.PretrainedModel) -> N
 def test_an_adapter_that_does_not_fit_the_model_is_refused(adapter: AdapterSpec, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.check(ModelSpec(name="tiny", adapter=adapter))
+
+
+@pytest.mark.parametrize(
+    ("targets", "module", "layers", "refused"),
+    [
+        (["q_proj"], "self_attn", None, True),
+        ("all-linear", "gate_proj", None, True),
+        ("all-linear", "lm_head", None, False),
+        (["lm_head"], "model.embed_tokens", None, False),
+        (["q_proj"], "model.layers.0.self_attn", [1], False),
+    ],
+)
+def test_a_layer_is_trained_as_a_whole_or_with_an_adapter(targets, module: str, layers, refused: bool) -> None:
+    section = {"r": 2, "target_modules": targets, "modules_to_save": [module], "layers_to_transform": layers}
+    model = ModelSpec.model_validate({"name": "tiny", "adapter": section})
+    with (
+        pytest.raises(ValueError, match=rf"not hold layers of target_modules, got '{module}' with model\.layers")
+        if refused
+        else nullcontext()
+    ):
+        models.check(model)
+
+
+def test_a_name_in_both_lists_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not hold layers of target_modules, got q_proj in both"):
+        AdapterSpec(target_modules=("q_proj", "v_proj"), modules_to_save=("q_proj",))
 
 
 def test_a_network_of_classification_has_no_tokenizer() -> None:

@@ -92,6 +92,20 @@ def test_what_cannot_be_in_few_bits_is_refused(section: dict[str, Any], message:
         ModelSpec.model_validate({"name": "tiny", "quantization": "nf4", **section})
 
 
+def test_layers_in_few_bits_are_not_trained_as_a_whole() -> None:
+    def check(*modules: str) -> None:
+        adapter = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": modules}
+        models.check(ModelSpec.model_validate({"name": "tiny", "quantization": "nf4", "adapter": adapter}))
+
+    check("lm_head", "norm", "embed_tokens")
+    for module, layer in (("gate_proj", "gate_proj"), ("mlp", "mlp.gate_proj")):
+        with pytest.raises(
+            ValueError,
+            match=rf"layers that model\.quantization freezes, got '{module}' with .*\.{layer} in nf4\. Adapt",
+        ):
+            check("norm", module)
+
+
 def test_a_model_or_a_machine_without_what_it_needs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModelSpec.model_validate({"name": "tiny", "quantization": "nf4"})
     with pytest.raises(ValueError, match=r"cluster\.sharding must be none with model\.quantization nf4"):

@@ -180,6 +180,36 @@ def _in_layers(model: PreTrainedModel, targets: Sequence[str], layers: Sequence[
     return [name for name, found in named if found and int(found[1]) in layers and name.endswith(ends)]
 
 
+def check_modules_to_save(model: PreTrainedModel, adapter: AdapterSpec, quantization: str | None) -> None:
+    """Check that the modules to train as a whole have no layers with an adapter of their own or in few bits.
+
+    Args:
+        model: the base model, with weights or without.
+
+    Raises:
+        ValueError: one has. The message names the module and the layer.
+    """
+    named, output = dict(model.named_modules()), model.get_output_embeddings()
+    targets = _all_linear(model) if adapter.target_modules == ALL_LINEAR else adapter.target_modules
+    ends = tuple(f".{target}" for target in targets)
+    for module, full in zip(adapter.modules_to_save, _whole_modules(model, adapter.modules_to_save) or (), strict=True):
+        for name, layer in named[full].named_modules(prefix=full) if full in named else ():
+            if quantization is not None and type(layer) is nn.Linear and layer is not output:
+                raise ValueError(
+                    f"model.adapter.modules_to_save must not name layers that model.quantization freezes, got "
+                    f"{module!r} with {name} in {quantization}. Adapt it as one of target_modules, or leave "
+                    "quantization out."
+                )
+            number = re.search(r"\.(\d+)\.", name)
+            chosen = adapter.layers_to_transform
+            adapted = chosen is None or (number is not None and int(number[1]) in chosen)
+            if adapted and f".{name}".endswith(ends):
+                raise ValueError(
+                    f"model.adapter.modules_to_save must not hold layers of target_modules, got {module!r} with {name}."
+                    " Train it as a whole or with an adapter: remove it from one of the two."
+                )
+
+
 def _check_saved_modules(model: nn.Module, adapter: AdapterSpec) -> None:
     """Raise ValueError for modules to train as a whole that the model does not have."""
     saved = [name for name, _ in model.named_parameters() if MODULES_TO_SAVE in name]

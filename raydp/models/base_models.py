@@ -19,7 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from raydp.io.cache import cache_dir, stored_once
 from raydp.io.locations import local_copy
-from raydp.models.adapters import attach_adapter, shardable_layers, trainable_parameters, without_adapter
+from raydp.models.adapters import (
+    attach_adapter,
+    check_modules_to_save,
+    shardable_layers,
+    trainable_parameters,
+    without_adapter,
+)
 from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
 from raydp.models.networks import Network, NetworkName, add_classes
 from raydp.models.pretrained import PretrainedModel
@@ -176,6 +182,7 @@ def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenize
             f"cluster.sharding must be none with adapter.type {spec.adapter.type!r}, got full. Virtual tokens are "
             "read outside of the model's own pass; use a LoRA adapter."
         )
+    check_modules_to_save(hollow.model, spec.adapter, spec.quantization)
     if spec.adapter.type != "none":
         with torch.device("meta"):
             attach_adapter(hollow, spec.adapter)

@@ -121,6 +121,16 @@ class AdapterSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _whole_or_adapted(self) -> AdapterSpec:
+        both = [name for name in self.modules_to_save if name in self.target_modules]
+        if both and self.target_modules != ALL_LINEAR:
+            raise ValueError(
+                f"model.adapter.modules_to_save must not hold layers of target_modules, got {', '.join(both)} in both. "
+                "Train it as a whole or with an adapter: remove it from one of the two."
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out the fields of other types. In full fine-tuning, the identity of runs has always had LoRA's."""
