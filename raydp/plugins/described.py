@@ -177,7 +177,8 @@ def _must(rule: str) -> str:
 def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
     """Return the section that a location in the spec belongs to."""
     for part in loc:
-        annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
+        fields = {key: field for name, field in cls.model_fields.items() for key in (name, field.validation_alias)}
+        annotation = fields[str(part)].annotation if str(part) in fields else None
         alternatives = [getattr(a, "__origin__", a) for a in (annotation, *get_args(annotation))]
         sections = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
         cls = sections[0] if sections else cls

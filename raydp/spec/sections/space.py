@@ -188,7 +188,9 @@ class SpaceSpec(Section):
                     f"must have conditions on fields that vary, got {unknown[0]!r} in {path}.only_where. Vary it too, "
                     "or remove the condition."
                 )
-            raise ValueError(f"must have conditions that do not depend on each other, got those of {', '.join(left)}.")
+            raise ValueError(
+                f"must have conditions that do not depend on each other, got those of {', '.join(left)}. Remove one."
+            )
         for path, field in self.further.items():
             for other, asked in (field.only_where or {}).items():
                 values = self._values_of(other)
