@@ -8,7 +8,7 @@ layer.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -125,6 +125,9 @@ class ClippedGradients:
                 self._rules[module] = rule_of(module, list(own))
                 if self._rules[module] == "norm":
                     self._unproven.add(module)
+
+        counts = Counter(name for own in self._modules.values() for name in own.values())
+        self._tied = {name for name, count in counts.items() if count > 1}
 
     def accumulate(
         self,
@@ -274,8 +277,13 @@ class ClippedGradients:
         return {name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()}
 
     def _written_out(self, call: _Call) -> _Call:
-        """Return a call without its input and its output's gradient, if writing out the weights' gradients is cheap."""
-        if self._rules[call.module] not in ("linear", "conv1d") or _refusal(call, call.x.shape[0]) is not None:
+        """Return a call without its input and its output's gradient, if writing out the weights' gradients is cheap.
+
+        An output layer that is tied to an embedding is left as it is: the gradient of the embedding would be written
+        out with its own, and on some ranks only.
+        """
+        known = self._rules[call.module] in ("linear", "conv1d") and _refusal(call, call.x.shape[0]) is None
+        if not known or self._tied & set(self._modules[call.module].values()):
             return call
         gradients = {weight: use.gradient() for weight, use in self._uses(call).items()}
         uses = {weight: Use(kind="materialised", x=None, g=g) for weight, g in gradients.items() if g is not None}
