@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import jsonschema
+import pandas as pd
 import pytest
 
 from raydp import load_model, load_points, select
@@ -41,14 +42,19 @@ def test_mlflow_holds_a_parent_a_run_each_and_a_registered_version_each(done: Do
 
 
 def test_the_end_of_the_command_tells_the_loaded_models_own_score(
-    done: Done, capsys: pytest.CaptureFixture[str]
+    done: Done, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Where the configuration has a second seed, whose model is another one."""
     show_result(done.sweep, done.result)
+    assert "What is loaded" not in capsys.readouterr().out, "one seed: its score is the mean"
     chosen = done.result.selected
     assert chosen is not None
-    own = done.points.set_index("model_uri").loc[chosen.model_uri]
+    own = done.points[done.points["model_uri"] == chosen.model_uri]
+    second = own.assign(seed=1, model_uri="models:/other/1", run_id="second")
+    monkeypatch.setattr(done.sweep, "points", lambda: pd.concat([done.points, second], ignore_index=True))
+    show_result(done.sweep, done.result)
     told = " ".join(capsys.readouterr().out.split())
-    assert f"the model of seed {own['seed']}, whose own score is {own['score']:.4g}." in told
+    assert f"the model of seed 0, whose own score is {own['score'].item():.4g}." in told
     assert f"{chosen.score:.4g} is the mean of 2 seeds." in told
 
 
