@@ -163,7 +163,7 @@ def together_notes(released: ReleasedModels | None) -> list[str]:
     if released is None or released.epsilon == math.inf or released.num_models == 1:
         return []
     if released.epsilon is None:
-        return [f"The joint cost of all {released.num_models} registered models is not known: {released.reason}"]
+        return [f"The joint cost of all {released.num_models} models of this sweep is not known: {released.reason}"]
     return [
         f"All {released.num_models} models of this sweep together: ε at most {released.epsilon:.4g} at "
         f"δ = {released.delta:.3g}, by accountant {released.accountant}. That is the guarantee if all are used."
