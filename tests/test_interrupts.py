@@ -1,4 +1,7 @@
-"""Ctrl-C ends a command that keeps nothing at once, also while a library computes; too many steps are refused."""
+"""Ctrl-C ends a command that keeps nothing at once, also while a library computes.
+
+No interruption is lost, and too many steps are refused.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,37 @@ def test_ctrl_c_ends_a_call_that_python_cannot_interrupt() -> None:
         process.kill()
     assert process.returncode == 1
     assert err.strip() == "interrupted"
+
+
+IN_CALLBACK = """
+import os, signal, time, weakref
+from raydp.cli.interrupts import no_lost_interruptions
+
+class Thing: ...
+
+def interrupted(gone):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):  # the signal's handler raises in here
+        pass
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a command that a shell started in the background
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+with no_lost_interruptions():
+    thing = Thing()
+    ref = weakref.ref(thing, interrupted)
+    del thing
+    print("went on", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interruption_in_a_callback_of_the_garbage_collector_is_raised_again() -> None:
+    """Python prints and forgets such an exception. A sweep went on after a SIGTERM that came there."""
+    done = subprocess.run([sys.executable, "-c", IN_CALLBACK], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.stdout, done.stderr, done.returncode) == ("went on\ninterrupted\n", "", 0)
 
 
 @pytest.mark.timeout(100)

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from raydp.cli.arguments import options_of_every_command
+from raydp.cli.interrupts import no_lost_interruptions
 
 if TYPE_CHECKING:
     from typer._click import Context  # the type that TyperGroup's methods take, the base of typer.Context
@@ -69,7 +70,8 @@ class InterruptibleGroup(CommandGroup):
     def invoke(self, ctx: Context) -> object:
         """Run the command, and handle Ctrl-C."""
         try:
-            return super().invoke(ctx)
+            with no_lost_interruptions():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             from raydp.io.output import stderr
 

@@ -1,4 +1,7 @@
-"""Ctrl-C for commands that keep no state: it ends them at once. Commands that take long tell so on stderr."""
+"""Ctrl-C and SIGTERM: no command loses one, and a command that keeps no state ends at once.
+
+Commands that take long tell so on stderr.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 GRACE_SECONDS = 1.0
 """Time that Python has to end the command. Python cannot end it during a library call in C, such as a composition."""
 LONG_SECONDS = 8.0
+AGAIN_SECONDS = 0.1
+"""Time after which a lost interruption is raised again. The callback that lost it has returned by then."""
 
 
 @contextmanager
@@ -58,3 +67,35 @@ def _watch(pipe: int, done: threading.Event) -> None:
             os.write(2, f"{clear}interrupted\n".encode())
             os._exit(1)
     os.close(pipe)
+
+
+@contextmanager
+def no_lost_interruptions() -> Iterator[None]:
+    """Raise a KeyboardInterrupt again that Python prints and forgets.
+
+    Python ignores an exception in a destructor or in the callback of a weak reference, which the garbage collector
+    calls at any time. A scheduler sends SIGTERM once, so a command that loses it would go on until it is killed.
+    """
+    before = sys.unraisablehook
+
+    def hook(lost: UnraisableHookArgs) -> None:
+        if lost.exc_type is KeyboardInterrupt:
+            again = threading.Timer(AGAIN_SECONDS, _interrupt)
+            again.daemon = True
+            again.start()
+        else:
+            before(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _interrupt() -> None:
+    """Interrupt the main thread by a signal that has a handler. A shell starts background commands without SIGINT."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if callable(signal.getsignal(number)):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)  # ends a system call, too
+            return
