@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from io import StringIO
 
 import pytest
@@ -51,6 +52,19 @@ def test_a_phase_is_said_where_it_is_not_shown(terminal: bool) -> None:
     with phase(console, "starting [it]"):
         said = console.file.getvalue()  # type: ignore[attr-defined]
     assert (said == "starting [it]\n") is not terminal
+
+
+@pytest.mark.parametrize(("silent_seconds", "printed"), [(0.01, "reading [it]\n"), (60.0, "")])
+def test_off_a_terminal_a_status_is_said_once_if_it_takes_long(
+    silent_seconds: float, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raydp.io.output.SILENT_SECONDS", silent_seconds)
+    console = WordConsole(file=StringIO(), force_terminal=False)
+    with console.status("reading [it]") as status:
+        time.sleep(0.2)
+        status.update("further")
+    time.sleep(0.1)
+    assert console.file.getvalue() == printed  # type: ignore[attr-defined]
 
 
 def test_on_a_terminal_lines_break_between_words_only() -> None:

@@ -16,9 +16,10 @@ from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.store.alarms import note_audit, publish_alarms
+from raydp.sweep.store.alarms import alarms_of, note_audit
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.wrappers.canaries import ACCESS, CanaryKind
+from raydp.tracking import set_alarms
 
 DEFAULT_CANARIES = 500
 
@@ -96,7 +97,8 @@ def conclude(source: AuditSubject, folder: SweepFolder, *, interrupted: bool = F
     if report.runs and not interrupted:
         note_audit(source.folder, report.audit, report.alarms(), report.canaries_used())
         if SweepFolder.is_at(source.folder):
-            publish_alarms(source.spec, source.folder)
+            tracking, alarms = source.spec.tracking, alarms_of(source.folder)
+            set_alarms(tracking.registered_model, source.spec.name, alarms, tracking_uri=tracking.uri)
     return report
 
 

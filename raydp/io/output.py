@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, overload
 
 from rich.console import Console
@@ -21,21 +22,32 @@ from raydp.io.table_layout import cell_text, lay_out
 LOGGER = logging.getLogger(__name__)
 LONG_ITEM = 40
 """Text length in characters. A list with a longer text is printed with one item per line."""
+SILENT_SECONDS = 2.0
+"""How long a block may run before it tells a log what it does."""
 _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
 
 
 class TimedStatus(Status):
-    """A status line that logs how long it was shown."""
+    """A status line that logs how long it was shown. Off a terminal, its first text is printed if the block is long."""
 
     def __enter__(self) -> TimedStatus:
         self._began = time.monotonic()
         self._text = str(self.status)
+        self._line = None if self.console.is_terminal else Timer(SILENT_SECONDS, self._print)
+        if self._line is not None:
+            self._line.daemon = True
+            self._line.start()
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
+        if self._line is not None:
+            self._line.cancel()
         _log_time(self._text, self._began)
+
+    def _print(self) -> None:
+        self.console.print(self._text, markup=False)
 
 
 class WordConsole(Console):

@@ -25,6 +25,8 @@ def set_alarms(
         registered_model, sweep: the registered model and the sweep of the versions.
         alarms: configuration -> finding of the newest audit, as a sentence; None if it found nothing.
     """
+    if not alarms:
+        return
     store = open_store(tracking_uri)
     versions = list(store.client.search_model_versions(f"name = '{registered_model}' and tags.sweep = '{sweep}'"))
     for version in versions:

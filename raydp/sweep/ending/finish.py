@@ -18,11 +18,11 @@ from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder
-from raydp.sweep.store.alarms import alarm_of, publish_alarms
+from raydp.sweep.store.alarms import alarm_of, alarms_of
 from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
-from raydp.tracking import NotDeliveredError, Tracker, delivering
+from raydp.tracking import NotDeliveredError, Tracker, delivering, set_alarms
 from raydp.tracking.promotions import PRIVACY_PREFERRED
 
 LOGGER = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     ended = counts(folder)
     with phase(stderr, f"Write the joint cost of all {ended.finished} models onto their cards"):
         together = recorder.release()
-    publish_alarms(spec, folder.path)
+    tracking = spec.tracking
+    set_alarms(tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri)
     if not ended.finished:
         return _nothing_selected(recorder, ended, "no run has finished")
     points, chosen = load_points(path), spec.select

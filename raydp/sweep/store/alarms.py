@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 from raydp.search_spaces.configuration import Configuration, configuration_at, point_of
 from raydp.sweep.store.json_files import read_json, write_json
-from raydp.tracking import set_alarms
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection
-    from raydp.spec.document import SweepSpec
 
 AUDITS_FILE = "audits.json"
 
@@ -67,13 +65,6 @@ def alarms_of(folder: Path) -> dict[Configuration, str | None]:
     for audit in _audits(folder):
         newest |= audit.alarms
     return newest
-
-
-def publish_alarms(spec: SweepSpec, folder: Path) -> None:
-    """Mark the sweep's registered models with the alarms of its audits."""
-    if alarms := alarms_of(folder):
-        tracking = spec.tracking
-        set_alarms(tracking.registered_model, spec.name, alarms, tracking_uri=tracking.uri)
 
 
 def alarm_of(folder: Path, selection: Selection) -> str | None:
