@@ -17,12 +17,13 @@ from raydp.analysis.selection.choice import select as select_from
 from raydp.scores.base import Measurement
 from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
-from raydp.sweep.api import plan, select
+from raydp.sweep.api import Sweep, plan, select
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.state import SeedsEnd
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
@@ -236,6 +237,68 @@ def test_the_plan_counts_the_first_pass(tmp_path: Path) -> None:
     assert adaptive["seeds"].tolist() == [2, 2, 2]
     assert adaptive["cost_tokens"].tolist() == fixed["cost_tokens"].tolist()
     assert adaptive.attrs["note"].startswith("adaptive seeds: 2 of every configuration, and then up to 5 of those that")
+
+
+MORE_SPACE = {"batch_size": [64], "num_steps": [2, 3], "learning_rate": [0.01]}
+
+
+def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a kill between the writing of the spec and of the plan. No run loses its noise."""
+    seeds = {"first": 2, "at_most": 3, "max_cost_share": 0.1}
+    data = small_spec(tmp_path, space=MORE_SPACE, seeds=seeds, select={"score": "vmr_exact", "min_utility_gain": None})
+    trained = TrainedSpec(load_spec(data), runs=4)
+    end = SeedsEnd(state="budget used up", reason=None, further_runs=0, cost_share=0.0, left_out=("a", "b"))
+    before = trained.folder.plan()
+    left: list[list[str]] = []
+
+    def interrupted(context: object, task: object, runs: list[TrialPlan], *_: object, **__: object) -> None:
+        left.append([run.run_id for run in runs])
+        raise KeyboardInterrupt
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr("raydp.sweep.driver.train", interrupted)
+    more = {**data, "seeds": {**seeds, "at_most": 5, "max_cost_share": 3.0, "confidence": 0.9}}
+    trained.folder.set_seeds_end(end)
+    with monkeypatch.context() as patch:
+        patch.setattr("raydp.sweep.store.folder.write_json", killed)
+        with pytest.raises(SystemExit):
+            Sweep(more).run(resume=True)
+    assert trained.folder.plan() == before
+    with pytest.raises(ValueError, match="got changes in seeds"):
+        Sweep(data).run(resume=True)
+    assert Sweep(more).run(resume=True).interrupted
+    after = trained.folder.plan()
+    added = {t.run_id for t in after.trials} - {t.run_id for t in before.trials}
+    assert sorted((t.num_steps, t.seed) for t in after.trials if t.run_id in added) == [(2, 3), (2, 4), (3, 3), (3, 4)]
+    assert {t.run_id: t for t in before.trials}.items() <= {t.run_id: t for t in after.trials}.items()
+    assert after.privacy.items() >= before.privacy.items()
+    assert len(after.privacy) == len(after.trials) == 10
+    assert len({(t.num_steps, t.noise_multiplier) for t in after.trials}) == 2
+    assert trained.folder.seeds_end() is None
+    assert len(left[0]) == 6, "the results that there are stay"
+    trained.folder.set_seeds_end(end)
+    Sweep(more).run(resume=True)
+    assert trained.folder.seeds_end() == end, "nothing was added"
+
+
+def test_seeds_cannot_be_taken_back(tmp_path: Path) -> None:
+    world = World(tmp_path, CLOSE)
+    spec = world.spec.model_dump(mode="json")
+    for seeds in ({**spec["seeds"], "at_most": 4}, [0, 1, 2, 3, 4, 5], [0]):
+        with pytest.raises(ValueError, match="got changes in seeds"):
+            SweepFolder.resume(load_spec({**spec, "seeds": seeds}))
+
+
+def test_a_budget_that_is_used_up_says_how_to_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, {3: 0.50, 4: 0.50, 5: 0.50}, noise=0.2, tolerance=0.0, max_cost_share=0.1)
+    source = world.source()
+    while (run_id := source.next_run()) is not None:
+        world.finish(run_id)
+    end = world.folder.seeds_end()
+    assert end is not None
+    assert "raise seeds.max_cost_share (now 0.1) and, if it needs more, seeds.at_most (now 5)" in str(end.reason)
 
 
 @pytest.mark.slow

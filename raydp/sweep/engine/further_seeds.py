@@ -97,9 +97,15 @@ class SeedSource(StepwiseSource):
     def _end(self, step: NextSeed) -> None:
         """Write down how the seeds ended, and which planned runs were not needed."""
         self.finished = True
+        reason = step.reason
+        if step.state == "budget used up":
+            reason = (
+                f"{reason} To go on, raise seeds.max_cost_share (now {self.seeds.max_cost_share:g}) and, if it needs "
+                f"more, seeds.at_most (now {self.seeds.at_most}), and run `raydp sweep SPEC --resume`."
+            )
         end = SeedsEnd(
             state=str(step.state),
-            reason=step.reason,
+            reason=reason,
             further_runs=len(self._given) - len(self._first),
             cost_share=self._cost_share(),
             left_out=tuple(run_id for run_id in self._trials if run_id not in self._given),

@@ -50,8 +50,8 @@ class SweepFolder:
     | file                        | written by                 | read by                  | complete when           |
     | --------------------------- | -------------------------- | ------------------------ | ----------------------- |
     | sweep.key (mode 0600)       | start                      | every run's noise        | it has 32 bytes         |
-    | plan.json                   | start                      | all                      | written whole           |
-    | spec.yaml                   | start, as the last file    | all                      | written whole           |
+    | plan.json                   | start, added seeds         | all                      | written whole           |
+    | spec.yaml                   | start as last, added seeds | all                      | written whole           |
     | secret_counts.json          | start                      | points, reports          | written whole           |
     | driver.lock                 | a process that writes      | other such processes     | held by a process       |
     | trials/RUN/attempt-*/       | a worker                   | commit                   | the result names it     |
@@ -172,21 +172,27 @@ class SweepFolder:
         folder = cls(path=Path(spec.storage) / spec.name)
         (folder.path / "trials").mkdir(parents=True, exist_ok=True)
         write_json(folder.path / "plan.json", plan_fn(folder._make_key(spec)).to_json())
-        text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_atomically(folder.path / "spec.yaml", text.encode())
+        folder._write_spec(spec)
         return folder
+
+    def _write_spec(self, spec: SweepSpec) -> None:
+        text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_atomically(self.path / "spec.yaml", text.encode())
 
     @classmethod
     def resume(cls, spec: SweepSpec) -> SweepFolder:
-        """Open the folder of a sweep that was started before.
+        """Open the folder of a sweep that was started before. Adaptive seeds may be added, see `add_seeds`.
 
         Raises:
             ValueError: the sweep was never started, or a part of the spec that defines the runs has changed.
         """
         cls.require_begun(spec)
         folder = cls.open(Path(spec.storage) / spec.name)
-        before, now = folder.spec().model_dump(mode="json"), spec.model_dump(mode="json")
+        started = folder.spec()
+        before, now = started.model_dump(mode="json"), spec.model_dump(mode="json")
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
+        if isinstance(spec.seeds, AdaptiveSeeds) and set(started.seed_labels) <= set(spec.seed_labels):
+            changed = [k for k in changed if k != "seeds"]
         names = ("experiment", "registered_model")  # the URI of the store may change
         changed += [f"tracking.{k}" for k in names if before["tracking"][k] != now["tracking"][k]]
         if changed:
@@ -349,6 +355,32 @@ class SweepFolder:
     def set_seeds_end(self, end: SeedsEnd) -> None:
         """Write how the adaptive seeds ended."""
         write_json(self.path / "seeds.json", end.to_json())
+
+    def add_seeds(self, spec: SweepSpec, plan: Plan) -> None:
+        """Let a sweep go on with the seeds of its present spec, if they are others than those of its last start.
+
+        The runs that there are stay as they are. A new run has the noise of its configuration's other runs. A kill in
+        between leaves a sweep that goes on.
+
+        Args:
+            spec: the present spec, which `resume` has checked.
+            plan: its plan.
+        """
+        kept = self.plan()
+        runs = {trial.run_id: trial for trial in kept.trials}
+        if self.spec().seeds == spec.seeds and len(runs) == len(plan.trials):
+            return
+        if not runs.keys() <= {trial.run_id for trial in plan.trials}:
+            return  # the data have changed, which is refused where the runs are compared
+        (self.path / "seeds.json").unlink(missing_ok=True)
+        self._write_spec(spec)
+        like = {trial.configuration: trial for trial in kept.trials}
+        trials = []
+        for trial in plan.trials:
+            noise = like[trial.configuration].noise_multiplier
+            trials.append(runs.get(trial.run_id) or replace(trial, noise_multiplier=noise))
+        privacy = {trial.run_id: kept.privacy[like[trial.configuration].run_id] for trial in trials}
+        write_json(self.path / "plan.json", replace(kept, trials=tuple(trials), privacy=privacy).to_json())
 
     def skipped_runs(self) -> set[str]:
         """Return the planned runs that a search or adaptive seeds left out. The set is empty before their end."""

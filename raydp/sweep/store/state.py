@@ -17,7 +17,7 @@ PLAN_FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The runs of a sweep. They are decided at its start and never changed.
+    """The runs of a sweep. They are decided at its start and never changed; added seeds add runs.
 
     Attributes:
         sweep_id: 16 random hex digits that name the sweep in MLflow and in an object store.
