@@ -140,10 +140,10 @@ def write_report(
         paragraph(headline.explanation) if headline.explanation else "",
         paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(at_thresholds))),
         paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",
-        card(points, headline, card_rows or {}),
-        code(f"raydp.load_model({headline.model_uri!r})") if headline.model_uri else "",
         css="decision",
     )
+    model = card(points, headline, card_rows or {})
+    load = code(f"raydp.load_model({headline.model_uri!r})") if headline.model_uri else ""
     sections = {
         "What every rule selects": threshold_section(
             at_thresholds, headline.rule, base_utility_loss, relative=relative
@@ -159,7 +159,11 @@ def write_report(
         sections["Notes"] = [bullets(notes)]
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<div class="first">\n{decision}\n<div>{chart}</div>\n</div>',
+        '<div class="first">',
+        decision,
+        f'<div class="model">{load}{model}</div>',
+        f'<div class="chart">{chart}</div>',
+        "</div>",
         slider,
         bullets([*warnings, *headline.warnings], css="warnings"),
         paragraph(f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}", css="soft"),

@@ -155,6 +155,7 @@ def test_the_decision_stands_on_the_first_screen_beside_the_chart(page, file):
     top = "document.querySelector('{}').getBoundingClientRect().top + scrollY"
     assert page.evaluate(top.format("#section-the-decision")) < 200
     assert page.evaluate(top.format("#layout")) < 300
+    assert page.evaluate(top.format(".model .card")) < 720, "so does the guarantee"
     links = page.evaluate("Array.from(document.querySelectorAll('.contents a'), a => a.getAttribute('href'))")
     assert len(links) > 5
     assert all(page.evaluate(f"document.querySelectorAll('section[id=\"{link[1:]}\"]').length") == 1 for link in links)
