@@ -50,7 +50,7 @@ FLOW = {
         "base", "observe", "odd_layers", "linear", "ranks", "subjects", "reduced", "spec_subject", "checks", "run",
     ],
     "raydp.cli": [
-        "show", "arguments", "errors", "interrupts",
+        "show", "arguments", "interrupts", "errors",
         ("analyze", "audit", "data", "imported", "init", "lookup", "mia", "pate", "plan", "predict", "report",
          "score", "secrets"),
         "main",

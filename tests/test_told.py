@@ -15,7 +15,6 @@ from raydp.io.output import stderr
 from raydp.io.told import LOGGER, shown_records
 from tests.conftest import Answer
 from tests.marks import slow_after
-from tests.sweep.undisturbed import results
 
 Command = Callable[..., Answer]
 WriteSpec = Callable[..., Path]
@@ -101,9 +100,9 @@ def test_quiet_and_verbose_exclude_each_other(raydp: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_is_quiet_or_verbose(raydp: Command, write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = write_spec()
-    answer = raydp("-v", "sweep", spec, "--json")
+def test_a_verbose_sweep_tells_what_it_does(raydp: Command, write_spec: WriteSpec) -> None:
+    """A quiet one is in tests/sweep/test_adaptive.py."""
+    answer = raydp("-v", "sweep", write_spec(), "--json")
     assert answer.json()["counts"]["finished"] == 2
     for told in (
         r"sweep\.engine\.slots: slot 0 starts a worker group for at most \d+ runs",
@@ -112,8 +111,3 @@ def test_a_sweep_is_quiet_or_verbose(raydp: Command, write_spec: WriteSpec, tmp_
         r"io\.output: loading the base model: \d+\.\d\d s",
     ):
         assert re.search(TIME + told, answer.err, re.M), told
-    for result in results(tmp_path / "runs" / "small"):
-        result.unlink()
-    answer = raydp("sweep", spec, "--resume", "--quiet", "--json")
-    assert answer.json()["counts"]["finished"] == 2
-    assert answer.err == ""

@@ -70,7 +70,7 @@ def planted_in(folder: Path) -> list[Path]:
 
 def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(shared_hosts: RayHosts, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    spec = write_spec(tmp_path / "work", shared_hosts, max_concurrent_trials=1)
+    spec = write_spec(tmp_path / "work", shared_hosts, max_concurrent_trials=1, max_retries=0)
     for node in shared_hosts.nodes:
         node.hide(tmp_path / "work")
     driver = shared_hosts.raydp(tmp_path / "work", "sweep", "spec.yaml", "--json")

@@ -258,12 +258,12 @@ def test_what_was_not_drawn_is_skipped_with_its_reason(raydp, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(raydp, write_spec, tmp_path: Path) -> None:
     """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before it runs. A resume
-    runs nothing more."""
+    runs nothing more. A quiet sweep says nothing on stderr."""
     space = {**SPACE, "search": {"name": "optuna", "num_configurations": 2, "initial": 2}}
     select = {"score": "vmr_exact", "min_utility_gain": 0, "at_most": {"compute": 160}}
     path = write_spec(space=space, seeds=[0, 1], select=select)
-    answer = raydp("sweep", path, "--json")
-    assert answer.code == 0, answer.err
+    answer = raydp("sweep", path, "--json", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
     found = answer.json()
     assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["failed"]) == (4, 4, 0)
     skipped = {row["num_steps"]: row["reason"] for row in found["counts"]["search"]["skipped"]}

@@ -14,14 +14,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import ray.train
-from ray._private import parameter
+from ray._private import node, parameter
+from ray.air._internal import usage
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -94,10 +95,12 @@ def start_ray(cluster: ClusterSpec) -> None:
     # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into its logs in the
     # clear. A trial of a sweep does not need them, because it only waits for the queue.
     class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
+    # Tune counts its callbacks for statistics that are switched off, and imports every logger that it knows for it.
+    usage.tag_callbacks = lambda callbacks: False
     local = cluster.address == "local"
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with forked_workers(cluster), _fewer_processes():
+        with forked_workers(cluster), _fewer_processes() if local else nullcontext():
             ray.init(
                 address=cluster.address,  # "local" never joins an instance that someone else started
                 include_dashboard=False if local else None,
@@ -114,16 +117,20 @@ def start_ray(cluster: ClusterSpec) -> None:
 
 @contextmanager
 def _fewer_processes() -> Iterator[None]:
-    """Let Ray, if it starts in the block, start no process without work.
+    """Let Ray, which starts on this machine in the block, start no process without work.
 
-    Its log monitor has no reader, and its autoscaler no node to add on one machine. Each takes a second to start.
+    Its log monitor has no reader, its autoscaler no node to add, and its API server no dashboard. Each takes a second
+    to start.
     """
     params, fewer = parameter.RayParams, dict[str, Any](include_log_monitor=False, no_monitor=True)
+    start_api_server = node.Node.start_api_server
     parameter.RayParams = partial(params, **fewer)  # type: ignore[misc, assignment]
+    node.Node.start_api_server = lambda self, **_: None  # type: ignore[method-assign]
     try:
         yield
     finally:
         parameter.RayParams = params  # type: ignore[misc]
+        node.Node.start_api_server = start_api_server  # type: ignore[method-assign]
 
 
 def stop_ray() -> None:
