@@ -17,16 +17,12 @@ from raydp.search_spaces.settings import settings_in_words
 MOST_SECRETS = 200
 """The largest number of rows in the table of secrets. The secrets that the selected model leaks most come first."""
 MOST_CONTENDERS = 20
-_GUARANTEE = {
-    "epsilon": "ε",
-    "delta": "δ",
-    "noise_multiplier": "Noise multiplier σ",
-    "max_grad_norm": "Clipping norm c",
-}
+_GUARANTEE = {"epsilon": "ε", "delta": "δ"}
+_MECHANISM = {"noise_multiplier": "Noise multiplier σ", "max_grad_norm": "Clipping norm c"}
 
 
 def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
-    """Return the facts about the selected model as HTML.
+    """Return the facts about the selected model as HTML: the guarantee first, then the figures.
 
     Args:
         points: the points table.
@@ -36,12 +32,13 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
     rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
     own = points[np.array([c == selected.configuration for c in configurations(points)])]
     rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
-    rows += [("Utility loss", number(selected.utility_loss)), ("Score, measured", _score(selected))]
+    rows += [*told.items(), ("Utility loss", number(selected.utility_loss)), ("Score, measured", _score(selected))]
     if selected.decision is not None:
         low, high = selected.decision.interval
         expected = f"{number(selected.decision.estimate)}, 95 % interval {number(low)} to {number(high)}"
         rows.append(("Score, corrected for the selection", expected))
-    return facts([*rows, *told.items()])
+    rows += [(label, _largest(own[name])) for name, label in _MECHANISM.items() if name in own]
+    return facts(rows)
 
 
 def contenders_table(selected: Selection) -> str:

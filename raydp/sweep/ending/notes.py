@@ -60,10 +60,10 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
         "score_text": _meaning(named),
         "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
+            **card_of(plan),
             "Base model": str(written["model"]),
             "Task": str(written["task"]),
             "Method": str(written["method"]),
-            **card_of(plan),
         },
         "warnings": [
             *([] if private is None else [f"This page shows {private}."]),
@@ -132,11 +132,11 @@ def card_of(plan: Plan) -> dict[str, str]:
     return {
         **({"Claimed ε": f"{words}{some}, not certified"} if stated else {}),
         "Unit of privacy": record.unit,
-        **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
+        "Certified": "yes" if record.certified else f"no: {'; '.join(record.not_certified_because)}",
         "Adjacency": ADJACENCY.replace("-", " "),
+        **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
         "Sampler": str(procedure.sampler),
         "Accountant": f"{accounted.accountant} ({accounted.accountant_version})",
-        "Certified": "yes" if record.certified else f"no: {'; '.join(record.not_certified_because)}",
     }
 
 
