@@ -41,6 +41,22 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
     return facts(rows)
 
 
+def guarantee_in_words(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
+    """Return the guarantee of the selected model in a sentence; "" if the table has no ε."""
+    own = points[np.array([c == selected.configuration for c in configurations(points)])]
+    if not {"epsilon", "delta"} <= set(own):
+        return ""
+    epsilon = pd.to_numeric(own["epsilon"], errors="coerce")
+    if epsilon.isna().any() or own["delta"].isna().any():
+        return ""
+    if not np.isfinite(epsilon).all():
+        return "It has no guarantee: its ε is infinite."
+    unit, certified = told.get("Unit of privacy"), told.get("Certified", "yes")
+    of = "" if unit is None else f" for one {unit} added or removed"
+    but = "" if certified == "yes" else f". Not certified: {certified.removeprefix('no: ')}"
+    return f"Its guarantee: ε = {_largest(own['epsilon'])} at δ = {_largest(own['delta'])}{of}{but}."
+
+
 def contenders_table(selected: Selection) -> str:
     """Return the table of configurations that may have the lowest score, as HTML."""
     compared = selected.contenders

@@ -23,7 +23,7 @@ from raydp.analysis.figures import (
     training_curves,
 )
 from raydp.analysis.figures.style import configuration_in_words
-from raydp.analysis.report.card import card, contenders_table, secret_means, secrets_table
+from raydp.analysis.report.card import card, contenders_table, guarantee_in_words, secret_means, secrets_table
 from raydp.analysis.report.markup import (
     Cell,
     bullets,
@@ -136,7 +136,9 @@ def write_report(
     decision = section(
         "The decision",
         paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
-        bullets(in_words(headline)),
+        bullets(
+            [text for text in (guarantee_in_words(points, headline, card_rows or {}), *in_words(headline)) if text]
+        ),
         paragraph(headline.explanation) if headline.explanation else "",
         paragraph(_context(headline, compared, base_utility_loss, base_score, start_text(at_thresholds))),
         paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",

@@ -60,11 +60,13 @@ class NextSeed:
             short": further seeds would hardly shrink the errors. "no selection": no configuration keeps to the
             constraints.
         reason: why, in a sentence; None before the end, and if the state says all.
+        limit: the limit that ended the seeds, if further seeds may decide.
     """
 
     configuration: Configuration | None = None
     state: EndState | None = None
     reason: str | None = None
+    limit: Literal["at_most", "max_cost_share"] | None = None
 
 
 def next_seed(
@@ -133,7 +135,9 @@ def next_seed(
         return NextSeed(state="secrets are short", reason=f"{short} {remedy.sentence}")
     if position is None:
         needed = outlook(*compared, confidence=confidence, tolerance=tolerance)
-        return NextSeed(state="budget used up", reason=needed.sentence)
+        may_run = race.rivals & np.array([begun.get(c, 0) < limits.at_most for c in race.listed])
+        limit: Literal["at_most", "max_cost_share"] = "max_cost_share" if may_run.any() else "at_most"
+        return NextSeed(state="budget used up", reason=needed.sentence, limit=limit if needed.further_seeds else None)
     return NextSeed(configuration=race.listed[position])
 
 

@@ -76,13 +76,13 @@ def no_lost_interruptions() -> Iterator[None]:
     Python ignores an exception in a destructor or in the callback of a weak reference, which the garbage collector
     calls at any time. A scheduler sends SIGTERM once, so a command that loses it would go on until it is killed.
     """
-    before = sys.unraisablehook
+    before, timers = sys.unraisablehook, list[threading.Timer]()
 
     def hook(lost: UnraisableHookArgs) -> None:
         if lost.exc_type is KeyboardInterrupt:
-            again = threading.Timer(AGAIN_SECONDS, _interrupt)
-            again.daemon = True
-            again.start()
+            timers.append(threading.Timer(AGAIN_SECONDS, _interrupt))
+            timers[-1].daemon = True
+            timers[-1].start()
         else:
             before(lost)
 
@@ -91,6 +91,8 @@ def no_lost_interruptions() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()  # nothing is left to interrupt
 
 
 def _interrupt() -> None:

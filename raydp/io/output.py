@@ -8,7 +8,7 @@ import math
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import Any, overload
@@ -47,7 +47,8 @@ class TimedStatus(Status):
         _log_time(self._text, self._began)
 
     def _print(self) -> None:
-        self.console.print(self._text, markup=False)
+        with suppress(OSError, ValueError):  # the output was closed meanwhile
+            self.console.print(self._text, markup=False)
 
 
 class WordConsole(Console):

@@ -142,7 +142,8 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         if resume:
             # Open it again, because another refused driver may have removed the folder.
             folder = SweepFolder.resume(spec)
-            folder.add_seeds(spec, plan_to_keep(plan, folder.plan().sweep_id))
+            now = drawn(plan, spec, weight_hash, folder.key())
+            folder.continue_with(spec, plan_to_keep(now, folder.plan().sweep_id))
         else:
             sweep_id = secrets.token_hex(8)
             folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id))

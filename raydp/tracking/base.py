@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +52,9 @@ class Tracker(Protocol):
 
     def set_alias(self, alias: str, model_uri: str, reason: str) -> None:
         """Point an alias at a recorded model, and record the reason."""
+
+    def remove_aliases(self, aliases: Collection[str], reason: str) -> None:
+        """Take aliases away from the sweep's models that have them, and record the reason."""
 
     def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:
         """Close the sweep's record.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
-from raydp.tracking.promotions import MAX_REASON_CHARS
+from raydp.tracking.promotions import MAX_REASON_CHARS, note
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.signing import SigningKey
@@ -68,22 +68,25 @@ class MLflowTracker:
         Args:
             sweep_id: the sweep's identity, a hash.
             name: name shown in MLflow.
-            spec: the sweep's specification; stored as spec.json and, flattened, as parameters.
+            spec: the sweep's specification; stored as spec.json and, flattened, as parameters. MLflow keeps the value
+                of a parameter, so what a resume changes becomes a tag of the parameter's name.
             facts: the task's facts; stored as facts.json and as parameters `facts.<name>`. A content_hash among them
                 becomes the digest of the run's data set, as by `mlflow.log_input`.
 
         Returns:
             MLflow's id of the run.
         """
-        from mlflow.entities import Param
+        from mlflow.entities import Param, RunTag
 
         run = self._find_sweep(sweep_id) or self._client.create_run(
             self._experiment_id, tags={SWEEP_ID_TAG: sweep_id}, run_name=name
         )
         run_id = str(run.info.run_id)
         params = as_params({**flatten(spec), **flatten(facts, "facts.")})
-        new = [Param(k, v) for k, v in params.items() if k not in run.data.params and len(v) <= MAX_PARAM_CHARS]
-        self._client.log_batch(run_id, params=new)
+        short = {k: v for k, v in params.items() if len(v) <= MAX_PARAM_CHARS}
+        new = [Param(k, v) for k, v in short.items() if k not in run.data.params]
+        changed = [RunTag(k, v) for k, v in short.items() if run.data.params.get(k, v) != v]
+        self._client.log_batch(run_id, params=new, tags=changed)
         self._client.log_text(run_id, to_json(spec), "spec.json")
         self._client.log_text(run_id, to_json(facts), "facts.json")
         if "content_hash" in facts:
@@ -155,6 +158,22 @@ class MLflowTracker:
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
         set_alias(name, alias, version, tracking_uri=self.store.uri, reason=reason[:MAX_REASON_CHARS])
+
+    @delivering()
+    def remove_aliases(self, aliases: Collection[str], reason: str) -> None:
+        """Take aliases away from the sweep's models that have them, and record the reason in their trails.
+
+        Args:
+            aliases: such as "best-utility". An alias that another sweep's model has stays.
+            reason: why, in words; shortened if it is longer than a tag may be.
+        """
+        name, sweep = self.registered_model, self._open_sweep().sweep
+        for registered in self._client.search_registered_models(f"name = {name!r}", 1):
+            for alias, number in registered.aliases.items():
+                if alias in aliases and self._client.get_model_version(name, number).tags.get("sweep") == sweep:
+                    words = f"taken away: {reason}"[:MAX_REASON_CHARS]
+                    note(self.store, name, str(number), alias, words, previous=str(number))
+                    self._client.delete_registered_model_alias(name, alias)
 
     @delivering()
     def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:

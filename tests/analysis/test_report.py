@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs_version
 from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
 from raydp.analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
+from raydp.analysis.report.card import guarantee_in_words
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.report.sweep_page import headline_sentence
 from raydp.analysis.selection.by_threshold import selections_by_threshold
@@ -167,6 +168,26 @@ def test_card_and_contenders_are_those_of_the_selection(page, selection):
     assert set(in_words(selection)) <= set(page.text["li"])
     rows = page.table("By mean score")
     assert [r[5] for r in rows] == [percent(r["probability"], 1) for r in selection.contenders.rows[:20]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "told", "sentence"),
+    [
+        ({"epsilon": 7.99, "delta": 1e-5}, {}, "Its guarantee: ε = 7.99 at δ = 1e-05."),
+        (
+            {"epsilon": 7.99, "delta": 1e-5},
+            {"Unit of privacy": "mail", "Certified": "no: noise comes from the public test key"},
+            "Its guarantee: ε = 7.99 at δ = 1e-05 for one mail added or removed. Not certified: noise comes from the "
+            "public test key.",
+        ),
+        ({"epsilon": "inf", "delta": 1e-5}, {"Certified": "no: none"}, "It has no guarantee: its ε is infinite."),
+        ({"epsilon": 7.99}, {}, ""),
+        ({"epsilon": float("nan"), "delta": 1e-5}, {}, ""),
+    ],
+)
+def test_the_guarantee_is_said_in_words(points, selection, columns, told, sentence):
+    plain = points.drop(columns=["epsilon", "delta"], errors="ignore")
+    assert guarantee_in_words(plain.assign(**columns), selection, told) == sentence
 
 
 def test_secrets_are_means_over_seeds_by_id(page, points):

@@ -266,7 +266,7 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(SystemExit):
             Sweep(more).run(resume=True)
     assert trained.folder.plan() == before
-    with pytest.raises(ValueError, match="got changes in seeds"):
+    with pytest.raises(ValueError, match="seeds must hold the"):
         Sweep(data).run(resume=True)
     assert Sweep(more).run(resume=True).interrupted
     after = trained.folder.plan()
@@ -287,18 +287,37 @@ def test_seeds_cannot_be_taken_back(tmp_path: Path) -> None:
     world = World(tmp_path, CLOSE)
     spec = world.spec.model_dump(mode="json")
     for seeds in ({**spec["seeds"], "at_most": 4}, [0, 1, 2, 3, 4, 5], [0]):
-        with pytest.raises(ValueError, match="got changes in seeds"):
+        with pytest.raises(ValueError, match="seeds must hold the"):
             SweepFolder.resume(load_spec({**spec, "seeds": seeds}))
 
 
-def test_a_budget_that_is_used_up_says_how_to_go_on(tmp_path: Path) -> None:
-    world = World(tmp_path, {3: 0.50, 4: 0.50, 5: 0.50}, noise=0.2, tolerance=0.0, max_cost_share=0.1)
+@pytest.mark.parametrize(
+    ("scores", "limits", "advice"),
+    [
+        (CLOSE, {"max_cost_share": 0.1}, "To go on, raise seeds.max_cost_share (now 0.1) and run `raydp sweep SPEC"),
+        (
+            CLOSE,
+            {"max_cost_share": 50.0, "at_most": 3},
+            "To go on, raise seeds.at_most (now 3) and run `raydp sweep SPEC",
+        ),
+        ({3: 0.5, 4: 0.5, 5: 0.5}, {"max_cost_share": 0.1}, None),
+    ],
+    ids=["cost", "seeds", "further seeds would not decide"],
+)
+def test_a_budget_that_is_used_up_says_how_to_go_on(
+    tmp_path: Path, scores: dict[int, float], limits: dict[str, Any], advice: str | None
+) -> None:
+    world = World(tmp_path, scores, noise=0.1, tolerance=0.0, **limits)
     source = world.source()
     while (run_id := source.next_run()) is not None:
         world.finish(run_id)
     end = world.folder.seeds_end()
     assert end is not None
-    assert "raise seeds.max_cost_share (now 0.1) and, if it needs more, seeds.at_most (now 5)" in str(end.reason)
+    assert end.state == "budget used up"
+    if advice is None:
+        assert "To go on" not in str(end.reason)
+    else:
+        assert advice in str(end.reason)
 
 
 @pytest.mark.slow

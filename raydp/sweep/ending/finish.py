@@ -119,7 +119,9 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
 
 
 def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
-    """End the sweep in MLflow without a selection."""
+    """End the sweep in MLflow without a selection. The selection of an earlier end no longer holds."""
+    recorder.context.folder.remove_selection()
+    recorder.tracker.remove_aliases(("best-utility", PRIVACY_PREFERRED), reason)
     recorder.tracker.finish_sweep({"counts": ended.to_json(), "reason": reason}, None)
     return Finish(selected=None, best_utility=None, reason=reason, report=None)
 

@@ -98,11 +98,9 @@ class SeedSource(StepwiseSource):
         """Write down how the seeds ended, and which planned runs were not needed."""
         self.finished = True
         reason = step.reason
-        if step.state == "budget used up":
-            reason = (
-                f"{reason} To go on, raise seeds.max_cost_share (now {self.seeds.max_cost_share:g}) and, if it needs "
-                f"more, seeds.at_most (now {self.seeds.at_most}), and run `raydp sweep SPEC --resume`."
-            )
+        if step.limit is not None:
+            now = f"{getattr(self.seeds, step.limit):g}"
+            reason = f"{reason} To go on, raise seeds.{step.limit} (now {now}) and run `raydp sweep SPEC --resume`."
         end = SeedsEnd(
             state=str(step.state),
             reason=reason,

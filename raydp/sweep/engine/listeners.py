@@ -12,6 +12,9 @@ from raydp.training.trial_plan import TrialPlan
 class RunListener(Protocol):
     """Is notified of every run whose result is in the sweep's folder."""
 
+    def reopened(self) -> None:
+        """Take back what an earlier end of the sweep said about all its runs: further runs follow."""
+
     def committed(self, trial: TrialPlan) -> None:
         """Take a committed run. The untrained base model is measured before."""
 
@@ -21,6 +24,9 @@ class RunListener(Protocol):
 
 class SilentListener:
     """Does nothing: nothing about the runs of a private selection may leave the folder."""
+
+    def reopened(self) -> None:
+        """Do nothing."""
 
     def committed(self, trial: TrialPlan) -> None:
         """Do nothing."""
@@ -34,6 +40,9 @@ class ModelRemover:
 
     def __init__(self, folder: SweepFolder) -> None:
         self._folder = folder
+
+    def reopened(self) -> None:
+        """Do nothing: such a sweep has no end that tells of its runs."""
 
     def committed(self, trial: TrialPlan) -> None:
         """Delete the run's model."""

@@ -163,12 +163,24 @@ class Recorder:
         )
         self.context.folder.set_released(together)
         for trial in released:
-            result = self.context.folder.result(trial.run_id)
-            assert result is not None
-            card = replace(self._privacy(trial, result), released_together=together.on_card())
-            record = replace(self._record(trial, result), privacy=card.to_json(), card=card_markdown(card))
-            self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
+            self._update_card(trial, together)
         return together
+
+    def reopened(self) -> None:
+        """Take the joint cost of an earlier end off all cards, because it leaves out the models that follow."""
+        folder = self.context.folder
+        before = folder.released()
+        for run_id in () if before is None else before.run_ids:
+            self._update_card(self.context.trials[run_id], None)
+        folder.reopen()
+
+    def _update_card(self, trial: TrialPlan, together: ReleasedModels | None) -> None:
+        """Write a registered model's card anew, with the joint cost if it is known."""
+        result = self.context.folder.result(trial.run_id)
+        assert result is not None, "a registered model has a result"
+        card = replace(self._privacy(trial, result), released_together=together.on_card() if together else None)
+        record = replace(self._record(trial, result), privacy=card.to_json(), card=card_markdown(card))
+        self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
 
     def _steered(self) -> str | None:
         """Return a note if results chose which runs came next, which the joint ε does not cover."""

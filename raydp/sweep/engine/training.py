@@ -78,7 +78,9 @@ def train(
         with phase(console, "loading the base model"):
             slots.share(_worker_inputs(context, task, ["" for _ in range(measure_base)] + [t.settings for t in left]))
         with phase(console, "opening the tracking store"):
-            committer = Committer(context=context, listener=open_listener())
+            listener = open_listener()
+            listener.reopened()
+            committer = Committer(context=context, listener=listener)
         base = _measure_base(queue) if measure_base else None
         source = _source(committer)
         out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots

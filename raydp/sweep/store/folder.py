@@ -50,8 +50,8 @@ class SweepFolder:
     | file                        | written by                 | read by                  | complete when           |
     | --------------------------- | -------------------------- | ------------------------ | ----------------------- |
     | sweep.key (mode 0600)       | start                      | every run's noise        | it has 32 bytes         |
-    | plan.json                   | start, added seeds         | all                      | written whole           |
-    | spec.yaml                   | start as last, added seeds | all                      | written whole           |
+    | plan.json                   | start, a resume with seeds | all                      | written whole           |
+    | spec.yaml                   | start as last, a resume    | all                      | written whole           |
     | secret_counts.json          | start                      | points, reports          | written whole           |
     | driver.lock                 | a process that writes      | other such processes     | held by a process       |
     | trials/RUN/attempt-*/       | a worker                   | commit                   | the result names it     |
@@ -181,7 +181,7 @@ class SweepFolder:
 
     @classmethod
     def resume(cls, spec: SweepSpec) -> SweepFolder:
-        """Open the folder of a sweep that was started before. Adaptive seeds may be added, see `add_seeds`.
+        """Open the folder of a sweep that was started before. Adaptive seeds may be added, see `continue_with`.
 
         Raises:
             ValueError: the sweep was never started, or a part of the spec that defines the runs has changed.
@@ -191,10 +191,16 @@ class SweepFolder:
         started = folder.spec()
         before, now = started.model_dump(mode="json"), spec.model_dump(mode="json")
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
-        if isinstance(spec.seeds, AdaptiveSeeds) and set(started.seed_labels) <= set(spec.seed_labels):
+        if _adds_seeds(started, spec):
             changed = [k for k in changed if k != "seeds"]
         names = ("experiment", "registered_model")  # the URI of the store may change
         changed += [f"tracking.{k}" for k in names if before["tracking"][k] != now["tracking"][k]]
+        if changed == ["seeds"]:
+            raise ValueError(
+                f"seeds must hold the {len(started.seed_labels)} in {str(folder.path / 'spec.yaml')!r}, got "
+                f"{len(spec.seed_labels)}. Seeds can be added as adaptive seeds, with first and at_most, and never "
+                "taken back. Take those of that file, or give the sweep a new name."
+            )
         if changed:
             raise ValueError(
                 f"SPEC must be the one that the sweep was started with, got changes in {', '.join(changed)}. "
@@ -356,31 +362,48 @@ class SweepFolder:
         """Write how the adaptive seeds ended."""
         write_json(self.path / "seeds.json", end.to_json())
 
-    def add_seeds(self, spec: SweepSpec, plan: Plan) -> None:
-        """Let a sweep go on with the seeds of its present spec, if they are others than those of its last start.
+    def continue_with(self, spec: SweepSpec, plan: Plan) -> None:
+        """Keep the spec of a resume, and plan the runs of the seeds that it adds.
 
         The runs that there are stay as they are. A new run has the noise of its configuration's other runs. A kill in
-        between leaves a sweep that goes on.
+        between leaves a sweep that goes on. A private selection keeps its first spec, because nothing may change it. If
+        the runs do not fit together, nothing is written, and the comparison of the runs refuses the spec.
 
         Args:
             spec: the present spec, which `resume` has checked.
             plan: its plan.
         """
-        kept = self.plan()
-        runs = {trial.run_id: trial for trial in kept.trials}
-        if self.spec().seeds == spec.seeds and len(runs) == len(plan.trials):
+        started, kept = self.spec(), self.plan()
+        runs, like = {t.run_id: t for t in kept.trials}, {t.configuration: t for t in kept.trials}
+        added = [trial for trial in plan.trials if trial.run_id not in runs]
+        same = started.model_dump(mode="json") == spec.model_dump(mode="json")
+        if spec.privacy.selects or (same and not added) or len(runs) + len(added) != len(plan.trials):
             return
-        if not runs.keys() <= {trial.run_id for trial in plan.trials}:
-            return  # the data have changed, which is refused where the runs are compared
-        (self.path / "seeds.json").unlink(missing_ok=True)
+        for trial in added:
+            other = like.get(trial.configuration)
+            if other is None or other.source is not None or not isinstance(spec.seeds, AdaptiveSeeds):
+                return
+            runs[trial.run_id] = replace(other, run_id=trial.run_id, seed=trial.seed)
+        if added or started.seeds != spec.seeds:
+            (self.path / "seeds.json").unlink(missing_ok=True)
         self._write_spec(spec)
-        like = {trial.configuration: trial for trial in kept.trials}
-        trials = []
-        for trial in plan.trials:
-            noise = like[trial.configuration].noise_multiplier
-            trials.append(runs.get(trial.run_id) or replace(trial, noise_multiplier=noise))
-        privacy = {trial.run_id: kept.privacy[like[trial.configuration].run_id] for trial in trials}
-        write_json(self.path / "plan.json", replace(kept, trials=tuple(trials), privacy=privacy).to_json())
+        if added:
+            records = {t.run_id: kept.privacy[like[t.configuration].run_id] for t in added}
+            trials = tuple(runs[trial.run_id] for trial in plan.trials)
+            write_json(
+                self.path / "plan.json",
+                replace(kept, trials=trials, privacy={**kept.privacy, **records}).to_json(),
+            )
+
+    def reopen(self) -> None:
+        """Remove what an earlier end of the sweep wrote about all its runs together, because further runs follow."""
+        for name in ("summary.json", "report.html", "released.json"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def remove_selection(self) -> None:
+        """Remove the summary and the report of an earlier end, because the present end selects nothing."""
+        for name in ("summary.json", "report.html"):
+            (self.path / name).unlink(missing_ok=True)
 
     def skipped_runs(self) -> set[str]:
         """Return the planned runs that a search or adaptive seeds left out. The set is empty before their end."""
@@ -456,9 +479,9 @@ class SweepFolder:
 
     def times(self) -> tuple[float, float]:
         """Return when the sweep began and when its results last changed, in seconds since the epoch."""
-        files = [self.path / "spec.yaml", self.path / "summary.json", *self.path.glob("trials/*/result.json")]
+        files = [self.path / "sweep.key", self.path / "summary.json", *self.path.glob("trials/*/result.json")]
         times = [file.stat().st_mtime for file in files if file.is_file()]
-        return times[0], max(times)
+        return min(times), max(times)
 
     @property
     def tensorboard_logs(self) -> Path:
@@ -541,6 +564,13 @@ class SweepFolder:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(key)
         return key
+
+
+def _adds_seeds(started: SweepSpec, spec: SweepSpec) -> bool:
+    """Return whether a spec has adaptive seeds that include those of the sweep's start. The first seed stays: it is
+    that of the untrained model's measurement."""
+    before, now = started.seed_labels, spec.seed_labels
+    return isinstance(spec.seeds, AdaptiveSeeds) and set(before) <= set(now) and before[0] == now[0]
 
 
 def _is_of_start(path: Path) -> bool:
