@@ -31,7 +31,7 @@ class Installed:
     sdist: Path
     bin: Path
 
-    def run(self, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, folder: Path, *command: str, seconds: float = 500) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment in a folder outside the repository."""
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
@@ -40,7 +40,7 @@ class Installed:
             env=variables,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=seconds,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -101,6 +101,15 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
 def test_the_demo_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
     """`raydp sweep` without a spec runs the demo; its plan reads the same spec, data and model."""
     assert len(json.loads(installed.run(tmp_path, "raydp", "plan", "--json").stdout)) == 18
+
+
+@pytest.mark.thorough
+def test_the_demo_runs_by_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    """The whole demo outside the repository, as `make demo` runs it inside. It takes minutes."""
+    answer = json.loads(installed.run(tmp_path, "raydp", "sweep", "--json", seconds=1800).stdout)
+    assert (answer["counts"]["failed"], answer["counts"]["pending"]) == (0, 0)
+    assert answer["selected"]["decision"]["state"] in ("decided", "equivalent")
+    assert (tmp_path / "raydp_runs" / "demo" / "report.html").is_file()
 
 
 def test_sparks_package_of_the_same_name_is_said(

@@ -479,9 +479,10 @@ class SweepFolder:
 
     def times(self) -> tuple[float, float]:
         """Return when the sweep began and when its results last changed, in seconds since the epoch."""
-        files = [self.path / "sweep.key", self.path / "summary.json", *self.path.glob("trials/*/result.json")]
+        started = (self.path / "sweep.key", self.path / "spec.yaml")  # a resume may write the second one again
+        files = [*started, self.path / "summary.json", *self.path.glob("trials/*/result.json")]
         times = [file.stat().st_mtime for file in files if file.is_file()]
-        return min(times), max(times)
+        return times[0], max(times)
 
     @property
     def tensorboard_logs(self) -> Path:
