@@ -30,7 +30,7 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
         told: label -> text of further rows that the table does not hold, such as the unit of privacy.
     """
     rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
-    own = points[np.array([c == selected.configuration for c in configurations(points)])]
+    own = _runs_of(points, selected)
     rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
     rows += [*told.items(), ("Utility loss", number(selected.utility_loss)), ("Score, measured", _score(selected))]
     if selected.decision is not None:
@@ -43,7 +43,7 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
 
 def guarantee_in_words(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
     """Return the guarantee of the selected model in a sentence; "" if the table has no ε."""
-    own = points[np.array([c == selected.configuration for c in configurations(points)])]
+    own = _runs_of(points, selected)
     if not {"epsilon", "delta"} <= set(own):
         return ""
     epsilon = pd.to_numeric(own["epsilon"], errors="coerce")
@@ -55,6 +55,11 @@ def guarantee_in_words(points: pd.DataFrame, selected: Selection, told: Mapping[
     of = "" if unit is None else f" for one {unit} added or removed"
     but = "" if certified == "yes" else f". Not certified: {certified.removeprefix('no: ')}"
     return f"Its guarantee: ε = {_largest(own['epsilon'])} at δ = {_largest(own['delta'])}{of}{but}."
+
+
+def _runs_of(points: pd.DataFrame, selected: Selection) -> pd.DataFrame:
+    """Return the rows of the selected configuration."""
+    return points[np.array([c == selected.configuration for c in configurations(points)])]
 
 
 def contenders_table(selected: Selection) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raydp.search_spaces import Configuration
-from raydp.tracking.promotions import aliases_of, claims_privacy, note
+from raydp.tracking.promotions import aliases_of, claims_privacy, take_away
 from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
 
@@ -43,8 +43,7 @@ def set_alarms(
         return
     for alias, number in aliases_of(store, registered_model).items():
         if claims_privacy(alias) and number in alarmed:
-            note(store, registered_model, number, alias, f"taken away: {alarmed[number]}", previous=number)
-            store.client.delete_registered_model_alias(registered_model, alias)
+            take_away(store, registered_model, alias, number, alarmed[number])
 
 
 def _configuration(version: ModelVersion) -> Configuration:

@@ -109,15 +109,22 @@ def note(
     return entry
 
 
+def take_away(store: Store, name: str, alias: str, version: str, reason: str) -> None:
+    """Take an alias away from the version that has it, with an entry in the version's trail."""
+    note(store, name, version, alias, f"taken away: {reason}"[:MAX_REASON_CHARS], previous=version)
+    store.client.delete_registered_model_alias(name, alias)
+
+
 def trail(tags: dict[str, str]) -> list[Promotion]:
     """Return the entries on a version, oldest first."""
     return [json.loads(tags[key]) for key in sorted(tags) if key.startswith(f"{PROMOTION_TAG}.")]
 
 
 def aliases_of(store: Store, name: str) -> dict[str, str]:
-    """Return alias -> version. It avoids get_registered_model, which reads every version."""
-    (registered,) = store.client.search_registered_models(f"name = {name!r}", 1)
-    return {alias: str(version) for alias, version in registered.aliases.items()}
+    """Return alias -> version; nothing if there is no such model. It avoids get_registered_model, which reads every
+    version."""
+    found = store.client.search_registered_models(f"name = {name!r}", 1)
+    return {alias: str(version) for registered in found for alias, version in registered.aliases.items()}
 
 
 def _user() -> str:

@@ -12,7 +12,7 @@ from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
-from raydp.tracking.promotions import MAX_REASON_CHARS, note
+from raydp.tracking.promotions import MAX_REASON_CHARS, aliases_of, take_away
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.signing import SigningKey
@@ -168,12 +168,9 @@ class MLflowTracker:
             reason: why, in words; shortened if it is longer than a tag may be.
         """
         name, sweep = self.registered_model, self._open_sweep().sweep
-        for registered in self._client.search_registered_models(f"name = {name!r}", 1):
-            for alias, number in registered.aliases.items():
-                if alias in aliases and self._client.get_model_version(name, number).tags.get("sweep") == sweep:
-                    words = f"taken away: {reason}"[:MAX_REASON_CHARS]
-                    note(self.store, name, str(number), alias, words, previous=str(number))
-                    self._client.delete_registered_model_alias(name, alias)
+        for alias, number in aliases_of(self.store, name).items():
+            if alias in aliases and self._client.get_model_version(name, number).tags.get("sweep") == sweep:
+                take_away(self.store, name, alias, number, reason)
 
     @delivering()
     def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:

@@ -82,6 +82,16 @@ class World:
             seeds=seeds,
         )
 
+    def budget_used_up(self) -> tuple[SeedSource, SeedsEnd]:
+        """Finish every run that is given out; the seeds must end because their budget is used up."""
+        source = self.source()
+        while (run_id := source.next_run()) is not None:
+            self.finish(run_id)
+        end = self.folder.seeds_end()
+        assert end is not None
+        assert end.state == "budget used up"
+        return source, end
+
 
 FIRST_PASS = ["3-0", "3-1", "4-0", "4-1", "5-0", "5-1"]
 CLOSE = {3: 0.9, 4: 0.5, 5: 0.53}
@@ -155,12 +165,7 @@ def test_the_seeds_end_when_no_run_is_in_progress(tmp_path: Path, monkeypatch: p
 
 def test_the_cost_stays_within_its_share(tmp_path: Path) -> None:
     world = World(tmp_path, {3: 0.50, 4: 0.50, 5: 0.50}, noise=0.2, tolerance=0.0, max_cost_share=0.6)
-    source = world.source()
-    while (run_id := source.next_run()) is not None:
-        world.finish(run_id)
-    end = world.folder.seeds_end()
-    assert end is not None
-    assert end.state == "budget used up"
+    source, end = world.budget_used_up()
     first, further = (sum(int(r.split("-")[0]) for r in ids) for ids in (FIRST_PASS, source.given()[6:]))
     assert end.cost_share == pytest.approx(further / first)
     assert 0.6 - 3 / first < end.cost_share <= 0.6
@@ -308,12 +313,7 @@ def test_a_budget_that_is_used_up_says_how_to_go_on(
     tmp_path: Path, scores: dict[int, float], limits: dict[str, Any], advice: str | None
 ) -> None:
     world = World(tmp_path, scores, noise=0.1, tolerance=0.0, **limits)
-    source = world.source()
-    while (run_id := source.next_run()) is not None:
-        world.finish(run_id)
-    end = world.folder.seeds_end()
-    assert end is not None
-    assert end.state == "budget used up"
+    _, end = world.budget_used_up()
     if advice is None:
         assert "To go on" not in str(end.reason)
     else:

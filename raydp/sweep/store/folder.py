@@ -397,8 +397,8 @@ class SweepFolder:
 
     def reopen(self) -> None:
         """Remove what an earlier end of the sweep wrote about all its runs together, because further runs follow."""
-        for name in ("summary.json", "report.html", "released.json"):
-            (self.path / name).unlink(missing_ok=True)
+        self.remove_selection()
+        (self.path / "released.json").unlink(missing_ok=True)
 
     def remove_selection(self) -> None:
         """Remove the summary and the report of an earlier end, because the present end selects nothing."""
