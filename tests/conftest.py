@@ -35,9 +35,10 @@ SHARED = {
     "sweep": {"exchange", "healthy_hosts", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
     "scoring": {"scoring", "scoring_one_model", "scoring_progress", "terminal"},
     "real_server": {"real_server", "server_away", "serving"},
+    "tune": {"run_logs", "tune"},
     "invariants": {"gradient_canaries", "invariants", "pause", "prefix_shares", "sharding"},
 }
-"""Files that use the sweep `done`, the sweep `trained`, the server `real_server` or the processes of `forked`. One
+"""Files that use the sweep `done`, `trained` or `explored`, the server `real_server` or the processes of `forked`. One
 process runs all files of a set, so that what they share is made once. A set has the name of one of its files."""
 FIRST = (
     *(
@@ -53,7 +54,6 @@ FIRST = (
         "shadows",
     ),
     *(
-        "run_logs",
         "report",
         "further_seeds",
         "private_files",

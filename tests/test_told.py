@@ -1,4 +1,7 @@
-"""What is told on stderr: records of the logger `raydp`, as many as the user wants. Documents on stdout stay clean."""
+"""What is told on stderr: records of the logger `raydp`, as many as the user wants. Documents on stdout stay clean.
+
+A whole verbose sweep is in tests/security/test_planted_secrets.py.
+"""
 
 from __future__ import annotations
 
@@ -97,17 +100,3 @@ def test_quiet_and_verbose_exclude_each_other(raydp: Command) -> None:
         assert (answer.code, answer.out) == (2, "")
         assert "error: --verbose must not go with --quiet, got both. Remove one." in answer.err
     assert raydp("calibrate", "-v", *CALIBRATE).code == 0, "nothing stays from the command before"
-
-
-@pytest.mark.slow
-def test_a_verbose_sweep_tells_what_it_does(raydp: Command, write_spec: WriteSpec) -> None:
-    """A quiet one is in tests/sweep/test_adaptive.py."""
-    answer = raydp("-v", "sweep", write_spec(), "--json")
-    assert answer.json()["counts"]["finished"] == 2
-    for told in (
-        r"sweep\.engine\.slots: slot 0 starts a worker group for at most \d+ runs",
-        r"sweep\.engine\.committer: committed run [0-9a-f]{16}: finished, attempt 1",
-        r"sweep\.engine\.recorder: MLflow has run [0-9a-f]{16} \(models:/small/\d\)",
-        r"io\.output: loading the base model: \d+\.\d\d s",
-    ):
-        assert re.search(TIME + told, answer.err, re.M), told

@@ -8,7 +8,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from run_tutorials import NAMES, TUTORIALS, execute, printed
+from run_tutorials import NAMES, TUTORIALS, execute, printed, tidied
 
 LARGEST_BYTES = 60_000
 MACHINE = re.compile(r"/(tmp|work|home|root|Users)/|\x1b|ipywidgets|Traceback")
@@ -42,7 +42,22 @@ class TestCommitted:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The first tutorial's folder, which two others read, and what the tutorial printed."""
     folder = tmp_path_factory.mktemp("tutorials")
-    return folder, printed(execute("private_corpus", folder))
+    return folder, printed(tidied(execute("private_corpus", folder)))
+
+
+def assert_lines_one_progress_and_the_result(outputs: list[Any]) -> None:
+    """A sweep in a notebook has no output for each line, no wish for widgets, and clears nothing of before (Tune's own
+    reporter would)."""
+    assert [o for o in outputs if o["output_type"] == "stream" and o["name"] == "stdout"] == []
+    told = "".join(o["text"] for o in outputs if o["output_type"] == "stream")
+    assert told.index("starting Ray\n") < told.index("Write the report\n")
+    assert "\x1b" not in told
+    assert "widgets" not in told
+    (progress,) = [o["data"]["text/plain"] for o in outputs if o["output_type"] == "display_data"]
+    assert progress.startswith("8/8 done, 0 running, 0 failed")
+    assert "best utility_loss so far" in progress
+    assert outputs[-1]["output_type"] == "execute_result"
+    assert "SweepResult" in outputs[-1]["data"]["text/html"]
 
 
 @pytest.mark.slow
@@ -55,18 +70,21 @@ class TestExecuted:
         assert (folder / "raydp_runs" / "mails" / "report.html").exists()
 
     def test_a_choice_is_defended(self, corpus: tuple[Path, str]) -> None:
-        text = printed(execute("choose_and_defend", corpus[0]))
+        text = printed(tidied(execute("choose_and_defend", corpus[0])))
         assert "probability that it leaks least" in text
         assert "certified: True" in text
         assert "all 8 models together" in text
 
     def test_a_service_finds_and_loads_a_model(self, corpus: tuple[Path, str]) -> None:
-        text = printed(execute("registry_for_services", corpus[0]))
+        text = printed(tidied(execute("registry_for_services", corpus[0])))
         assert "files differ from the card's: adapter_model.safetensors" in text, "one bit was changed"
         assert "PeftModelForCausalLM" in text
         assert "From: Vera Nordale x" in text
 
     def test_an_own_task_and_score_are_swept(self, tmp_path: Path) -> None:
-        text = printed(execute("own_task_and_score", tmp_path))
+        notebook = execute("own_task_and_score", tmp_path)
+        text = printed(tidied(notebook))
         assert "task.contradictions must be less than 0.5, got 0.7" in text
         assert "8 runs, 8 finished, 0 failed" in text
+        (swept,) = [cell.outputs for cell in notebook.cells if ".run()" in cell.source]
+        assert_lines_one_progress_and_the_result(swept)

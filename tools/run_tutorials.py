@@ -7,6 +7,7 @@ python tools/run_tutorials.py own_task_and_score  # one that stands alone
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import re
 import sys
@@ -29,7 +30,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def execute(name: str, folder: Path) -> nbformat.NotebookNode:
-    """Execute a tutorial in a folder and return it with the outputs that a reader needs.
+    """Execute a tutorial in a folder and return it with all its outputs.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
@@ -42,7 +43,6 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
         NotebookClient(
             notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
         ).execute()
-    _tidy(notebook)
     return notebook
 
 
@@ -52,13 +52,15 @@ def printed(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
-def _tidy(notebook: nbformat.NotebookNode) -> None:
-    """Keep what a reader needs: no standard error, no colours, no time stamps of cells."""
+def tidied(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return a notebook with what a reader needs: no standard error, no colours, no time stamps of cells."""
+    notebook = copy.deepcopy(notebook)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = _joined(output for output in cell.outputs if not _is_noise(output))
     notebook.metadata["language_info"] = {"name": "python"}
+    return notebook
 
 
 def _is_noise(output: nbformat.NotebookNode) -> bool:
@@ -100,7 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:
             started = time.perf_counter()
-            notebook = execute(name, Path(folder))
+            notebook = tidied(execute(name, Path(folder)))
             nbformat.write(notebook, TUTORIALS / f"{name}.ipynb")
             print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from raydp import Sweep
@@ -22,13 +24,21 @@ def write_spec(folder: Path, hosts: RayHosts, **cluster: Any) -> dict[str, Any]:
     return spec
 
 
-def finish(driver: Any, spec: dict[str, Any], done: Done, *, finished: int = 4) -> None:
-    """All runs have finished, once each, with the points of an undisturbed sweep on one host."""
+def finish(
+    driver: Any, spec: dict[str, Any], done: Done, *, finished: int = 4, without: Sequence[str] = ()
+) -> pd.DataFrame:
+    """All runs have finished, once each, with the points of an undisturbed sweep on one host. Returns the points.
+
+    Args:
+        without: columns that the undisturbed sweep does not have.
+    """
     out, err = driver.communicate(timeout=FINISH_SECONDS)
     assert driver.returncode == 0, err
     assert json.loads(out)["counts"]["finished"] == finished
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": finished, "versions": finished}
-    assert_same_points(Sweep(spec).points(), done.points)
+    points = Sweep(spec).points()
+    assert_same_points(points.drop(columns=list(without)), done.points)
+    return points
 
 
 def under_way(driver: Any, spec: dict[str, Any]) -> dict[Path, int]:

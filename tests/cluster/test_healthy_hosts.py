@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
-import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.builders.specs import small_spec
+from raydp.plugins import registries
 from tests.cluster.ray_hosts import RayHosts
-from tests.cluster.sweeps import FINISH_SECONDS, finish, write_spec
-from tests.sweep.undisturbed import Done
+from tests.cluster.sweeps import finish, write_spec
+from tests.sweep.undisturbed import SCORES, Done
 
 pytestmark = pytest.mark.cluster
 
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_the_points_of_several_hosts_are_those_of_one(
-    shared_hosts: RayHosts, done: Done, tmp_path: Path, workers: int
-) -> None:
-    """With two workers a trial is shared by the two nodes: the head has no CPU for one."""
-    spec = write_spec(tmp_path, shared_hosts, workers_per_trial=workers)
-    finish(shared_hosts.raydp(tmp_path, "sweep", "spec.yaml", "--json"), spec, done)
-
-
 PLUGIN = """
-from raydp.methods.dp import DPAdam
+from raydp.scores.memorisation.vmr import ExactVerbatimMemorization
 
 
-class Ours(DPAdam):
+class Ours(ExactVerbatimMemorization):
     pass
 """
-ENTRY_POINTS = "[raydp.methods]\nours = plugin_of_ours:Ours\n"
+ENTRY_POINTS = "[raydp.scores]\nours = plugin_of_ours:Ours\n"
 
 
-def test_code_of_ones_own_travels_with_the_sweep(shared_hosts: RayHosts, tmp_path: Path) -> None:
-    """A method that the driver alone can import: its folder is hidden on the nodes."""
-    plugins = tmp_path / "plugins"
-    (plugins / "ours-1.dist-info").mkdir(parents=True)
-    (plugins / "plugin_of_ours.py").write_text(PLUGIN)
-    (plugins / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
-    (plugins / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages with a score that raydp has under another name. This process can import it, too."""
+    folder = tmp_path / "plugins"
+    (folder / "ours-1.dist-info").mkdir(parents=True)
+    (folder / "plugin_of_ours.py").write_text(PLUGIN)
+    (folder / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
+    (folder / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(str(folder))
+    registries._installed.cache_clear()
+    yield folder
+    registries._installed.cache_clear()
+    sys.modules.pop("plugin_of_ours", None)
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_the_points_of_several_hosts_are_those_of_one_and_own_code_travels(
+    shared_hosts: RayHosts, done: Done, tmp_path: Path, plugins: Path, workers: int
+) -> None:
+    """With two workers a trial is shared by the two nodes: the head has no CPU for one. The folder of the score's code
+    is hidden on the nodes."""
     work = tmp_path / "work"
     work.mkdir()
     for node in shared_hosts.nodes:
         node.hide(plugins)
-    spec = small_spec(work, method={"name": "ours", "max_grad_norm": 0.1})
-    spec["cluster"] = {"address": shared_hosts.address, "working_dir": str(plugins), "max_concurrent_trials": 1}
+    spec = write_spec(work, shared_hosts, workers_per_trial=workers, working_dir=str(plugins))
+    spec["scores"] = [*SCORES, {"name": "ours"}]
     (work / "spec.yaml").write_text(yaml.safe_dump(spec))
     path = f"{plugins}:{shared_hosts.variables['PYTHONPATH']}"
     driver = shared_hosts.raydp(work, "sweep", "spec.yaml", "--json", PYTHONPATH=path)
-    out, err = driver.communicate(timeout=FINISH_SECONDS)
-    assert driver.returncode == 0, err
-    assert json.loads(out)["counts"]["finished"] == 2, out
+    points = finish(driver, spec, done, without=["score.ours", "score.ours.std_error"])
+    assert points["score.ours"].tolist() == points["score.vmr_exact"].tolist()

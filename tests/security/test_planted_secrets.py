@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -65,7 +66,7 @@ class Swept:
         )
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
         variables = {**os.environ, **CREDENTIALS, "RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(self.ray)}
-        command = [sys.executable, "-m", "raydp.cli.main", "sweep", "spec.yaml"]
+        command = [sys.executable, "-m", "raydp.cli.main", "-v", "sweep", "spec.yaml"]  # says as much as it can
         self.done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, check=False, timeout=500)
         (folder / "stdout.txt").write_bytes(self.done.stdout)
         (folder / "stderr.txt").write_bytes(self.done.stderr)
@@ -91,6 +92,19 @@ def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
     assert {"mlflow.db", "report.html", "stdout.txt", "plan.json", "result.json", "MLmodel"} <= left
     assert any(path.is_relative_to(swept.ray) and "logs" in path.parts for path in swept.files), "Ray's logs"
     assert any(path.suffix == ".parquet" for path in swept.files)
+
+
+@pytest.mark.slow
+def test_it_told_what_it_did_with_times(swept: Swept) -> None:
+    """So the search sees the records of all levels. A quiet sweep is in tests/sweep/test_adaptive.py."""
+    said = swept.done.stderr.decode()
+    for told in (
+        r"sweep\.engine\.slots: slot 0 starts a worker group for at most \d+ runs",
+        r"sweep\.engine\.committer: committed run [0-9a-f]{16}: finished, attempt 1",
+        r"sweep\.engine\.recorder: MLflow has run [0-9a-f]{16} \(models:/small/\d\)",
+        r"io\.output: loading the base model: \d+\.\d\d s",
+    ):
+        assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} " + told, said, re.M), told
 
 
 @pytest.mark.slow

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raydp import Sweep
 from raydp.spec.reading import load_spec
-from raydp.sweep.engine.tune import rounds as tune_rounds
 from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
 from raydp.sweep.engine.tune.loggers import RunLog, TensorBoardLog
 from raydp.sweep.planning.inputs import build_task
@@ -28,71 +23,10 @@ from raydp.sweep.store.folder import SweepFolder
 from tests.builders.specs import small_spec
 from tests.builders.wandb_files import wandb_runs
 from tests.conftest import Answer
+from tests.sweep.explored import LOGGERS, Explored, tracking
 from tests.sweep.trained import TrainedSpec
 
-LONG = 300
-"""Steps of a run that takes some seconds."""
 METRICS = ("utility_loss", "score", "score.vmr_exact", "score.vmr_exact.std_error")
-LOGGERS = ["tensorboard", "wandb"]
-
-
-def tracking(folder: Path, *loggers: str) -> dict[str, Any]:
-    return {**small_spec(folder)["tracking"], "loggers": list(loggers)}
-
-
-@contextmanager
-def server() -> Iterator[tuple[int, list[bytes]]]:
-    """A server that keeps the beginning of what it is sent, and never answers."""
-    seen: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def accept() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                connection.settimeout(5)
-                seen.append(connection.recv(200))
-                connection.close()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield listening.getsockname()[1], seen
-
-
-class Logged:
-    """A sweep of two runs with both kinds of logs, one of them long enough to be seen in its course.
-
-    Attributes:
-        seen: what the server of W&B and the proxy were sent.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        spec = small_spec(
-            folder,
-            space={"points": [[16, 2, 0.01], [16, LONG, 0.01]]},
-            method={"name": "dp_sgd", "max_grad_norm": 0.1},
-            tracking=tracking(folder, *LOGGERS),
-        )
-        with server() as (port, self.seen), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tune_rounds, "REPORT_SECONDS", 0.2)
-            patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
-            patch.setenv("https_proxy", f"http://127.0.0.1:{port}")
-            patch.setenv("WANDB_API_KEY", "k" * 40)
-            self.sweep = Sweep(spec)
-            self.result = self.sweep.run()
-        self.folder = SweepFolder.open(self.result.folder)
-        self.points: list[dict[str, Any]] = pd.read_csv(self.result.folder / "points.csv").to_dict("records")
-
-    def steps(self, run_id: str) -> dict[int, float]:
-        """A run's loss in each step, as the sweep keeps it."""
-        history = self.folder.result(run_id).history
-        return {row["step"] + 1: row["loss"] for row in history}
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    return Logged(tmp_path_factory.mktemp("logged"))
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -104,62 +38,63 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.slow
-def test_tensorboard_reads_what_the_points_say(logged: Logged) -> None:
-    folders = {path.name.rpartition("-")[2]: path for path in logged.folder.tensorboard_logs.iterdir()}
-    assert len(folders) == len(logged.points) == 2
-    for point in logged.points:
+def test_tensorboard_reads_what_the_points_say(explored: Explored) -> None:
+    folders = {path.name.rpartition("-")[2]: path for path in explored.folder.tensorboard_logs.iterdir()}
+    assert len(folders) == 5
+    assert len(explored.points) == 4, "one of the runs has failed"
+    for point in explored.points:
         folder = folders[point["run_id"][:8]]
-        assert folder.name.startswith(f"b16_T{point['num_steps']}_lr0.01_seed0-")
+        assert folder.name.startswith(f"b16_T{point['num_steps']}_lr{point['learning_rate']}_seed0-")
         curves = events(folder)
         for name in METRICS:
             assert curves[name] == [(point["num_steps"], pytest.approx(point[name], rel=1e-6))], "fp32 in the file"
-        own = logged.steps(point["run_id"])
+        own = explored.steps(point["run_id"])
         assert all(own[step] == pytest.approx(loss, rel=1e-6) for step, loss in curves.get("loss", []))
-    long = events(folders[max(logged.points, key=lambda p: p["num_steps"])["run_id"][:8]])
+    long = events(folders[max(explored.points, key=lambda p: p["num_steps"])["run_id"][:8]])
     assert len(long["loss"]) > 1, "the run trained for seconds"
 
 
 @pytest.mark.slow
-def test_wandb_has_what_the_points_say(logged: Logged) -> None:
-    runs = {run.config["run_id"]: run for run in wandb_runs(logged.folder.wandb_logs)}
-    assert runs.keys() == {point["run_id"] for point in logged.points}
-    for point in logged.points:
+def test_wandb_has_what_the_points_say(explored: Explored) -> None:
+    runs = {run.config["run_id"]: run for run in wandb_runs(explored.folder.wandb_logs)}
+    assert runs.keys() == {trial.run_id for trial in explored.folder.plan().trials}
+    for point in explored.points:
         run = runs[point["run_id"]]
         assert (run.project, run.group) == ("small", "small")
-        assert run.name == f"b16_T{point['num_steps']}_lr0.01_seed0"
+        assert run.name == f"b16_T{point['num_steps']}_lr{point['learning_rate']}_seed0"
         assert {k: run.config[k] for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed")} == {
             k: point[k] for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed")
         }
         last = run.rows[-1]
         assert last["_step"] == point["num_steps"]
         assert {name: last[name] for name in METRICS} == {name: point[name] for name in METRICS}
-        own = logged.steps(point["run_id"])
+        own = explored.steps(point["run_id"])
         losses = {row["_step"]: row["loss"] for row in run.rows if "loss" in row}
         assert losses == {step: own[step] for step in losses}
 
 
 @pytest.mark.slow
-def test_nothing_is_sent_and_the_files_hold_no_secret_key_machine_or_path(logged: Logged) -> None:
-    assert logged.seen == []
-    task, _ = build_task(load_spec(logged.folder.path / "spec.yaml"))
+def test_nothing_is_sent_and_the_files_hold_no_secret_key_machine_or_path(explored: Explored) -> None:
+    assert explored.sent == []
+    task, _ = build_task(load_spec(explored.folder.path / "spec.yaml"))
     texts = [secret.prompt for secret in task.secrets()] + ["k" * 40]
-    files = [path for path in (logged.folder.path / "logs").rglob("*") if path.is_file() and not path.is_symlink()]
+    files = [path for path in (explored.folder.path / "logs").rglob("*") if path.is_file() and not path.is_symlink()]
     assert texts
     assert not [path for path in files if any(text.encode() in path.read_bytes() for text in texts)]
     own = {"_wandb", "trial_log_path", "run_id", "batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed"}
-    for run in wandb_runs(logged.folder.wandb_logs):
-        assert str(logged.folder.path).encode() not in run.path.read_bytes()
+    for run in wandb_runs(explored.folder.wandb_logs):
+        assert str(explored.folder.path).encode() not in run.path.read_bytes()
         assert run.host == "-"
         assert set(run.config) - own == set()
         assert not list((run.path.parent / "files").iterdir()), "no list of packages, no code"
 
 
 @pytest.mark.slow
-def test_the_commands_are_printed_and_name_the_folders(logged: Logged) -> None:
-    board, sync = log_commands(logged.folder, LOGGERS)
-    assert board == f"tensorboard --logdir {logged.folder.path}/logs/tensorboard"
-    assert sync == f"wandb sync {logged.folder.path}/logs/wandb/offline-run-*"
-    assert len(list(logged.folder.wandb_logs.glob("offline-run-*"))) == 2
+def test_the_commands_are_printed_and_name_the_folders(explored: Explored) -> None:
+    board, sync = log_commands(explored.folder, LOGGERS)
+    assert board == f"tensorboard --logdir {explored.folder.path}/logs/tensorboard"
+    assert sync == f"wandb sync {explored.folder.path}/logs/wandb/offline-run-*"
+    assert len(list(explored.folder.wandb_logs.glob("offline-run-*"))) == 5
 
 
 @pytest.mark.slow
