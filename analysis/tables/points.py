@@ -106,8 +106,10 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
     if len(table) == 0:
         raise ValueError("points must have at least one row, got none. Run the sweep first.")
     points, others = _finished(table.reset_index(drop=True))
-    for column in REQUIRED_COLUMNS:
-        points[column] = check_column(points[column])
+    for name in REQUIRED_COLUMNS:
+        column = points[name]
+        if (checked := check_column(column)) is not column:
+            points[name] = checked
     points = with_settings(points)
     _refuse_duplicates(points, by)
     points.attrs[_OTHER_ROWS] = others
@@ -122,7 +124,10 @@ def with_settings(table: pd.DataFrame) -> pd.DataFrame:
     """
     if SETTINGS not in table.columns:
         return table.assign(**{SETTINGS: pd.Series(EMPTY, index=table.index, dtype=object)})
-    texts = [_one_form(cell, at) for at, cell in enumerate(table[SETTINGS])]
+    cells = table[SETTINGS].tolist()
+    texts = [_one_form(cell, at) for at, cell in enumerate(cells)]
+    if texts == cells and table[SETTINGS].dtype == object:
+        return table
     return table.assign(**{SETTINGS: pd.Series(texts, index=table.index, dtype=object)})
 
 
@@ -157,31 +162,35 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
     """
-    points, starts = _by_configuration(require_hyperparameters(points))
-    means = points.loc[starts, [*HYPERPARAMETERS, SETTINGS]].astype({"batch_size": "int64", "num_steps": "int64"})
-    means["num_seeds"] = np.diff(starts, append=len(points))
-    for column in ("utility_loss", "score"):
-        values = points[column].to_numpy(dtype=np.float64)
-        means[column], means[f"{column}_std"] = _mean_and_std(values, starts)
+    points = require_hyperparameters(points)
+    order, starts = _by_configuration(points)
+    columns = {name: points[name].to_numpy()[order[starts]] for name in (*HYPERPARAMETERS, SETTINGS)}
+    columns["num_seeds"] = np.diff(starts, append=len(points))
+    for name in ("utility_loss", "score"):
+        columns[name], columns[f"{name}_std"] = _mean_and_std(points[name].to_numpy()[order], starts)
     if "base_utility_loss" in points.columns:
-        means["base_utility_loss"] = rounded_means(numbers(points["base_utility_loss"]), starts)
-    uris = points["model_uri"].iloc[starts] if "model_uri" in points.columns else [None] * len(starts)
-    means["model_uri"] = pd.Series([None if pd.isna(uri) else str(uri) for uri in uris], index=starts, dtype=object)
-    return means.reset_index(drop=True)
+        columns["base_utility_loss"] = rounded_means(numbers(points["base_utility_loss"])[order], starts)
+    uris = points["model_uri"].to_numpy()[order[starts]] if "model_uri" in points.columns else [None] * len(starts)
+    columns["model_uri"] = np.array([None if pd.isna(uri) else str(uri) for uri in uris], dtype=object)
+    objects = {SETTINGS: "object", "model_uri": "object"}  # pandas would make strings of them
+    means = pd.DataFrame({name: pd.Series(values, dtype=objects.get(name)) for name, values in columns.items()})
+    means.attrs = dict(points.attrs)
+    return means
 
 
 def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
     """Return the means over seeds of a numeric column, [m], in the order of `configuration_means`. Null gives NaN."""
-    ordered, starts = _by_configuration(points)
-    return rounded_means(numbers(ordered[column]), starts)
+    order, starts = _by_configuration(points)
+    return rounded_means(numbers(points[column])[order], starts)
 
 
-def _by_configuration(points: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    """Return the rows sorted by (T, b, η, settings), and the position where each configuration begins."""
-    points = points.sort_values(KEY, kind="stable", ignore_index=True)
-    columns = [points[name].to_numpy() for name in KEY]
-    changed = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return points, np.concatenate([[0], np.flatnonzero(changed) + 1])
+def _by_configuration(points: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows' positions in the order of (T, b, η, settings), [n], and where in it each configuration begins,
+    [m]. The rows of a configuration keep their order."""
+    key = [points[name].to_numpy() for name in KEY]
+    order = np.lexsort(key[::-1])
+    changed = np.any([column[order[1:]] != column[order[:-1]] for column in key], axis=0)
+    return order, np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
 def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
@@ -191,7 +200,7 @@ def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
         ValueError: as `check_points`, or rows without b, T or η. The message tells how many.
     """
     points = check_points(points)
-    nulls = int(points[HYPERPARAMETERS].isna().any(axis=1).sum())
+    nulls = int(np.any([points[name].isna() for name in HYPERPARAMETERS], axis=0).sum())
     if nulls:
         raise ValueError(
             f"batch_size, num_steps and learning_rate must be given in every finished row, got {nulls} of "
@@ -250,6 +259,8 @@ def check_column(column: pd.Series) -> pd.Series:
                 f"{name} must {rule} in every finished row, got {column.iloc[at]} in row {column.index[at] + 1}. "
                 "Correct the row, or leave it out."
             )
+    if column.dtype == (np.int64 if name in _INTEGERS else np.float64):
+        return column
     if name not in _INTEGERS:
         return pd.Series(values, index=column.index, name=name)
     return pd.Series(values, index=column.index, name=name).astype("Int64" if null.any() else "int64")
@@ -286,8 +297,12 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
     """Raise ValueError if a (configuration, seed) occurs twice, within one group if there are several."""
     if by is not None and by not in points.columns:
         raise ValueError(unknown_name("by: the column", by, familiar(points)))
+    identity = [*KEY, "seed", *([] if by is None else [by])]
+    rows = list(zip(*(points[name].tolist() for name in identity), strict=True))
+    if len(set(rows)) == len(rows):  # much faster than pandas, whose nulls are not equal to each other here, either
+        return
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
-    repeated = given[given.duplicated([*KEY, "seed", *([] if by is None else [by])])]
+    repeated = given[given.duplicated(identity)]
     if len(repeated):
         row = repeated.iloc[[0]]
         raise ValueError(

@@ -16,7 +16,9 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory.")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="Steps to time at each of three batch sizes; 3 by default.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps to time at each of three batch sizes. By default 3, or fewer in a minute.")
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Price of a GPU for an hour: adds the column `cost`.")] = None,
     simulate: Annotated[
         str | None,

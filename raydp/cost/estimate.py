@@ -51,7 +51,8 @@ def estimate(
     Args:
         spec: the sweep.
         measure: whether to time steps on this machine.
-        num_steps: number of steps to time at each of three batch sizes.
+        num_steps: number of steps to time at each of three batch sizes. None: 3, or fewer where they take more than a
+            minute.
         price: price of a GPU for an hour.
         hardware: hardware to simulate, in the form of `Hardware.parse`.
 
@@ -71,8 +72,9 @@ def estimate(
     if measure:
         from raydp.cost.measure import measure_cost
 
-        with stderr.status("timing a few steps"):
-            measured = measure_cost(checked, task, plan.trials, num_steps=NUM_STEPS if num_steps is None else num_steps)
+        # A number that the user gives is timed in full.
+        limited = {"num_steps": NUM_STEPS} if num_steps is None else {"num_steps": num_steps, "limit_seconds": math.inf}
+        measured = measure_cost(checked, task, plan.trials, **limited)
         shapes = zip(table["batch_size"], table["num_steps"], table["seeds"], strict=True)
         rows = [measured.columns(b, t, seeds, cluster=checked.cluster, price=price) for b, t, seeds in shapes]
         attrs = table.attrs

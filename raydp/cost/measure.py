@@ -5,12 +5,12 @@ No model is kept, and no sweep's key is used: the noise is drawn from the test k
 
 from __future__ import annotations
 
-import gc
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from raydp.cost.costs import MeasuredSteps, StepLaw
+from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.trial import TrialRunner
@@ -27,17 +28,46 @@ from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan
 
+LIMIT_SECONDS = 60.0
+"""No further step of a batch size is timed after this time, if one step is timed."""
 
-class _Times:
-    """Record the time at which each step ends."""
 
-    def __init__(self) -> None:
-        self.ends: list[float] = []
+class _Timed(Exception):  # noqa: N818 - nothing is wrong
+    """Enough steps are timed."""
+
+
+class _Timer:
+    """Controls a run: shows its steps, notes when each one ends, and ends the run when enough steps are timed.
+
+    The first step is not timed, because it also finds the size of a micro-batch.
+
+    Args:
+        wanted: number of steps to time.
+        limit_seconds: time after which fewer steps are enough.
+        show: is told which step runs.
+    """
+
+    def __init__(self, wanted: int, limit_seconds: float, show: Callable[[str], object]) -> None:
+        self._wanted, self._limit, self._show = wanted, limit_seconds, show
+        self._ends: list[float] = []
+        self._drawn: list[float] = []
+        self._began = time.perf_counter()
+        show("a first step, which is not timed")
 
     def beat(self, step: int, num_steps: int, row: Mapping[str, float]) -> None:
+        """Note that a step has ended.
+
+        Raises:
+            _Timed: it was the last one to time.
+        """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
+        self._ends.append(time.perf_counter())
+        self._drawn.append(row["drawn"])
+        timed = len(self.seconds)
+        if timed >= self._wanted or (timed and self._ends[-1] - self._began > self._limit):
+            raise _Timed
+        self._show(f"step {timed + 1} of {self._wanted}")
 
     def must_pause(self) -> bool:
         return False
@@ -45,8 +75,20 @@ class _Times:
     def check(self, name: str, utility_loss: float) -> str | None:
         return None
 
+    @property
+    def seconds(self) -> list[float]:
+        """The time of each step."""
+        return [after - before for before, after in zip(self._ends, self._ends[1:], strict=False)]
 
-def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, num_steps: int) -> MeasuredSteps:
+    @property
+    def examples(self) -> list[float]:
+        """The number of examples that each of these steps drew."""
+        return self._drawn[1:]
+
+
+def measure_cost(
+    spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, num_steps: int, limit_seconds: float = LIMIT_SECONDS
+) -> MeasuredSteps:
     """Run steps of the smallest, a middle and the largest batch size, and score the base model once.
 
     If the space varies further fields, the steps have the values of the plan's first run.
@@ -56,6 +98,7 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
         task: its task.
         trials: the runs of the sweep's plan.
         num_steps: number of steps to time at each batch size. A slower first step runs before them and is not timed.
+        limit_seconds: after this time at a batch size, fewer steps are timed, but at least one.
 
     Raises:
         ValueError: the workers' device is not available here, the model is sharded, num_steps is below 1, or the
@@ -64,35 +107,26 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
     spec, trials = _of_one_kind(spec, trials)
     device = _device(spec, num_steps)
     torch.set_num_threads(max(1, int(spec.cluster.cpus_per_worker)))
+    # Prepare the model as a worker does.
+    quick = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
+    with stderr.status("preparing the model") as status:
+        base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
+        runner = TrialRunner(
+            quick, task, base, LocalComm(device), TEST_KEY,
+            prepare=lambda work: status.update(f"preparing the model: the worker {work}"), planned=trials,
+        )  # fmt: skip
     # Time the steps.
-    steps, new_tokens = [], task.facts().num_new_tokens
-    # Without scores, the trial measures only its utility. The scores are timed once, below.
-    quick = spec.model_copy(update={"stopping": None, "scores": ()})
-    runner = TrialRunner(quick, task, models.load_base(spec.model, new_tokens=new_tokens), LocalComm(device), TEST_KEY)
     with TemporaryDirectory(prefix="raydp-") as scratch:
-        for trial in _chosen(trials):
-            short = replace(trial, run_id=f"measured-{trial.batch_size}", num_steps=num_steps + 1)
-            times = _Times()
-            files = SharedFolder(folder=Path(scratch) / short.run_id, run_id=short.run_id)
-            outcome = runner.run(short, files, "attempt-1", times)
-            seconds = [after - before for before, after in zip(times.ends, times.ends[1:], strict=False)]
-            assert outcome is not None, "there is one rank"
-            drawn = [row["drawn"] for row in (outcome.history or ())[1:]]
-            steps.append(
-                {
-                    "batch_size": trial.batch_size,
-                    "num_steps": num_steps,
-                    "examples": statistics.mean(drawn),
-                    "seconds": statistics.mean(seconds),
-                }
-            )
+        steps = [
+            _timed(runner, trial, Path(scratch), num_steps=num_steps, limit_seconds=limit_seconds)
+            for trial in _chosen(trials)
+        ]
     # Time one scoring.
-    del runner
-    gc.collect()
-    runner = TrialRunner(spec, task, models.load_base(spec.model, new_tokens=new_tokens), LocalComm(device), TEST_KEY)
-    started = time.perf_counter()
-    runner.measure_base(spec.seed_labels[0])
-    score_seconds = time.perf_counter() - started
+    assert runner.turn_to(spec), "it has the same model"
+    with stderr.status("timing the scores of one model"):
+        started = time.perf_counter()
+        runner.measure_base(spec.seed_labels[0])
+        score_seconds = time.perf_counter() - started
     return MeasuredSteps(
         law=StepLaw.fit([s["examples"] for s in steps], [s["seconds"] for s in steps]),
         score_seconds=score_seconds,
@@ -100,6 +134,26 @@ def measure_cost(spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], *, nu
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         steps=tuple(steps),
     )
+
+
+def _timed(
+    runner: TrialRunner, trial: TrialPlan, scratch: Path, *, num_steps: int, limit_seconds: float
+) -> dict[str, float]:
+    """Begin a run, and return its mean step; see `MeasuredSteps.steps`."""
+    # The run never gets to the last of these steps, so its model is never scored.
+    short = replace(trial, run_id=f"measured-{trial.batch_size}", num_steps=num_steps + 2)
+    text = f"timing steps of b = {trial.batch_size}"
+    with stderr.status(text) as status:
+        timer = _Timer(num_steps, limit_seconds, lambda at: status.update(f"{text}: {at}"))
+        files = SharedFolder(folder=scratch / short.run_id, run_id=short.run_id)
+        with suppress(_Timed):
+            runner.run(short, files, "attempt-1", timer)
+    return {
+        "batch_size": trial.batch_size,
+        "num_steps": len(timer.seconds),
+        "examples": statistics.mean(timer.examples),
+        "seconds": statistics.mean(timer.seconds),
+    }
 
 
 def _device(spec: SweepSpec, num_steps: int) -> torch.device:

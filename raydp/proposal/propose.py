@@ -119,8 +119,7 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
     timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
     spec = load_spec({**timed, "privacy": {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}})
     plan, task = planned(spec)
-    with stderr.status("timing a few steps"):
-        measured = measure_cost(spec, task, plan.trials, num_steps=TIMED_STEPS)
+    measured = measure_cost(spec, task, plan.trials, num_steps=TIMED_STEPS)
     facts = task.facts()
     grid = fitted(
         num_units=facts.num_units,

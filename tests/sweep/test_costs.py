@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp.cost.costs import MeasuredSteps, StepLaw, recorded_seconds
+from raydp.cost.measure import _Timed, _Timer
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
@@ -101,6 +104,22 @@ def test_recorded_costs_come_first_and_the_rest_follows_from_them() -> None:
         recorded_seconds(trials, {})
 
 
+def test_a_slow_machine_times_fewer_steps_and_at_least_one() -> None:
+    shown: list[str] = []
+    timer = _Timer(3, 0.0, shown.append)
+    timer.beat(1, 5, {"drawn": 10.0})
+    with pytest.raises(_Timed):
+        timer.beat(2, 5, {"drawn": 12.0})
+    assert (len(timer.seconds), timer.examples) == (1, [12.0])
+    assert shown == ["a first step, which is not timed", "step 1 of 3"]
+    patient = _Timer(2, math.inf, shown.append)
+    for step in (1, 2):
+        patient.beat(step, 4, {"drawn": 10.0})
+    with pytest.raises(_Timed):
+        patient.beat(3, 4, {"drawn": 10.0})
+    assert len(patient.seconds) == 2
+
+
 @pytest.mark.slow
 def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable[..., Path], tmp_path: Path) -> None:
     spec = write_spec(space={"batch_size": [16, 32, 64], "num_steps": [3, 600], "learning_rate": [0.01]}, seeds=[0, 1])
@@ -111,6 +130,7 @@ def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable
     assert all(row["hours"] > 0 and row["gpu_hours"] == 0 and 0.1 < row["memory_gib"] < 64 for row in rows.values())
     assert rows[64, 600]["hours"] > rows[64, 3]["hours"]
     assert "cost" not in rows[16, 3]
+    assert re.findall(r"batch_size (\d+): .*, 2 steps on cpu", answer.err) == ["16", "32", "64"]
     assert "Hu et al. 2025, Table 14" in " ".join(answer.err.split())
     assert {p for p in tmp_path.rglob("*") if "cache" not in p.parts} == before, "nothing is kept"
 
