@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,3 +122,20 @@ def test_a_file_that_another_version_wrote_is_an_error_that_says_so(
     (folder.path / file).write_text(content)
     with pytest.raises(ValueError, match=f"^SWEEP must have .*{file}.*(Restore|delete)"):
         read(folder)
+
+
+def test_a_result_without_finite_numbers_is_strict_json_and_read_back(tmp_path: Path) -> None:
+    """The history of a run that diverged, and a file that an earlier version wrote with NaN."""
+    folder, history = folder_of(tmp_path), [{"loss": 1.5, "grad_norm": math.inf}, {"loss": math.nan, "low": -math.inf}]
+    path = folder.path / "trials" / "run" / "result.json"
+    folder.commit(RunResult(run_id="run", status="failed", reason="it diverged", history=history))
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is not JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    assert repr(list(folder.result("run").history)) == repr(history)
+    earlier = path.read_text().replace('{\n    "float": "nan"\n   }', "NaN")
+    assert "NaN" in earlier
+    path.write_text(earlier)
+    assert repr(list(folder.result("run").history)) == repr(history)

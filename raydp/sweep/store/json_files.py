@@ -1,20 +1,31 @@
-"""JSON files of a sweep: written whole or not at all. Reading a damaged or foreign file is an error with a remedy."""
+"""JSON files of a sweep: written whole or not at all. Reading a damaged or foreign file is an error with a remedy.
+
+JSON has no infinity and no NaN, which the history of a failed run and the ε of a run without a guarantee have. They are
+written as {"float": "inf"}, {"float": "-inf"} and {"float": "nan"}, so every parser reads the files.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raydp.io.files import write_atomically
 
 S = TypeVar("S")
+_NOT_FINITE = "float"
+"""The only key of an object that stands for a number which JSON does not have."""
 
 
 def write_json(path: Path, document: object) -> None:
     """Write a JSON file, whole or not at all."""
-    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    try:
+        text = json.dumps(document, indent=1, allow_nan=False)
+    except ValueError:  # a number is not finite
+        text = json.dumps(_finite(document), indent=1, allow_nan=False)
+    write_atomically(path, (text + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -26,7 +37,7 @@ def read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_hook=_number_or_object)
     except ValueError as error:
         raise ValueError(
             f"SWEEP must have whole files, got {str(path)!r} that is not JSON ({error}). If it is in trials/, "
@@ -55,3 +66,20 @@ def read_state(path: Path, from_json: Callable[[Any], S]) -> S | None:
             f"SWEEP must have files that this version of raydp reads, got {str(path)!r} ({type(error).__name__}: "
             f"{error}). Restore the file, or read the sweep with the version that wrote it."
         ) from error
+
+
+def _finite(value: object) -> object:
+    """Replace the numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NOT_FINITE: str(value)}
+    return value
+
+
+def _number_or_object(content: dict[str, Any]) -> object:
+    """Return an object of a file, or the number that it stands for."""
+    number = content.get(_NOT_FINITE) if len(content) == 1 else None
+    return float(number) if number in ("inf", "-inf", "nan") else content
