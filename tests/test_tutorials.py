@@ -85,6 +85,6 @@ class TestExecuted:
         notebook = execute("own_task_and_score", tmp_path)
         text = printed(tidied(notebook))
         assert "task.contradictions must be less than 0.5, got 0.7" in text
-        assert "8 runs, 8 finished, 0 failed" in text
+        assert "runs=8 finished, 0 failed, 0 pending" in text
         (swept,) = [cell.outputs for cell in notebook.cells if ".run()" in cell.source]
         assert_lines_one_progress_and_the_result(swept)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import subprocess
 import sys
 
+import mpmath
 import numpy as np
 import prv_accountant
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,8 +26,10 @@ from raydp.privacy import (
     RDPAccountant,
     guarantee,
 )
+from raydp.privacy.accounting import pld
 from raydp.privacy.accounting.base import merged
-from raydp.privacy.accounting.pld import _epsilons
+from raydp.privacy.accounting.pld import _deltas, _directions, _epsilons
+from raydp.privacy.accounting.pld_step import one_step, step_deltas
 from raydp.privacy.accounting.rdp import ORDERS
 from tests.marks import slow_after
 
@@ -133,26 +139,99 @@ def test_pld_stays_above_the_exact_value_where_rounding_moves_the_plain_librarys
 
 
 @pytest.mark.parametrize(
+    ("q", "sigma"),
+    slow_after(3, [(0.0228, 1.43), (1.0, 0.7), (1e-5, 4.0), (0.5, 20.0), (0.9, 0.3), (0.3, 0.1), (0.999999, 1.2)]),
+)
+def test_one_step_is_that_of_the_librarys_loop(q: float, sigma: float) -> None:
+    """δ at losses of both signs, also where exp overflows, and the distribution on the grid."""
+    epsilons = np.concatenate([np.linspace(-3, 3, 601), np.linspace(-900, 900, 300)])
+    for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD):
+        loss = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
+        with np.errstate(all="ignore"):
+            library = loss.get_delta_for_epsilon(epsilons)
+        np.testing.assert_allclose(step_deltas(loss, epsilons), library, rtol=0, atol=1e-15)
+    event, interval = PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=1), 1e-3
+    made = one_step(event, interval)
+    library = privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=sigma, sampling_prob=q, value_discretization_interval=interval
+    )
+    assert made._symmetric == library._symmetric == (q == 1)
+    for own, other in zip(_directions(made), _directions(library), strict=True):
+        own, other = own.to_dense_pmf(), other.to_dense_pmf()
+        assert own._lower_loss == other._lower_loss
+        # Probabilities are differences of δ divided by the interval.
+        np.testing.assert_allclose(own._probs, other._probs, rtol=0, atol=4e-15 / interval)
+        assert own._infinity_mass == pytest.approx(other._infinity_mass, rel=1e-9, abs=1e-30)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), slow_after(1, [(0.03, 4.0, 50), (0.01, 1.0, 1000), (0.3, 4.0, 100)]))
+def test_rounding_is_within_the_allowance(q: float, sigma: float, steps: int) -> None:
+    """Against steps whose probabilities are computed with 40 digits, on the same grid: δ is above theirs, by little."""
+    interval = 2e-3
+    event = PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=steps)
+    exact = privacy_loss_distribution.PrivacyLossDistribution(
+        *(exact_step(q, sigma, interval, adjacency) for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD))
+    ).self_compose(steps)
+    own = one_step(event, interval).self_compose(steps)
+    epsilons, allowance = np.linspace(0, 4, 200), (128 + 4 * steps) * 2.0**-53
+    for mine, theirs in zip(_directions(own), _directions(exact), strict=True):
+        below = _deltas(theirs, epsilons) - _deltas(mine, epsilons)
+        assert below.max() < allowance / 2, "the allowance is more than twice the largest deficit"
+        assert below.min() > -1e-7, "rounding up costs little"
+
+
+def exact_step(q: float, sigma: float, interval: float, adjacency: AdjacencyType) -> pld_pmf.PLDPmf:
+    """One step by Connect-the-Dots (Doroshenko et al. 2022, Algorithm 1) with 40 digits."""
+    bounds = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=adjacency).connect_dots_bounds()
+    low, high = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+    with mpmath.workdps(40):
+        deltas = [exact_delta(mpmath.mpf(q), mpmath.mpf(sigma), k * mpmath.mpf(interval), adjacency)
+                  for k in range(low, high + 1)]  # fmt: skip
+        falls = [after - before for before, after in itertools.pairwise(deltas)]
+        growth = mpmath.exp(mpmath.mpf(interval))
+        first = 1 - deltas[0] + falls[0] / (growth - 1)
+        middle = [(after - before * growth) / (growth - 1) for before, after in itertools.pairwise(falls)]
+        last = falls[-1] / (1 / growth - 1)
+        probabilities = np.array([float(max(p, 0)) for p in (first, *middle, last)])
+    return pld_pmf.DensePLDPmf(interval, low, probabilities, float(deltas[-1]), pessimistic_estimate=True)
+
+
+def exact_delta(q: mpmath.mpf, sigma: mpmath.mpf, epsilon: mpmath.mpf, adjacency: AdjacencyType) -> mpmath.mpf:
+    """δ(ε) of one step: an outcome is N(0, σ²), or with probability q an example away."""
+    if adjacency == AdjacencyType.REMOVE:
+        if epsilon <= mpmath.log1p(-q):
+            return -mpmath.expm1(epsilon)
+        x = -(sigma**2) * mpmath.log1p(mpmath.expm1(epsilon) / q) - mpmath.mpf(1) / 2
+        without = mpmath.ncdf(x / sigma)
+        return (1 - q) * without + q * mpmath.ncdf((x + 1) / sigma) - mpmath.exp(epsilon) * without
+    if epsilon >= -mpmath.log1p(-q):
+        return mpmath.mpf(0)
+    x = sigma**2 * mpmath.log1p(mpmath.expm1(-epsilon) / q) + mpmath.mpf(1) / 2
+    without = mpmath.ncdf(x / sigma)
+    return without - mpmath.exp(epsilon) * ((1 - q) * without + q * mpmath.ncdf((x - 1) / sigma))
+
+
+@pytest.mark.parametrize(
     ("q", "sigma", "steps"), slow_after(2, [(0.0228, 1.43, 50), (1.0, 3.0, 1), (0.3, 4.0, 2000), (1e-3, 0.5, 9)])
 )
 def test_plds_curve_is_the_librarys_with_the_rounding_error_above_it(q: float, sigma: float, steps: int) -> None:
     event = PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=steps)
-    pld = PLDAccountant()
-    epsilons = 1.5 * pld.epsilon(event, 1e-9) * np.linspace(0, 1, 300) ** 2
-    step = privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=sigma, sampling_prob=q, value_discretization_interval=1e-4
-    )
+    accountant = PLDAccountant()
+    epsilons = 1.5 * accountant.epsilon(event, 1e-9) * np.linspace(0, 1, 300) ** 2
+    step = one_step(event, 1e-4)  # see test_one_step_is_that_of_the_librarys_loop
     library = np.asarray(step.self_compose(steps).get_delta_for_epsilon(epsilons))
     assert library[0] > library[-1]
     error = (128 + 4 * steps) * 2.0**-53
-    np.testing.assert_allclose(pld.deltas(event, epsilons), np.maximum(library, 0) + error, rtol=1e-8, atol=0)
-    assert pld.deltas(event, np.array([1e4]))[0] == pytest.approx(error + steps * 1e-15, rel=1e-3, abs=steps * 1e-15)
+    np.testing.assert_allclose(accountant.deltas(event, epsilons), np.maximum(library, 0) + error, rtol=1e-8, atol=0)
+    assert accountant.deltas(event, np.array([1e4]))[0] == pytest.approx(
+        error + steps * 1e-15, rel=1e-3, abs=steps * 1e-15
+    )
     deltas = [0.3, 1e-2, 1e-4, 1e-6, 1e-9]
-    own = pld.epsilons(event, deltas)
+    own = accountant.epsilons(event, deltas)
     # The library adds its grid of losses up step by step; ours is a multiple of the interval.
     np.testing.assert_allclose(own, [step.self_compose(steps).get_epsilon_for_delta(d - error) for d in deltas], 1e-9)
     known = [(epsilon, delta) for epsilon, delta in zip(own, deltas, strict=True) if epsilon > 0]
-    back = pld.deltas(event, np.array([epsilon for epsilon, _ in known]))
+    back = accountant.deltas(event, np.array([epsilon for epsilon, _ in known]))
     np.testing.assert_allclose(back, [delta for _, delta in known], rtol=1e-6, err_msg="δ(ε(δ))")
 
 
@@ -291,13 +370,13 @@ def test_prv_composes_once_for_all_deltas(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_guarantee_is_discretised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """ε at every δ, μ and the attacker's limits come from one privacy loss distribution."""
-    make, calls = privacy_loss_distribution.from_gaussian_mechanism, []
+    calls = []
 
-    def counted(**arguments: object) -> object:
-        calls.append(arguments)
-        return make(**arguments)
+    def counted(event: PoissonGaussian, interval: float) -> object:
+        calls.append(event)
+        return one_step(event, interval)
 
-    monkeypatch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", counted)
+    monkeypatch.setattr(pld, "one_step", counted)
     event = PoissonGaussian(sample_rate=0.0511, noise_multiplier=1.3, num_steps=17)
     said = guarantee(event, "pld")
     assert len(calls) == 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from raydp.privacy.accounting.base import Accountant, AccountantError, describe, merged
 from raydp.privacy.accounting.events import PoissonGaussian
+from raydp.privacy.accounting.pld_step import one_step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -217,17 +218,9 @@ def _composition(events: tuple[PoissonGaussian, ...], interval: float) -> Privac
 
     The last result is kept, because a guarantee asks for ε, for μ and for an attacker's bounds of the same events.
     """
-    from dp_accounting.pld import privacy_loss_distribution
-
     total: PrivacyLossDistribution | None = None
     for event in events:
-        step = privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=event.noise_multiplier,
-            sampling_prob=event.sample_rate,
-            value_discretization_interval=interval,
-            pessimistic_estimate=True,
-            use_connect_dots=True,
-        )
+        step = one_step(event, interval)
         run = _of_many_steps(step, event.num_steps).self_compose(event.num_steps)
         total = run if total is None else total.compose(run)
     return total

@@ -1,0 +1,87 @@
+"""The privacy loss distribution of one Poisson-subsampled Gaussian step, as dp_accounting makes it but in arrays.
+
+dp_accounting inverts the privacy loss by a call of Python for each of some 100,000 losses. That took two thirds of the
+time of a composition. Here the inversion is one array operation; everything else is dp_accounting's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from raydp.privacy.accounting.events import PoissonGaussian
+
+if TYPE_CHECKING:
+    import numpy as np
+    from dp_accounting.pld.pld_pmf import PLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+    from numpy.typing import NDArray
+
+
+def one_step(event: PoissonGaussian, interval: float) -> PrivacyLossDistribution:
+    """Return the distribution of one step's loss, for an example removed and for one added.
+
+    Args:
+        event: its noise multiplier σ and sample rate q count.
+        interval: spacing of the grid of losses.
+
+    Source: Doroshenko et al. 2022, Algorithm 1 (Connect-the-Dots), which is never optimistic.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    adjacencies = [AdjacencyType.REMOVE, AdjacencyType.ADD]
+    if event.sample_rate == 1:
+        adjacencies = adjacencies[:1]  # both directions are the same
+    losses = (
+        GaussianPrivacyLoss(event.noise_multiplier, sampling_prob=event.sample_rate, adjacency_type=adjacency)
+        for adjacency in adjacencies
+    )
+    return PrivacyLossDistribution(*(_discretised(loss, interval) for loss in losses))
+
+
+def _discretised(loss: GaussianPrivacyLoss, interval: float) -> PLDPmf:
+    """Return the distribution on multiples of `interval`, from δ at each multiple."""
+    import numpy as np
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+
+    bounds = loss.connect_dots_bounds()
+    low, high = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+    deltas = step_deltas(loss, np.arange(low, high + 1) * interval)
+    return create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+
+
+def step_deltas(loss: GaussianPrivacyLoss, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [k] δ of one step at [k] epsilons of any sign, as `loss.get_delta_for_epsilon` does.
+
+    The loss falls in the outcome x. So δ(ε) is the probability that x lies below the outcome x(ε) whose loss is ε,
+    minus exp(ε) times this probability under the other data set. A rounding error of x(ε) changes δ by its square only,
+    because x(ε) maximises this difference.
+    """
+    import numpy as np
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
+
+    q, variance = loss.sampling_prob, loss.standard_deviation**2
+    # The loss of a removed example is above ln(1 - q), and the loss of an added one below -ln(1 - q).
+    end = np.log1p(-q) if q < 1 else -math.inf
+    if loss.adjacency_type == AdjacencyType.REMOVE:
+        inside, deltas = epsilons > end, np.maximum(-np.expm1(epsilons), 0.0)
+        outcomes = -0.5 - variance * _without_sampling(epsilons[inside], q)
+    else:
+        inside, deltas = epsilons < -end, np.zeros(len(epsilons))
+        outcomes = 0.5 + variance * _without_sampling(-epsilons[inside], q)
+    deltas[inside] = loss.mu_upper_cdf(outcomes) - np.exp(epsilons[inside] + loss.mu_lower_log_cdf(outcomes))
+    clipped: NDArray[np.float64] = deltas.clip(0.0, 1.0)
+    return clipped
+
+
+def _without_sampling(losses: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+    """Return the losses ln(1 + (exp(loss) - 1) / q) that the same outcomes would have without sampling."""
+    import numpy as np
+
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        small = np.log1p(np.expm1(losses) / q)
+        large = losses + np.log1p(-(1 - q) * np.exp(-losses)) - math.log(q)  # the same, where exp(loss) overflows
+    unsampled: NDArray[np.float64] = np.where(losses < 1, small, large)
+    return unsampled
