@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 
 from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.privacy.accounting import base, pld, prv, two_way
+from raydp.privacy.accounting import base, pld, pld_step, prv, two_way
+from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.privacy.mechanisms import num_runs, selection_profile, tuning
 from raydp.privacy.records import record
 from raydp.selftest.checks import accounting, choice
@@ -94,24 +96,34 @@ def failed_of(checks: Callable[[], Any]) -> set[str]:
     return {c.name for c in checks() if not c.passed}
 
 
+def optimistic_step(event: PoissonGaussian, interval: float) -> Any:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        event.noise_multiplier, sampling_prob=event.sample_rate, value_discretization_interval=interval,
+        pessimistic_estimate=False, use_connect_dots=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("owner", "name", "change"),
     slow_after(
-        1,
+        2,
         [
-            [
-                ("pessimistic_estimate=True", "pessimistic_estimate=False"),
-                ("use_connect_dots=True", "use_connect_dots=0"),
-            ],
-            [("(event.num_steps)", "(max(1, event.num_steps - 1))")],
-            [("standard_deviation=event.noise_multiplier", "standard_deviation=event.noise_multiplier * 1.001")],
+            (pld, "_composition", ("(event.num_steps)", "(max(1, event.num_steps - 1))")),
+            (pld_step, "step_deltas", ("loss.mu_lower_log_cdf", "1e-4 + loss.mu_lower_log_cdf")),
+            (pld_step, "one_step", ("(event.noise_multiplier", "(1.001 * event.noise_multiplier")),
+            (pld, "_composition", ("one_step(event, interval)", "_optimistic_step(event, interval)")),
         ],
     ),
-    ids=["optimistic", "a step less", "more noise"],
-)
-def test_a_pld_that_says_too_little(monkeypatch: pytest.MonkeyPatch, changes: list[tuple[str, str]]) -> None:
+    ids=["a step less", "less", "more noise", "optimistic"],
+)  # fmt: skip
+def test_a_pld_that_says_too_little(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: tuple[str, str]
+) -> None:
     monkeypatch.setattr(pld, "_composition", pld._composition.__wrapped__)  # without what it remembers
-    rewrite(monkeypatch, pld, "_composition", *changes)
+    monkeypatch.setattr(pld, "_optimistic_step", optimistic_step, raising=False)
+    rewrite(monkeypatch, owner, name, change)
+    if name == "one_step":
+        monkeypatch.setattr(pld, name, pld_step.one_step)
     assert "ε of 40 Gaussians (pld)" in failed_of(lambda: accountant_checks("pld"))
 
 
