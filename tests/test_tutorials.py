@@ -50,7 +50,7 @@ def assert_lines_one_progress_and_the_result(outputs: list[Any]) -> None:
     reporter would)."""
     assert [o for o in outputs if o["output_type"] == "stream" and o["name"] == "stdout"] == []
     told = "".join(o["text"] for o in outputs if o["output_type"] == "stream")
-    assert told.index("starting Ray\n") < told.index("Write the report\n")
+    assert told.index("starting Ray\n") < told.index("writing the report\n")
     assert "\x1b" not in told
     assert "widgets" not in told
     (progress,) = [o["data"]["text/plain"] for o in outputs if o["output_type"] == "display_data"]

@@ -27,7 +27,7 @@ def import_(
     from raydp.cli.show.sweeps import show_result
     from raydp.io.output import print_json, stderr
 
-    with stderr.status("Read the models and load the libraries"):
+    with stderr.status("reading the models and loading the libraries"):
         from raydp.sweep.api import Sweep
         from raydp.sweep.imported import imported_spec
 

@@ -83,7 +83,7 @@ def models_find(
         "where": where, "trusted_keys": trusted_key,
     }  # fmt: skip
     given = {name: value for name, value in conditions.items() if value is not None}
-    with stderr.status("Open the tracking store and search its models"):
+    with stderr.status("opening the tracking store and searching its models"):
         from raydp.tracking import find_models
 
         models = find_models(uri, order_by=order_by, verify=verify, **given)
@@ -194,7 +194,7 @@ def models_push(
         "tracking_uri": uri, "trusted_keys": trusted_key,
     }  # fmt: skip
     if to.startswith(HUB):
-        with stderr.status(f"Check {model} and send it to {to}"):
+        with stderr.status(f"checking {model} and sending it to {to}"):
             where = push_model(model, to.removeprefix(HUB), public=public, uncertified=uncertified, **options)
     else:
         where = str(export_model(model, Path(to), **options))

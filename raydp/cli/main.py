@@ -95,7 +95,7 @@ def sweep(
     from raydp.sweep.api import Sweep, plan_rows
 
     # Plan, or run and print.
-    with stderr.status("Read the spec and load the libraries"):
+    with stderr.status("reading the spec and loading the libraries"):
         chosen = Sweep(spec or DEMO)
     if dry_run:
         with stoppable("the plan"):

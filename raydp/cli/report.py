@@ -28,7 +28,7 @@ def report(
     """A self-contained HTML report of a sweep, or a comparison of several."""
     from raydp.io.output import print_json, stderr, stdout
 
-    with stderr.status("Load the libraries"):
+    with stderr.status("loading the libraries"):
         from raydp.sweep.reports import comparison
         from raydp.sweep.reports import report as of_one
     if figures is not None:
@@ -39,7 +39,7 @@ def report(
     check_new(output, force=force)
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
     options |= {"rule": rule, "max_loss": max_loss, "min_utility_gain": min_utility_gain}
-    with stderr.status("Analyse the points and write the report"):
+    with stderr.status("analysing the points and writing the report"):
         if len(points) > 1 or by is not None:
             drawn = comparison(points, output, by=by, **options)
         else:
@@ -48,7 +48,7 @@ def report(
     if figures is not None:
         from raydp.analysis.figures import save_figures
 
-        with stderr.status("Draw the figures"):
+        with stderr.status("drawing the figures"):
             files = [str(file) for file in save_figures(drawn, figures, file_format=file_format)]
     if json:
         print_json({"report": str(output), **({"figures": files} if files else {})})

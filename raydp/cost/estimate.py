@@ -60,7 +60,7 @@ def estimate(
         ValueError: an option needs another one that is missing, or has an invalid value.
     """
     # Read and check.
-    with stderr.status("Read the spec and load the libraries"):
+    with stderr.status("reading the spec and loading the libraries"):
         checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
     simulated = None if hardware is None else Hardware.parse(hardware)
     _check(checked, measure, num_steps, price, simulated)

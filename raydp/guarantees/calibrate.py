@@ -213,7 +213,7 @@ def profile_of(
         raise ValueError(f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
     check_num_steps(num_steps, field="--num-steps")
     event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
-    with stderr.status("Compute ε at each δ"):
+    with stderr.status("computing ε at each δ"):
         own = profile(event, values, accountant)
         known: list[ProfileRow] = [
             {"delta": d, "epsilon": e} for d, e in zip(own["deltas"], own["epsilons"], strict=True)

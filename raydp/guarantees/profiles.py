@@ -137,7 +137,7 @@ def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] 
             raise ValueError(f"row {position}: {error}") from error
         answers.append(answer)
     # Compute the curves, by accountant.
-    with stderr.status("Calibrate the noise, and compute ε at each δ"):
+    with stderr.status("calibrating the noise and computing ε at each δ"):
         for accountant in accountants:
             sigmas: Iterable[float | str] = (
                 [answer["noise_multiplier"] for answer in answers] if given else _sigmas(requests, accountant.name)
@@ -188,9 +188,9 @@ def profiles_of_sweep(
     # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers: list[CurvesOfRun] = []
-    with stderr.status("Compute ε at each δ") as status:
+    with stderr.status("computing ε at each δ") as status:
         for position, ((batch_size, num_steps), trial) in enumerate(sorted(distinct.items()), start=1):
-            status.update(f"Compute ε at each δ: configuration {position} of {len(distinct)}")
+            status.update(f"computing ε at each δ: configuration {position} of {len(distinct)}")
             accounted, event = plan.privacy[trial.run_id].accounted, events[trial.run_id]
             assert isinstance(event, PoissonGaussian), "the run is private"
             answers.append(

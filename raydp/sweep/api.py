@@ -89,7 +89,7 @@ class Sweep:
         """
         if not resume:
             warm_up(self.spec.cluster)
-        with stderr.status("Load the libraries"):
+        with stderr.status("loading the libraries"):
             imported("raydp.sweep.driver")
         from raydp.sweep.driver import run_sweep
 

@@ -73,12 +73,12 @@ def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Pat
     text = shown.decode()
     assert run.returncode == 0, text
     phases = [
-        "Read the spec and load the libraries",
-        "Write the points table",
-        "Write the joint cost of all 4 models onto their cards",
-        "Select a configuration",
-        "Write the report",
-        "Record the end of the sweep in MLflow",
+        "reading the spec and loading the libraries",
+        "writing the points table",
+        "writing the joint cost of all 4 models onto their cards",
+        "selecting a configuration",
+        "writing the report",
+        "recording the end of the sweep in MLflow",
     ]
     places = [text.find(phase) for phase in phases]
     assert -1 not in places, dict(zip(phases, places, strict=True))

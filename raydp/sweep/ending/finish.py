@@ -52,7 +52,7 @@ def finish(recorder: Recorder) -> Finish:
 
     If MLflow cannot be reached, nothing is selected, because the aliases would choose from a part of the runs.
     """
-    with phase(stderr, "Write the points table"):
+    with phase(stderr, "writing the points table"):
         path = write_tables(recorder.context.folder)
     if recorder.undelivered():
         return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(), report=None)
@@ -67,7 +67,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     """Finish a sweep whose runs MLflow has."""
     spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
     ended = counts(folder)
-    with phase(stderr, f"Write the joint cost of all {ended.finished} models onto their cards"):
+    with phase(stderr, f"writing the joint cost of all {ended.finished} models onto their cards"):
         together = recorder.release()
     tracking = spec.tracking
     set_alarms(tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri)
@@ -76,7 +76,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     points, chosen = load_points(path), spec.select
     values, logarithmic = values_by_secret(path, chosen.score), is_logarithmic(folder, chosen.score)
     try:
-        with phase(stderr, "Select a configuration"):
+        with phase(stderr, "selecting a configuration"):
             selections = {
                 rule: select(
                     points,
@@ -100,7 +100,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         LOGGER.warning("privacy-preferred is not set: %s", alarm)
     set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
     report = folder.report
-    with phase(stderr, "Write the report"):
+    with phase(stderr, "writing the report"):
         write_report(points, list(selections.values()), report, by_secret=values, **about(folder))
     summary = SweepSummary(
         counts=ended,
@@ -110,7 +110,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         audit_alarm=alarm,
     )
     folder.set_summary(summary)
-    with phase(stderr, "Record the end of the sweep in MLflow"), TemporaryDirectory() as published:
+    with phase(stderr, "recording the end of the sweep in MLflow"), TemporaryDirectory() as published:
         for file in (folder.path / POINTS_FILE, folder.report):
             shutil.copy(file, published)
         secrets_table(folder).drop(columns="count").to_parquet(Path(published) / "secrets.parquet", index=False)
