@@ -135,6 +135,13 @@ def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable
     assert {p for p in tmp_path.rglob("*") if "cache" not in p.parts} == before, "nothing is kept"
 
 
+@pytest.mark.slow
+def test_of_one_batch_size_no_fit_is_claimed(raydp: Command, write_spec: Callable[..., Path]) -> None:
+    answer = raydp("plan", write_spec(), "--measure", "--steps", "1")
+    assert "if its time is in proportion to the batch size: one size was timed" in answer.err
+    assert "Table 14" not in answer.err
+
+
 @pytest.mark.parametrize(
     ("options", "cluster", "message"),
     [

@@ -22,12 +22,18 @@ def show_measured(measured: MeasuredSteps) -> None:
             markup=False,
         )
     fit = "" if law.r_squared is None else f" (R² {law.r_squared:.4f})"
-    stderr.print(
-        f"a step takes {law.step_seconds:.3g} s + {law.seconds_per_example:.3g} s an example{fit}; in proportion "
-        f"to C = b·T it would be {law.proportional_seconds_per_example:.3g} s an example, off by at most "
-        f"{law.max_relative_deviation:.1%} (Hu et al. 2025, Table 14)",
-        markup=False,
-    )
+    if len(measured.steps) == 1:
+        told = (
+            f"a step takes {law.seconds_per_example:.3g} s an example, if its time is in proportion to the batch size: "
+            "one size was timed"
+        )
+    else:
+        told = (
+            f"a step takes {law.step_seconds:.3g} s + {law.seconds_per_example:.3g} s an example{fit}; in proportion "
+            f"to C = b·T it would be {law.proportional_seconds_per_example:.3g} s an example, off by at most "
+            f"{law.max_relative_deviation:.1%} (Hu et al. 2025, Table 14)"
+        )
+    stderr.print(told, markup=False)
     stderr.print(f"scoring a model takes {measured.score_seconds:.3g} s", markup=False)
     stderr.print(f"assumed: {'; '.join(ASSUMED)}", markup=False)
 
