@@ -298,9 +298,10 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
     if by is not None and by not in points.columns:
         raise ValueError(unknown_name("by: the column", by, familiar(points)))
     identity = [*KEY, "seed", *([] if by is None else [by])]
-    rows = list(zip(*(points[name].tolist() for name in identity), strict=True))
-    if len(set(rows)) == len(rows):  # much faster than pandas, whose nulls are not equal to each other here, either
-        return
+    if by is None:  # much faster than pandas; rows without a hyperparameter are no duplicates
+        rows = list(zip(*(points[name].tolist() for name in identity), strict=True))
+        if len(set(rows)) == len(rows):
+            return
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
     repeated = given[given.duplicated(identity)]
     if len(repeated):

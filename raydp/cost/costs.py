@@ -21,7 +21,8 @@ ASSUMED = (
     "the workers' devices are like the one measured, and as loaded",
     "a step draws b examples on average (Poisson), in micro-batches as found here",
     "workers of one trial share its examples evenly; their all-reduce is not counted",
-    "a run has its steps and one scoring; the orchestration's own time is not counted, nor the start (20 to 60 s)",
+    "a run has its steps, its measurements of utility between them and one scoring",
+    "the orchestration's own time is not counted, nor the start (20 to 60 s)",
 )
 
 
@@ -90,6 +91,7 @@ class MeasuredSteps:
     Attributes:
         law: seconds of a step.
         score_seconds: seconds for utility and all scores of one model.
+        utility_seconds: seconds for the utility alone, 0 if no run measures it between its steps.
         memory_bytes: peak memory of the process on the CPU, or of the device.
         device: name of the device.
         steps: one row per batch size: batch_size, num_steps, examples (mean drawn), seconds (mean of a step).
@@ -97,16 +99,32 @@ class MeasuredSteps:
 
     law: StepLaw
     score_seconds: float
+    utility_seconds: float
     memory_bytes: int
     device: str
     steps: tuple[dict[str, float], ...]
 
-    def run_seconds(self, trial: TrialPlan, num_workers: int) -> float:
-        """Return the seconds of one run: training by `num_workers` workers, and scoring."""
-        return self.law.train_seconds(trial.batch_size, trial.num_steps, num_workers) + self.score_seconds
+    def run_seconds(self, batch_size: int, num_steps: int, num_workers: int, evaluations: int) -> float:
+        """Return the seconds of one run.
+
+        Args:
+            batch_size: b.
+            num_steps: T.
+            num_workers: number of workers that share each batch.
+            evaluations: how often the run measures its utility between its steps.
+        """
+        training = self.law.train_seconds(batch_size, num_steps, num_workers)
+        return training + evaluations * self.utility_seconds + self.score_seconds
 
     def columns(
-        self, batch_size: int, num_steps: int, seeds: int, *, cluster: ClusterSpec, price: float | None
+        self,
+        batch_size: int,
+        num_steps: int,
+        seeds: int,
+        *,
+        evaluations: int,
+        cluster: ClusterSpec,
+        price: float | None,
     ) -> dict[str, float]:
         """Return the cost of all seeds of a configuration.
 
@@ -114,13 +132,14 @@ class MeasuredSteps:
             batch_size: b.
             num_steps: T.
             seeds: number of seeds.
+            evaluations: how often a run measures its utility between its steps.
             cluster: the spec's cluster.
             price: price of a GPU for an hour; None omits `cost`.
 
         Returns:
             "hours" (on one slot), "gpu_hours", "memory_gib" (of one worker) and "cost".
         """
-        seconds = self.law.train_seconds(batch_size, num_steps, cluster.max_workers) + self.score_seconds
+        seconds = self.run_seconds(batch_size, num_steps, cluster.max_workers, evaluations)
         hours = seconds * seeds / 3600
         gpu_hours = hours * cluster.max_workers * cluster.gpus_per_worker
         columns = {"hours": hours, "gpu_hours": gpu_hours, "memory_gib": self.memory_bytes / 2**30}

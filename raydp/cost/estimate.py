@@ -15,6 +15,7 @@ from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import make_table, planned
+from raydp.sweep.engine.stopping import evaluations_between
 from raydp.sweep.planning.start import check_plan
 from raydp.sweep.store.folder import SweepFolder
 from raydp.training.trial_plan import TrialPlan
@@ -75,8 +76,12 @@ def estimate(
         # A number that the user gives is timed in full.
         limited = {"num_steps": NUM_STEPS} if num_steps is None else {"num_steps": num_steps, "limit_seconds": math.inf}
         measured = measure_cost(checked, task, plan.trials, **limited)
-        shapes = zip(table["batch_size"], table["num_steps"], table["seeds"], strict=True)
-        rows = [measured.columns(b, t, seeds, cluster=checked.cluster, price=price) for b, t, seeds in shapes]
+        rows = [
+            measured.columns(
+                b, t, seeds, evaluations=evaluations_between(checked, t), cluster=checked.cluster, price=price
+            )
+            for b, t, seeds in zip(table["batch_size"], table["num_steps"], table["seeds"], strict=True)
+        ]
         attrs = table.attrs
         table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
         table.attrs.update(attrs)
@@ -128,7 +133,11 @@ def _seconds(
     """Return the training and scoring seconds of each run, and their source."""
     shared = hardware.workers_per_trial(spec.cluster)
     if measured is not None:
-        return [measured.run_seconds(t, shared) for t in trials], "measured"
+        times = (
+            measured.run_seconds(t.batch_size, t.num_steps, shared, evaluations_between(spec, t.num_steps))
+            for t in trials
+        )
+        return list(times), "measured"
     if (unit := hardware.seconds_per_example) is not None:
         return [t.batch_size * t.num_steps * unit / shared for t in trials], "seconds_per_example"
     results = {}

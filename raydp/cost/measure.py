@@ -21,7 +21,8 @@ from raydp.cost.costs import MeasuredSteps, StepLaw
 from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.engine.stopping import evaluations_between
+from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.base import Task
 from raydp.training.comm import LocalComm
@@ -104,36 +105,49 @@ def measure_cost(
         ValueError: the workers' device is not available here, the model is sharded, num_steps is below 1, or the
             method's cost is not the cost of its steps.
     """
+    whole, planned = spec, trials
     spec, trials = _of_one_kind(spec, trials)
     device = _device(spec, num_steps)
     torch.set_num_threads(max(1, int(spec.cluster.cpus_per_worker)))
     # Prepare the model as a worker does.
-    quick = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
     with stderr.status("preparing the model") as status:
         base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
         runner = TrialRunner(
-            quick, task, base, LocalComm(device), TEST_KEY,
-            prepare=lambda work: status.update(f"preparing the model: the worker {work}"), planned=trials,
+            spec, task, base, LocalComm(device), TEST_KEY,
+            prepare=lambda work: status.update(f"preparing the model: the worker {work}"),
+            planned=runs_on(spec.model, whole, planned),
         )  # fmt: skip
-    # Time the steps.
+    # Time the steps alone.
+    steps_alone = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
+    runner.turn_to(steps_alone)
     with TemporaryDirectory(prefix="raydp-") as scratch:
         steps = [
             _timed(runner, trial, Path(scratch), num_steps=num_steps, limit_seconds=limit_seconds)
             for trial in _chosen(trials)
         ]
-    # Time one scoring.
-    assert runner.turn_to(spec), "it has the same model"
+    # Time one utility, if runs measure it between their steps, and one scoring.
+    utility_seconds = 0.0
+    if any(evaluations_between(spec, trial.num_steps) for trial in trials):
+        with stderr.status("timing the utility of one model"):
+            utility_seconds = _measuring_seconds(runner, spec)
+    runner.turn_to(spec)
     with stderr.status("timing the scores of one model"):
-        started = time.perf_counter()
-        runner.measure_base(spec.seed_labels[0])
-        score_seconds = time.perf_counter() - started
+        score_seconds = _measuring_seconds(runner, spec)
     return MeasuredSteps(
         law=StepLaw.fit([s["examples"] for s in steps], [s["seconds"] for s in steps]),
         score_seconds=score_seconds,
+        utility_seconds=utility_seconds,
         memory_bytes=_peak_bytes(device),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         steps=tuple(steps),
     )
+
+
+def _measuring_seconds(runner: TrialRunner, spec: SweepSpec) -> float:
+    """Return the seconds in which the runner measures the untrained model."""
+    started = time.perf_counter()
+    runner.measure_base(spec.seed_labels[0])
+    return time.perf_counter() - started
 
 
 def _timed(

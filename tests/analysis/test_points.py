@@ -209,3 +209,10 @@ def test_updates_beyond_all_doubles_are_refused():
     table = pd.DataFrame([(10000, 100000, 1e305, 0, 1.0, 1.0)], columns=columns)
     with pytest.raises(ValueError, match=r"learning_rate must be at most 1e\+100 in size"):
         check_points(table)
+
+
+def test_rows_without_a_group_are_duplicates_too() -> None:
+    table = pd.DataFrame({"batch_size": 32, "num_steps": 10, "learning_rate": 0.1, "seed": [0, 0, 1],
+                          "utility_loss": 2.0, "score": [0.1, 0.2, 0.3], "eps": [None, None, 8.0]})  # fmt: skip
+    with pytest.raises(ValueError, match=r"one row per \(configuration, seed\)"):
+        check_points(table, by="eps")

@@ -164,6 +164,22 @@ def test_one_step_is_that_of_the_librarys_loop(q: float, sigma: float) -> None:
         assert own._infinity_mass == pytest.approx(other._infinity_mass, rel=1e-9, abs=1e-30)
 
 
+@pytest.mark.parametrize(
+    ("rest", "sigma"), slow_after(1, [(1.1e-9, 0.119), (1e-13, 0.085), (1e-6, 0.5), (0.3, 0.1), (0.999, 0.3)])
+)
+def test_one_step_near_the_end_of_its_losses(rest: float, sigma: float) -> None:
+    """1 - q is `rest`. Of an added example no loss is above -ln(1 - q), of a removed one none below ln(1 - q); there a
+    rounding of the outcome would change δ most. The library's loop raises or is wrong for the smallest two."""
+    q = 1 - rest
+    end = -math.log1p(-q)
+    distances = np.concatenate([10.0 ** np.arange(-9, 1), np.linspace(1e-4, 1, 20)])
+    for adjacency, epsilons in ((AdjacencyType.ADD, end - distances), (AdjacencyType.REMOVE, distances - end)):
+        loss = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
+        with mpmath.workdps(60):
+            exact = [float(exact_delta(mpmath.mpf(q), mpmath.mpf(sigma), mpmath.mpf(e), adjacency)) for e in epsilons]
+        np.testing.assert_allclose(step_deltas(loss, epsilons), exact, rtol=1e-9, atol=50 * 2.0**-53)
+
+
 @pytest.mark.parametrize(("q", "sigma", "steps"), slow_after(1, [(0.03, 4.0, 50), (0.01, 1.0, 1000), (0.3, 4.0, 100)]))
 def test_rounding_is_within_the_allowance(q: float, sigma: float, steps: int) -> None:
     """Against steps whose probabilities are computed with 40 digits, on the same grid: δ is above theirs, by little."""

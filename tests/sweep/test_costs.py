@@ -77,15 +77,15 @@ def test_steps_that_say_nothing_are_refused(examples: list[float], seconds: list
 
 def test_columns_count_seeds_workers_and_devices() -> None:
     law = StepLaw.fit([100, 200], [2.0, 3.0])  # 1 s and 10 ms an example
-    measured = MeasuredSteps(law=law, score_seconds=60, memory_bytes=2**31, device="cpu", steps=())
+    measured = MeasuredSteps(law=law, score_seconds=60, utility_seconds=5, memory_bytes=2**31, device="cpu", steps=())
     cluster = ClusterSpec(workers_per_trial=4, gpus_per_worker=2)
-    found = measured.columns(400, 10, 3, cluster=cluster, price=1.5)
-    seconds = 3 * (10 * (1 + 0.01 * 100) + 60)
+    found = measured.columns(400, 10, 3, evaluations=2, cluster=cluster, price=1.5)
+    seconds = 3 * (10 * (1 + 0.01 * 100) + 2 * 5 + 60)
     assert found["hours"] == pytest.approx(seconds / 3600)
     assert found["gpu_hours"] == pytest.approx(8 * seconds / 3600)
     assert found["memory_gib"] == 2
     assert found["cost"] == pytest.approx(12 * seconds / 3600)
-    assert "cost" not in measured.columns(400, 10, 3, cluster=cluster, price=None)
+    assert "cost" not in measured.columns(400, 10, 3, evaluations=0, cluster=cluster, price=None)
 
 
 def test_recorded_costs_come_first_and_the_rest_follows_from_them() -> None:
@@ -133,6 +133,20 @@ def test_a_few_real_steps_give_every_column(raydp: Command, write_spec: Callable
     assert re.findall(r"batch_size (\d+): .*, 2 steps on cpu", answer.err) == ["16", "32", "64"]
     assert "Hu et al. 2025, Table 14" in " ".join(answer.err.split())
     assert {p for p in tmp_path.rglob("*") if "cache" not in p.parts} == before, "nothing is kept"
+
+
+@pytest.mark.slow
+def test_measurements_of_utility_between_steps_are_counted(raydp: Command, write_spec: Callable[..., Path]) -> None:
+    space = {"batch_size": [16], "num_steps": [100], "learning_rate": [0.01]}
+    spec = write_spec(space=space, evaluate_every=1, stopping={"checks": 3, "min_finished": 1})
+    answer = raydp("plan", spec, "--measure", "--steps", "1", "--simulate", "nodes=1,cpus_per_node=1", "--json")
+    measured = answer.json()["measured"]
+    (row,) = answer.json()["configurations"]
+    assert measured["utility_seconds"] > 0
+    assert row["hours"] * 3600 / row["seeds"] >= (99 + 3) * measured["utility_seconds"] + measured["score_seconds"]
+    assert "measuring utility between steps takes" in answer.err
+    (order,) = {order["makespan_seconds"] for order in answer.json()["simulation"]["orders"].values()}
+    assert order >= row["hours"] * 3600
 
 
 @pytest.mark.slow

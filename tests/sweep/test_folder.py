@@ -135,7 +135,7 @@ def test_a_result_without_finite_numbers_is_strict_json_and_read_back(tmp_path: 
 
     json.loads(path.read_text(), parse_constant=refuse)
     assert repr(list(folder.result("run").history)) == repr(history)
-    earlier = path.read_text().replace('{\n    "float": "nan"\n   }', "NaN")
+    earlier = path.read_text().replace('{\n    "$numberDouble": "NaN"\n   }', "NaN")
     assert "NaN" in earlier
     path.write_text(earlier)
     assert repr(list(folder.result("run").history)) == repr(history)

@@ -34,6 +34,8 @@ def show_measured(measured: MeasuredSteps) -> None:
             f"{law.max_relative_deviation:.1%} (Hu et al. 2025, Table 14)"
         )
     stderr.print(told, markup=False)
+    if measured.utility_seconds:
+        stderr.print(f"measuring utility between steps takes {measured.utility_seconds:.3g} s", markup=False)
     stderr.print(f"scoring a model takes {measured.score_seconds:.3g} s", markup=False)
     stderr.print(f"assumed: {'; '.join(ASSUMED)}", markup=False)
 

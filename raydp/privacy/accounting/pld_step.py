@@ -56,7 +56,7 @@ def step_deltas(loss: GaussianPrivacyLoss, epsilons: NDArray[np.float64]) -> NDA
     """Return [k] δ of one step at [k] epsilons of any sign, as `loss.get_delta_for_epsilon` does.
 
     The loss falls in the outcome x. So δ(ε) is the probability that x lies below the outcome x(ε) whose loss is ε,
-    minus exp(ε) times this probability under the other data set. A rounding error of x(ε) changes δ by its square only,
+    minus exp(ε) times this probability under the other data set. A small error of x(ε) changes δ by its square only,
     because x(ε) maximises this difference.
     """
     import numpy as np
@@ -77,11 +77,19 @@ def step_deltas(loss: GaussianPrivacyLoss, epsilons: NDArray[np.float64]) -> NDA
 
 
 def _without_sampling(losses: NDArray[np.float64], q: float) -> NDArray[np.float64]:
-    """Return the losses ln(1 + (exp(loss) - 1) / q) that the same outcomes would have without sampling."""
+    """Return the losses ln(1 + (exp(loss) - 1) / q) that the same outcomes would have without sampling.
+
+    Three forms of it are exact in turn: near 0, near the end ln(1 - q) of the losses, and where exp(loss) is large.
+    """
     import numpy as np
 
+    if q == 1:
+        return losses
+    end = np.log1p(-q)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        small = np.log1p(np.expm1(losses) / q)
-        large = losses + np.log1p(-(1 - q) * np.exp(-losses)) - math.log(q)  # the same, where exp(loss) overflows
-    unsampled: NDArray[np.float64] = np.where(losses < 1, small, large)
+        ratios = np.expm1(losses) / q
+        near_0 = np.log1p(ratios)
+        near_end = np.log(np.expm1(losses - end)) + end - math.log(q)
+        large = losses + np.log1p(-(1 - q) * np.exp(-losses)) - math.log(q)
+    unsampled: NDArray[np.float64] = np.where(losses > 1, large, np.where(ratios > -0.5, near_0, near_end))
     return unsampled

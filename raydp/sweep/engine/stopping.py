@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from raydp.spec.document import SweepSpec
 from raydp.sweep.store.results import RunResult
 
 
@@ -18,6 +19,13 @@ def check_steps(num_steps: int, checks: int) -> dict[int, str]:
     """
     steps = {round(num_steps * k / (checks + 1)): str(Fraction(k, checks + 1)) for k in range(checks, 0, -1)}
     return {step: k for step, k in steps.items() if 0 < step < num_steps}
+
+
+def evaluations_between(spec: SweepSpec, num_steps: int) -> int:
+    """Return how often a run measures its utility before its last step, if it is not stopped early."""
+    every, stopping = spec.evaluate_every, spec.stopping
+    between = 0 if every is None else (num_steps - 1) // every
+    return between + (0 if stopping is None else len(check_steps(num_steps, stopping.checks)))
 
 
 @dataclass(kw_only=True)

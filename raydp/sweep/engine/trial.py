@@ -21,7 +21,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.scores.base import Measurement, measured
 from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.stopping import check_steps
+from raydp.sweep.engine.stopping import check_steps, evaluations_between
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import ClaimedFigures, RunResult
 from raydp.sweep.store.transfer import TrialFiles
@@ -41,6 +41,8 @@ from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from raydp.spec.sections import ModelSpec
 
 
 def prefix_folder() -> Path:
@@ -62,6 +64,12 @@ class TrialControl(Protocol):
 
 
 T = TypeVar("T")
+
+
+def runs_on(model: ModelSpec, spec: SweepSpec, trials: Sequence[TrialPlan]) -> list[TrialPlan]:
+    """Return the planned runs of a sweep whose section on the model is this one."""
+    sections = {settings: spec.of_run(settings).model for settings in {trial.settings for trial in trials}}
+    return [trial for trial in trials if sections[trial.settings] == model]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +199,7 @@ class TrialRunner:
 
     def _evaluations(self, plan: TrialPlan) -> int:
         """Return how often a run measures its utility, if it is not stopped early."""
-        every, stopping = self._spec.evaluate_every, self._spec.stopping
-        between = 0 if every is None else (plan.num_steps - 1) // every
-        return 1 + between + (0 if stopping is None else len(check_steps(plan.num_steps, stopping.checks)))
+        return 1 + evaluations_between(self._spec, plan.num_steps)
 
     def _canaries(self, plan: TrialPlan) -> GradientCanaries | None:
         """Return the task's gradient canaries, None if it has none."""

@@ -19,7 +19,7 @@ from ray.train.torch import get_device
 from raydp.models import sharing
 from raydp.sweep.engine.context import WorkerInputs
 from raydp.sweep.engine.queue import LEASE_SECONDS, Order, TrialQueue
-from raydp.sweep.engine.trial import TrialRunner
+from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.trial import Paused
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorProxy
     from ray.util.placement_group import PlacementGroup
-
-    from raydp.spec.sections import ModelSpec
-    from raydp.training.trial_plan import TrialPlan
 
 
 def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
@@ -127,15 +124,9 @@ class Runners:
                 self.comm,
                 self._shared.key,
                 prepare=self._prepare,
-                planned=self._runs_on(spec.model),
+                planned=runs_on(spec.model, self._shared.spec, list(self._shared.trials.values())),
             )
         return self._runner
-
-    def _runs_on(self, model: ModelSpec) -> list[TrialPlan]:
-        """Return the planned runs whose section on the model is this one."""
-        trials = list(self._shared.trials.values())
-        sections = {own: self._shared.spec.of_run(own).model for own in {trial.settings for trial in trials}}
-        return [trial for trial in trials if sections[trial.settings] == model]
 
 
 class Heartbeat:

@@ -1,7 +1,7 @@
 """JSON files of a sweep: written whole or not at all. Reading a damaged or foreign file is an error with a remedy.
 
-JSON has no infinity and no NaN, which the history of a failed run and the ε of a run without a guarantee have. They are
-written as {"float": "inf"}, {"float": "-inf"} and {"float": "nan"}, so every parser reads the files.
+JSON has no infinity and no NaN, which the history of a failed run has. They are written as in MongoDB's Extended JSON,
+{"$numberDouble": "Infinity"}, so every parser reads the files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from raydp.io.files import write_atomically
 
 S = TypeVar("S")
-_NOT_FINITE = "float"
+_NOT_FINITE = "$numberDouble"
 """The only key of an object that stands for a number which JSON does not have."""
+_WORDS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def write_json(path: Path, document: object) -> None:
@@ -75,11 +76,11 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return {_NOT_FINITE: str(value)}
+        return {_NOT_FINITE: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
     return value
 
 
 def _number_or_object(content: dict[str, Any]) -> object:
     """Return an object of a file, or the number that it stands for."""
-    number = content.get(_NOT_FINITE) if len(content) == 1 else None
-    return float(number) if number in ("inf", "-inf", "nan") else content
+    word = content.get(_NOT_FINITE) if len(content) == 1 else None
+    return _WORDS[word] if isinstance(word, str) and word in _WORDS else content
