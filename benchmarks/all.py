@@ -125,6 +125,13 @@ BENCHMARKS = (
                 limit=15,
                 at_least=True,
             ),
+            Figure(
+                name="one step's privacy loss distribution: the library's time over ours",
+                path=("speedup_pld_step",),
+                promised=8.0,
+                limit=4,
+                at_least=True,
+            ),
         ),
     ),
     Benchmark(

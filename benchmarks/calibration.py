@@ -7,7 +7,8 @@ distinct (b, T); n = 3600, ε = 8, δ = n^-1.1. Each of the 20 is timed with bot
 the same machine. The plain loop calibrates every configuration, so its total counts each time three times
 ("configurations"); the ratio over distinct problems, where neither repeats work, stands beside it. Times are seconds of
 processor time, so that other load on the machine does not enter; calibrate_many's with processes is wall time. Where
-the library's search raises, as it does on some settings, the row says so and is left out of both totals.
+the library's search raises, as it does on some settings, the row says so and is left out of both totals. The privacy
+loss distribution of one step, at pld's σ, is timed as dp_accounting makes it and as raydp does ("pld_step").
 What it does not show: other targets, and the time of a first import (both are warmed up).
 """
 
@@ -20,10 +21,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from machine import describe
 from prv_accountant.dpsgd import find_noise_multiplier
 
-from raydp.privacy import CalibrationRequest, PoissonGaussian, PrivacyTarget, PRVAccountant, calibrate, calibrate_many
+from raydp.privacy import (
+    CalibrationRequest,
+    PLDAccountant,
+    PoissonGaussian,
+    PrivacyTarget,
+    PRVAccountant,
+    calibrate,
+    calibrate_many,
+)
+from raydp.privacy.accounting.pld_step import one_step
 
 NUM_EXAMPLES = 3600
 BATCH_SIZES = (256, 512, 1024, 2048)
@@ -31,6 +42,7 @@ NUM_STEPS = (16, 32, 64, 128, 256)
 LEARNING_RATES = (5e-4, 1e-3, 2e-3)
 TARGET = PrivacyTarget(epsilon=8.0, delta=NUM_EXAMPLES**-1.1)
 EPS_ERROR = 0.01
+INTERVAL = PLDAccountant().interval
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -63,6 +75,13 @@ def compare(batch_size: int, num_steps: int) -> dict[str, Any]:
     for name in ("prv", "pld"):
         solved, row[f"{name}_seconds"] = timed(lambda name=name: calibrate(request(batch_size, num_steps), name))
         row |= {f"{name}_sigma": solved.noise_multiplier, f"{name}_epsilon": solved.epsilon}
+    event = PoissonGaussian(sample_rate=rate, noise_multiplier=row["pld_sigma"], num_steps=num_steps)
+    _, row["library_pld_step_seconds"] = timed(
+        lambda: from_gaussian_mechanism(
+            event.noise_multiplier, sampling_prob=rate, value_discretization_interval=INTERVAL
+        )
+    )
+    _, row["pld_step_seconds"] = timed(lambda: one_step(event, INTERVAL))
     return row
 
 
@@ -96,6 +115,8 @@ def main() -> None:
             "num_steps": NUM_STEPS,
             "learning_rate": LEARNING_RATES,
         },
+        "speedup_pld_step": sum(row["library_pld_step_seconds"] for row in rows)
+        / sum(row["pld_step_seconds"] for row in rows),
         "rows_compared": len(both),
         "plain_loop_seconds": plain_loop,
         "plain_loop_distinct_seconds": distinct,
