@@ -30,14 +30,19 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def paragraph(text: str, *, css: str = "") -> str:
-    """Return a paragraph of plain text."""
-    return f"<p{_written({'class': css} if css else {})}>{escape(text)}</p>"
+    """Return a paragraph of text."""
+    return f"<p{_written({'class': css} if css else {})}>{_prose(text)}</p>"
 
 
 def bullets(texts: Sequence[str], *, css: str = "") -> str:
-    """Return a list of plain texts, or nothing if there are no texts."""
+    """Return a list of texts, or nothing if there are no texts."""
     attributes = _written({"class": css} if css else {})
-    return f"<ul{attributes}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+    return f"<ul{attributes}>{''.join(f'<li>{_prose(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def _prose(text: str) -> str:
+    """Return a text whose parts between backticks are code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def section(heading: str, *parts: str, css: str = "") -> str:

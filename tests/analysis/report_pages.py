@@ -26,6 +26,7 @@ class Page(HTMLParser):
         self.text: dict[str, list[str]] = {}
         self.rows: dict[str, list[list[str]]] = {}
         self._open: list[str] = []
+        self._began = False
         self._caption = ""
         self.feed(text)
 
@@ -33,6 +34,8 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in ("meta", "input"):
             self._open.append(tag)
+        if tag in ("p", "li"):
+            self._began = False
         if tag == "tr":
             self.rows.setdefault(self._caption, []).append([])
         if tag in ("td", "th"):
@@ -43,7 +46,13 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         tag = self._open[-1] if self._open else ""
-        self.text.setdefault(tag, []).append(data)
+        if tag == "code" and self._open[-2] in ("p", "li"):  # a part of the text around it
+            tag = self._open[-2]
+        if tag in ("p", "li") and self._began:
+            self.text[tag][-1] += data
+        else:
+            self.text.setdefault(tag, []).append(data)
+        self._began = tag in ("p", "li")
         if tag == "caption":
             self._caption = data
         if tag in ("td", "th"):
