@@ -180,16 +180,14 @@ class Surface:
         return squares
 
     @cached_property
-    def _linear(self) -> Array:
-        """The prior covariance of level and slopes, which has no hyperparameters."""
-        linear: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * self.inputs @ self.inputs.T
-        return linear
+    def _products(self) -> Array:
+        products: Array = self.inputs @ self.inputs.T
+        return products
 
     def _log_likelihood(self, hyperparameters: Array) -> float:
         from scipy.linalg.lapack import dpotrs  # cho_solve takes 8 times as long for matrices of this size
 
-        squared = self._squares @ np.exp(-2 * hyperparameters[1:-1])
-        covariance = self._linear + np.exp(2 * hyperparameters[0]) * matern(squared)
+        covariance = _covariance(self._products, self._squares, hyperparameters)
         covariance.flat[:: len(covariance) + 1] += self._noise(hyperparameters)
         factor = np.linalg.cholesky(covariance)
         fit = self.residuals @ dpotrs(factor, self.residuals, lower=1)[0]
@@ -226,11 +224,21 @@ class Surface:
 
 
 def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:
-    """Return the prior covariance: level, slopes and remainder."""
-    scaled = (a[:, None, :] - b[None, :, :]) / np.exp(hyperparameters[1:-1])
-    remainder = np.exp(2 * hyperparameters[0]) * matern((scaled**2).sum(axis=-1))
-    kernel: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * a @ b.T + remainder
-    return kernel
+    """Return the prior covariance of the inputs a and b."""
+    return _covariance(a @ b.T, (a[:, None, :] - b[None, :, :]) ** 2, hyperparameters)
+
+
+def _covariance(products: Array, squares: Array, hyperparameters: Array) -> Array:
+    """Return the prior covariance: level, slopes and remainder.
+
+    Args:
+        products: [m, k] inner products of the inputs.
+        squares: [m, k, d] squared differences of the inputs.
+        hyperparameters: as `Surface.hyperparameters`.
+    """
+    remainder = np.exp(2 * hyperparameters[0]) * matern(squares @ np.exp(-2 * hyperparameters[1:-1]))
+    covariance: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * products + remainder
+    return covariance
 
 
 def matern(squared_distance: Array) -> Array:

@@ -162,8 +162,9 @@ def test_the_command_publishes(raydp: Callable[..., Answer], tmp_path: Path) -> 
     given = ("pate", "votes.csv", "--sigma", 40, "--delta", 1e-5)
     suggested = raydp(*given, "--publish", "suggest", "--json").json()["suggestion"]
     assert suggested["beta"] < 1 / (2 * suggested["order"])
-    shown = [raydp(*given, "--publish", "10,0.04,15", "--json").json()["epsilon_sanitised"] for _ in range(24)]
-    assert len(set(shown)) > 1, "fresh noise; half of it takes the cost below 0, which is shown as 0: once in 2^24 all"
+    shown = [raydp(*given, "--publish", "10,0.04,15", "--json").json()["epsilon_sanitised"] for _ in range(32)]
+    # Half of the noise takes the cost below 0, which is shown as 0; all but two draws do so once in 8 million times.
+    assert len(set(shown)) > 3, "fresh noise"
     assert (
         "to publish, an estimate with noise, which may lie below the true one"
         in raydp(*given, "--publish", "10,0.04,15").out
