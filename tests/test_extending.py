@@ -18,6 +18,7 @@ import yaml
 from raydp.plugins import registries
 from raydp.privacy import Accountant
 from raydp.tasks.base import Task
+from tests.builders.packages import importable
 from tests.builders.specs import small_spec
 from tests.methods.conformance import MethodConformance
 from tests.privacy.conformance import AccountantConformance
@@ -66,13 +67,8 @@ def sweep(site: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="class")
 def _installed(site: Path) -> Iterator[None]:
     """Have the package in this process, and forget it afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        registries._installed.cache_clear()
+    with importable(site, "my_package"):
         yield
-    registries._installed.cache_clear()
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
 
 
 def test_examples_are_short() -> None:

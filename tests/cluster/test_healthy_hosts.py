@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from raydp.plugins import registries
+from tests.builders.packages import importable
 from tests.cluster.ray_hosts import RayHosts
 from tests.cluster.sweeps import finish, write_spec
 from tests.sweep.undisturbed import SCORES, Done
@@ -27,18 +26,15 @@ ENTRY_POINTS = "[raydp.scores]\nours = plugin_of_ours:Ours\n"
 
 
 @pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def plugins(tmp_path: Path) -> Iterator[Path]:
     """A folder of packages with a score that raydp has under another name. This process can import it, too."""
     folder = tmp_path / "plugins"
     (folder / "ours-1.dist-info").mkdir(parents=True)
     (folder / "plugin_of_ours.py").write_text(PLUGIN)
     (folder / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
     (folder / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
-    monkeypatch.syspath_prepend(str(folder))
-    registries._installed.cache_clear()
-    yield folder
-    registries._installed.cache_clear()
-    sys.modules.pop("plugin_of_ours", None)
+    with importable(folder, "plugin_of_ours"):
+        yield folder
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
