@@ -90,7 +90,7 @@ class MLflowTracker:
         self._client.log_text(run_id, to_json(spec), "spec.json")
         self._client.log_text(run_id, to_json(facts), "facts.json")
         if "content_hash" in facts:
-            self._client.log_inputs(run_id, [_data_set(spec, facts)])
+            self._log_data_set(run_id, _data_set(spec, facts))
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
         self._trials = TrialWriter(
@@ -195,6 +195,21 @@ class MLflowTracker:
     def _open_sweep(self) -> TrialWriter:
         assert self._trials is not None, "sweep_run comes first"
         return self._trials
+
+    def _log_data_set(self, run_id: str, data: DatasetInput) -> None:
+        """Name the training data as the run's input.
+
+        MLflow first looks for the data set and then makes it. If another sweep makes the same data set in between, the
+        database refuses the second one (BAD_REQUEST), and the next call finds the data set of the other sweep.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_inputs(run_id, [data])
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST":
+                raise
+            self._client.log_inputs(run_id, [data])
 
     def _find_sweep(self, sweep_id: str) -> Run | None:
         condition = f"tags.`{SWEEP_ID_TAG}` = '{sweep_id}'"

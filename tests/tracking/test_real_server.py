@@ -1,14 +1,18 @@
 """MLflow before PostgreSQL and an S3 server, over real connections: it works like a file, and many write at once."""
 
 import multiprocessing
+from contextlib import suppress
+from pathlib import Path
 
 import boto3
 import pytest
 import torch
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from mlflow import MlflowClient
 
 from raydp.tracking import find_models, load_model, promote_model, set_alias, show_model
+from raydp.tracking.runs import MLflowTracker
 
 from .conftest import inventory, open_tracker
 from .real_server import RealServer
@@ -17,6 +21,8 @@ pytestmark = pytest.mark.cluster
 
 WRITERS = 16
 TRIALS = 3
+STARTERS = 6
+ROUNDS = 8
 
 
 def test_it_works_like_a_file(real_server, record, adapter, base_folder, tmp_path):
@@ -75,16 +81,19 @@ def test_no_password_is_in_a_log_or_an_argument(real_server):
     ]
     assert len(words) == 4
     texts = [p.read_text(errors="replace") for p in (real_server.folder / "log").iterdir()]
-    texts += [path.read_bytes().decode(errors="replace") for path in _cmdlines()]
+    texts += _command_lines()
     assert any("rclone" in text for text in texts)
     for word in words:
         assert not any(word in text for text in texts)
 
 
-def _cmdlines():
-    from pathlib import Path
-
-    return [p for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
+def _command_lines() -> list[str]:
+    """The command line of every process. A process may end between the listing and the reading of its file."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lines.append(path.read_bytes().decode(errors="replace"))
+    return lines
 
 
 def test_the_script_says_what_is_wrong(tmp_path):
@@ -116,6 +125,29 @@ def test_sixteen_writers_lose_nothing(real_server, record):
     runs, models, versions = inventory(open_tracker(real_server.uri, name, name), name)
     assert (len(runs), len(models), len(versions)) == (count, count, count)
     assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+def _start(server: str, name: str, writer: int, barrier) -> list[str]:
+    tracker = MLflowTracker(server, name, name)
+    runs = []
+    for data in range(ROUNDS):
+        barrier.wait(60)
+        runs.append(tracker.sweep_run(f"{writer}-{data}", "mine", {"task": {"name": "text"}}, {"content_hash": data}))
+    return runs
+
+
+def test_sweeps_on_the_same_data_start_at_the_same_moment(real_server):
+    """MLflow looks for a data set and then makes it: the slower of two sweeps is refused, and asks again."""
+    name = "same-data"
+    with multiprocessing.Manager() as manager, multiprocessing.get_context("fork").Pool(STARTERS) as pool:
+        barrier = manager.Barrier(STARTERS)
+        calls = [(real_server.uri, name, writer, barrier) for writer in range(STARTERS)]
+        started = pool.starmap(_start, calls, chunksize=1)
+    client = MlflowClient(real_server.uri)
+    digests = [
+        [d.dataset.digest for d in client.get_run(run).inputs.dataset_inputs] for runs in started for run in runs
+    ]
+    assert digests == [[str(data)] for _ in range(STARTERS) for data in range(ROUNDS)]
 
 
 def test_data_outlive_a_restart(real_server, record, adapter, base_folder):
