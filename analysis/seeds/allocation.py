@@ -125,7 +125,8 @@ def next_seed(
     rng = np.random.default_rng([7, sum(begun.values())])
     position = race.draw(allowed, begun, rng)
     compared = race.measured, race.rivals
-    if race.seeds_are_spent(limits.at_most):
+    may_run = race.rivals & np.array([begun.get(c, 0) < limits.at_most for c in race.listed])
+    if may_run.any() and race.seeds_are_spent(limits.at_most):
         short = (
             "The choice of the secrets is what leaves it open: with "
             f"{limits.at_most} seeds of each configuration no error of a difference would be smaller by "
@@ -135,7 +136,6 @@ def next_seed(
         return NextSeed(state="secrets are short", reason=f"{short} {remedy.sentence}")
     if position is None:
         needed = outlook(*compared, confidence=confidence, tolerance=tolerance)
-        may_run = race.rivals & np.array([begun.get(c, 0) < limits.at_most for c in race.listed])
         limit: Literal["at_most", "max_cost_share"] = "max_cost_share" if may_run.any() else "at_most"
         return NextSeed(state="budget used up", reason=needed.sentence, limit=limit if needed.further_seeds else None)
     return NextSeed(configuration=race.listed[position])

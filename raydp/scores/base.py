@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -120,6 +120,9 @@ class Score(Protocol):
     def expected_bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest value that the score can take."""
 
+    def finer(self, task: Task) -> Self | None:
+        """See `ScoreSection`."""
+
 
 class ScoreSection(Section):
     """Parameters of a score in a spec. The base class of every score.
@@ -139,6 +142,14 @@ class ScoreSection(Section):
     def is_area(self) -> bool:
         """Whether the value is the area under a curve, where other scores of the same kind give an accuracy."""
         return False
+
+    def finer(self, task: Task) -> Self | None:
+        """Return this score with a smaller error over the choice of secrets and controls; None if there is no such one.
+
+        It estimates the same value, and measures models that are trained already. A sweep with adaptive seeds measures
+        its models anew by it if the seeds end without an answer.
+        """
+        return None
 
 
 class OneByOne(ScoreSection):

@@ -19,6 +19,8 @@ from raydp.sweep.ending.finish import NOT_FINISHED, CanaryEnding, Finish, Select
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
+from raydp.sweep.engine.measuring.again import end_seeds, measure_again
+from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
@@ -182,27 +184,39 @@ def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequenc
 
 
 def _train_and_finish(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> Finish:
-    """Train the runs without a result, deliver the results that the listener has missed, and end the sweep."""
+    """Train the runs without a result, deliver the results that the listener has missed, and end the sweep.
+
+    If the further seeds give no answer and the score can be measured more finely, the trained models are measured
+    again, and training goes on with the runs that the new values ask for.
+    """
     folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
-    skipped = folder.skipped_runs()
-    left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
-    if ending.is_over():
-        left = []
-    if trials and (left or not folder.is_finished(BASE_RUN)):
-        committer = train(
-            context,
-            task,
-            left,
-            console,
-            open_listener=lambda: ending.listener,
-            shown=folder.disclosure().shows_runs,
-            callbacks=callbacks,
-        )
-    else:
-        committer = Committer(context=context, listener=ending.listener)
-    committer.clear_store()
-    committer.listener.deliver_missing(trials)
-    return ending.finish()
+    finer = FinerScore.of(context.spec, folder, task)
+    if finer is not None and finer.is_begun():  # an earlier driver may have been killed while it measured
+        measure_again(context, task, finer, console)
+    while True:
+        skipped = folder.skipped_runs()
+        left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
+        if ending.is_over():
+            left = []
+        if trials and (left or not folder.is_finished(BASE_RUN)):
+            committer = train(
+                context,
+                task,
+                left,
+                console,
+                open_listener=lambda: ending.listener,
+                finer=finer,
+                shown=folder.disclosure().shows_runs,
+                callbacks=callbacks,
+            )
+        else:
+            committer = Committer(context=context, listener=ending.listener)
+        committer.clear_store()
+        committer.listener.deliver_missing(trials)
+        end_seeds(context, finer)  # where every planned run was given out, the queue has ended before the seeds
+        if finer is None or not finer.left():
+            return ending.finish()
+        measure_again(context, task, finer, console)
 
 
 def check_runs(folder: SweepFolder, plan: SweepPlan) -> None:

@@ -113,7 +113,9 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
     with sqlite3.connect(trained.uri.removeprefix("sqlite:///")) as database:
         database.execute("delete from logged_model_metrics where metric_name = 'score.air'")
     before = {p: p.stat().st_mtime_ns for p in (trained.folder.path / "scores").glob("air/*.json")}
-    monkeypatch.setattr("raydp.scoring.sweep.start_ray", lambda _: pytest.fail("nothing is left to measure"))
+    monkeypatch.setattr(
+        "raydp.sweep.engine.measuring.measurement.start_ray", lambda _: pytest.fail("nothing is left to measure")
+    )
     answer = trained.score(names="air", params=["num_samples=3"])
     assert (answer["scores"]["air"]["measured"], answer["scores"]["air"]["already"]) == (0, 5)
     del before[trained.folder.path / "scores" / "air" / "measurement.json"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
+from pydantic import Field
 
 from raydp.scores.base import Measurement, OneByOne, SecretKind
 from raydp.scores.language.encoding import secrets_of_kind
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 FEWEST_TO_ADJUST = 10
 """Fewest pairs of twins from which a slope is estimated."""
+MORE_CONTROLS = 9
+"""Number of controls of each pair that a sweep measures where its secrets are short. The part of a pair's error that
+comes from the controls is then a third."""
 
 
 class LogProbability(OneByOne):
@@ -37,10 +41,12 @@ class LogProbability(OneByOne):
 
     Twins of the task `planted` are contrasted with each other: a twin that is in the training data with the twin that
     is not. A coin decided which one is in, so the mean contrast is 0 if nothing leaks, whatever training does to the
-    format. A pair's value is the difference of their log-probabilities, less the part that a linear regression of the
-    differences on the base model's differences explains, the analysis of covariance of a randomised experiment. (With
-    fewer than 10 pairs the slope is 1: a difference of gains.) The standard error is the regression's. With
-    secrets of both sorts, the errors of the two means are independent.
+    format. With `controls_per_pair` above 1, further texts that were drawn like the twins, and that are in no training
+    data, join the absent twin, and the contrast is with their mean. A pair's value is the difference of the
+    log-probabilities, less the part that a linear regression of the differences on the base model's differences
+    explains, the analysis of covariance of a randomised experiment. (With fewer than 10 pairs the slope is 1: a
+    difference of gains.) The standard error is the regression's. With secrets of both sorts, the errors of the two
+    means are independent.
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
@@ -52,10 +58,22 @@ class LogProbability(OneByOne):
     """Measure the gain over the base model, and subtract the mean gain of control secrets, which have the same format
     but are not in the training data. If false, the value is the plain sum, which is comparable only between models of
     one task."""
+    controls_per_pair: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of absent texts that the planted twin of a pair is contrasted with. They need no training."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no secrets, or no controls of the same kind to contrast them with."""
         self._secrets_and_controls(task)
+        if self.controls_per_pair > (most := _most_controls(task)):
+            raise ValueError(
+                f"controls_per_pair must be at most {most} with this task, got {self.controls_per_pair}. "
+                "Lower it, or raise task.num_digits of planted twins."
+            )
+
+    def finer(self, task: Task) -> Self | None:
+        """Return the score with more controls for each pair of twins."""
+        more = min(MORE_CONTROLS, _most_controls(task))
+        return self.model_copy(update={"controls_per_pair": more}) if more > self.controls_per_pair else None
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model. The seed has no effect."""
@@ -64,23 +82,26 @@ class LogProbability(OneByOne):
         ids = [secret.name for secret in secrets]
         if not self.contrast:
             return Measurement.over_secrets(log_probabilities(model, secrets), ids=ids)
-        everything = [*secrets, *controls]
+        num_own, own_controls = len(secrets) - pairs, controls[: len(controls) - pairs]
+        absent = task.absent(self.controls_per_pair) if isinstance(task, TwinTask) else []
+        everything = [*secrets, *own_controls, *(text for texts in absent for text in texts)]
         trained = log_probabilities(model, everything)
         with model.base() as base:
             untrained = log_probabilities(base, everything)
         # Contrast the secrets with the controls, and the twins with each other.
-        num_own, gains = len(secrets) - pairs, trained - untrained
-        of_secrets, of_controls = gains[:num_own], gains[len(secrets) : len(everything) - pairs]
+        gains, first_absent = trained - untrained, len(secrets) + len(own_controls)
+        of_secrets, of_controls = gains[:num_own], gains[len(secrets) : first_absent]
         values, variance = [], 0.0
         share = num_own / len(secrets)
         if num_own:
             values.append(of_secrets - of_controls.mean())
             variance += share**2 * (_variance_of_mean(of_secrets) + _variance_of_mean(of_controls))
         if pairs:
-            present, absent = slice(num_own, len(secrets)), slice(len(everything) - pairs, None)
-            contrasts, of_mean = contrast_of_twins(
-                trained[present] - trained[absent], untrained[present] - untrained[absent]
+            differences, before = (
+                values[num_own : len(secrets)] - values[first_absent:].reshape(pairs, -1).mean(axis=1)
+                for values in (trained, untrained)
             )
+            contrasts, of_mean = contrast_of_twins(differences, before)
             values.append(contrasts)
             variance += (pairs / len(secrets)) ** 2 * of_mean
         contrasted = Measurement.over_secrets(np.concatenate(values), ids=ids)
@@ -115,7 +136,7 @@ def contrast_of_twins(
     """Return each pair's contrast, [pair], and the variance of their mean.
 
     Args:
-        differences: [pair] log-probability of the twin that is in the training data, minus the other twin's.
+        differences: [pair] log-probability of the twin that is in the training data, minus the absent texts' mean.
         untrained: [pair] the same differences in the base model.
 
     Source: the regression adjustment of randomised experiments; Freedman 2008 and Lin 2013 for its bias, which is of
@@ -134,6 +155,11 @@ def contrast_of_twins(
 def _pairs(task: Task) -> int:
     """Return the number of pairs of twins in a task. They are its last secrets and its last controls."""
     return len(task.twins) if isinstance(task, TwinTask) else 0
+
+
+def _most_controls(task: Task) -> int:
+    """Return the largest number of controls of a pair of twins; 1 without twins."""
+    return task.most_absent if isinstance(task, TwinTask) else 1
 
 
 def _variance_of_mean(values: NDArray[np.float64]) -> float:

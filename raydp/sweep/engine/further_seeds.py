@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from raydp.analysis.seeds.allocation import NextSeed, SeedLimits, next_seed
@@ -11,10 +11,16 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.search_spaces import Configuration
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import StepwiseSource
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import points_table, secrets_table
+from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
 from raydp.training.trial_plan import TrialPlan
+
+WITHOUT_ANSWER = {"secrets are short", "budget used up"}
+"""The ends of seeds that leave the decision open."""
 
 
 @dataclass(kw_only=True)
@@ -25,11 +31,16 @@ class SeedSource(StepwiseSource):
     without waiting for them. But the seeds end only when no run is in progress, so that how they ended is what the
     whole table says. A resumed sweep begins with the runs that were begun.
 
+    If the seeds would end without an answer and the score can be measured more finely, the source begins this
+    measurement and is finished. The seeds have not ended then: another source decides by the new values.
+
     Attributes:
         seeds: when further seeds end.
+        finer: the score with a smaller error; None if there is none.
     """
 
     seeds: AdaptiveSeeds
+    finer: FinerScore | None = None
     _given: list[str] = field(default_factory=list)
     _waited_for: list[str] = field(default_factory=list)
     """The runs that were in progress when the other results said that the seeds may end."""
@@ -42,6 +53,13 @@ class SeedSource(StepwiseSource):
         self._first = [trial.run_id for trial in self.trials if trial.seed in self.seeds.first_labels]
         begun = [t.run_id for t in self.trials if t.run_id not in self._first and self.folder.trial(t.run_id).exists()]
         self._give([*self._first, *begun])
+
+    @classmethod
+    def of(cls, context: SweepContext, base_fn: Callable[[], RunResult | None], finer: FinerScore | None) -> SeedSource:
+        """Return the source of a sweep's runs, as its folder says; the arguments as the attributes."""
+        spec, trials = context.spec, list(context.trials.values())
+        assert isinstance(spec.seeds, AdaptiveSeeds), "its seeds are adaptive"
+        return cls(spec=spec, folder=context.folder, trials=trials, base_fn=base_fn, seeds=spec.seeds, finer=finer)
 
     def given(self) -> list[str]:
         """Return every run that was given out."""
@@ -60,6 +78,9 @@ class SeedSource(StepwiseSource):
             self._give([next(run_id for run_id in runs if run_id not in self._given)])
         elif in_progress:
             self._waited_for = in_progress
+        elif self.finer is not None and not self.finer.is_begun() and step.state in WITHOUT_ANSWER:
+            self.finer.begin([run_id for run_id in self._given if self.folder.is_finished(run_id)])
+            self.finished = True
         else:
             self._end(step)
 
@@ -107,8 +128,17 @@ class SeedSource(StepwiseSource):
             further_runs=len(self._given) - len(self._first),
             cost_share=self._cost_share(),
             left_out=tuple(run_id for run_id in self._trials if run_id not in self._given),
+            measured_again=self._measured_again(),
         )
         self.folder.set_seeds_end(end)
+
+    def _measured_again(self) -> str | None:
+        """Return a sentence on the finer measurement; None if there was none."""
+        if self.finer is None or not self.finer.is_begun():
+            return None
+        return (
+            f"The seeds alone did not decide, so {self.finer.own.name} was measured again with {self.finer.in_words()}."
+        )
 
     def _cost_share(self) -> float:
         """Return the cost of the further runs that were given out, in costs of the first pass."""

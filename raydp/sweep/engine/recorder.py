@@ -19,7 +19,7 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
-from raydp.sweep.store.measurements import claimed_figures
+from raydp.sweep.store.measurements import claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
@@ -225,7 +225,7 @@ class Recorder:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         claimed = card.record.procedure.claimed_epsilon
         spec = self._spec_of(trial)
-        scores = result.scores
+        scores = scores_of(self.context.folder, trial.run_id, measured_later(self.context.folder))
         optional = {"quantization": spec.model.quantization, "revision": self.context.base_revision}
         method = spec.method.params.model_dump(mode="json")
         return TrialRecord(

@@ -18,6 +18,7 @@ from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.listeners import RunListener
+from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.slots import Slots, start_ray
 from raydp.sweep.engine.stopping import EarlyStopping
@@ -49,6 +50,7 @@ def train(
     console: Console,
     *,
     open_listener: Callable[[], RunListener],
+    finer: FinerScore | None = None,
     shown: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Committer:
@@ -57,6 +59,7 @@ def train(
     Args:
         left: the runs without a result.
         open_listener: opens the listener of committed runs.
+        finer: the score as it may be measured instead of further seeds.
         shown: whether step metrics, utility and scores go through Tune.
         callbacks: the user's callbacks of Ray Tune.
     """
@@ -76,13 +79,10 @@ def train(
     ):  # a logger may have actors of its own, so it hears of the end while Ray runs
         queue = slots.queue
         with phase(console, "loading the base model"):
-            slots.share(_worker_inputs(context, task, ["" for _ in range(measure_base)] + [t.settings for t in left]))
-        with phase(console, "opening the tracking store"):
-            listener = open_listener()
-            listener.reopened()
-            committer = Committer(context=context, listener=listener)
+            slots.share(_worker_inputs(context, task, [*[""] * measure_base, *(t.settings for t in left)], finer))
+        committer = _open_committer(context, open_listener, console)
         base = _measure_base(queue) if measure_base else None
-        source = _source(committer)
+        source = _source(committer, finer)
         out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
         first = [t.run_id for t in left] if source is None else source.upcoming(out)
         queue.enqueue.remote(first[:out])  # these runs begin before Tune starts, whose trials then follow them
@@ -104,6 +104,14 @@ def train(
     return committer
 
 
+def _open_committer(context: SweepContext, open_listener: Callable[[], RunListener], console: Console) -> Committer:
+    """Return a committer whose listener is told that further runs may follow."""
+    with phase(console, "opening the tracking store"):
+        listener = open_listener()
+        listener.reopened()
+        return Committer(context=context, listener=listener)
+
+
 def _run_list(tuning: TuneRun, run_ids: list[str], num_slots: int) -> None:
     """Run a list that is known from the start, in rounds of Tune."""
     for of_round in rounds(run_ids, num_slots):
@@ -123,9 +131,12 @@ def _wait_for_workers(console: Console, what: str, queue: ActorProxy[TrialQueue]
     ray.get(lease)  # raises what ended the wait, if it failed
 
 
-def _worker_inputs(context: SweepContext, task: Task, settings: Sequence[str]) -> WorkerInputs:
+def _worker_inputs(
+    context: SweepContext, task: Task, settings: Sequence[str], finer: FinerScore | None
+) -> WorkerInputs:
     """Load the base model for the runs with these settings, and return what every worker needs."""
-    spec, sweep_id = context.spec, context.plan.sweep_id
+    spec = context.spec if finer is None else finer.in_training(context.spec)
+    sweep_id = context.plan.sweep_id
     return WorkerInputs(
         spec=spec,
         task=task,
@@ -191,12 +202,12 @@ def _early_stopping(context: SweepContext) -> EarlyStopping | None:
     return early_stopping
 
 
-def _source(committer: Committer) -> StepwiseSource | None:
+def _source(committer: Committer, finer: FinerScore | None) -> StepwiseSource | None:
     """Return the source of a search's runs or of adaptive seeds; None if every run is trained or these have ended."""
     context = committer.context
     spec, folder, trials = context.spec, context.folder, list(context.trials.values())
     if isinstance(spec.seeds, AdaptiveSeeds) and folder.seeds_end() is None:
-        return SeedSource(spec=spec, folder=folder, trials=trials, base_fn=committer.base, seeds=spec.seeds)
+        return SeedSource.of(context, committer.base, finer)
     if spec.space.search is None or folder.search_end() is not None:
         return None
     return SearchSource(

@@ -31,7 +31,7 @@ class AboutMeasurement(TypedDict):
         score: the score with those parameters that are not the defaults.
         seed: seed of the draws of every model; "run" if each run's own seed was used.
         digest: hash of score and seed.
-        models: the whole set of models, if a model's value depends on the others.
+        models: all models, if a model's value depends on the others, or if later runs are measured in training.
     """
 
     label: str
@@ -62,8 +62,8 @@ class Measurements:
             folder: the sweep's folder.
             request: the score and its label.
             seed: seed of the draws of every model. None uses each run's own seed, as in training.
-            models: the whole set of models, if a model's value depends on the others. If the set has changed, earlier
-                values are removed.
+            models: all models, if a model's value depends on the others, or if later runs are measured in training. If
+                the set has changed, earlier values are removed.
 
         Raises:
             ValueError: the label belongs to another score, other parameters or another seed.

@@ -120,6 +120,7 @@ class SeedsEnd:
         further_runs: number of runs beyond the first pass.
         cost_share: their cost, in costs of the first pass.
         left_out: the planned runs that were not needed.
+        measured_again: what was measured again because the seeds alone gave no answer, in a sentence; None if nothing.
     """
 
     state: str
@@ -127,6 +128,7 @@ class SeedsEnd:
     further_runs: int
     cost_share: float
     left_out: tuple[str, ...]
+    measured_again: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the content of seeds.json."""
@@ -139,10 +141,10 @@ class SeedsEnd:
 
     def sentence(self) -> str:
         """Return how the seeds ended, in a sentence or two."""
-        reason = "" if self.reason is None else f" {self.reason}"
+        said = "".join(f" {part}" for part in (self.measured_again, self.reason) if part is not None)
         return (
             f"The further seeds ended as {self.state!r} after {self.further_runs} runs, which cost "
-            f"{self.cost_share:.2g} times the first pass; {len(self.left_out)} planned runs were not needed.{reason}"
+            f"{self.cost_share:.2g} times the first pass; {len(self.left_out)} planned runs were not needed.{said}"
         )
 
 

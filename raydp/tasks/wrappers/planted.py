@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from raydp.tasks.base import Secret, TaskFacts
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MOST_CANARIES = 10_000
 """Largest number of canaries with one number of copies."""
 UNIT = "planted canary"
+NUM_NAMES = len(CONTROL_NAMES) ** 2
+"""Number of names that a canary may have."""
 _PLACEHOLDERS = re.compile(r"{(.*?)}")
 
 
@@ -94,7 +97,7 @@ class PlantedTask(DerivedTask):
 
     @model_validator(mode="after")
     def _all_differ(self) -> PlantedTask:
-        most = min(10**self.num_digits, len(CONTROL_NAMES) ** 2 if "{name}" in self.format else 10**self.num_digits)
+        most = min(10**self.num_digits, NUM_NAMES if "{name}" in self.format else 10**self.num_digits)
         if self._num_texts > most:
             each = "canaries" if not self.twins else "texts (two a pair)"
             raise ValueError(f"task.copies must hold at most {most} {each}, got {self._num_texts}. Leave some out.")
@@ -132,7 +135,8 @@ class PlantedTask(DerivedTask):
         firsts, seconds = canaries[: len(self.copies)], canaries[len(self.copies) :]
         twins = zip(*(self._secrets(half, first) for half in (firsts, seconds)), strict=True)
         examples = self._examples(tokenizer, firsts), self._examples(tokenizer, seconds)
-        return TwinTask.of(task, examples, tuple(twins), unit=UNIT, coin_seed=self.canary_seed)
+        further = FurtherCanaries(planted=self, first=first)
+        return TwinTask.of(task, examples, tuple(twins), unit=UNIT, coin_seed=self.canary_seed, further=further)
 
     def _facts(self, facts: TaskFacts) -> TaskFacts:
         """Return the facts of the task with canaries, with what the canaries are."""
@@ -164,20 +168,28 @@ class PlantedTask(DerivedTask):
 
     def _draw(self) -> list[Canary]:
         """Draw distinct names and distinct digits for the canaries."""
+        people, digits = self._drawn()
+        return self._canaries(people, digits, self.copies * (2 if self.twins else 1))
+
+    def _drawn(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of the names, [canary] or [0] if there are no names, and the digits, [canary]."""
         rng = np.random.default_rng([self.canary_seed, self.num_digits])
-        number_of = self._num_texts
-        people = rng.choice(len(CONTROL_NAMES) ** 2, number_of, replace=False) if "{name}" in self.format else ()
-        digits = rng.choice(10**self.num_digits, number_of, replace=False)
-        texts = [self.format] * number_of
+        named = self._num_texts if "{name}" in self.format else 0
+        people = rng.choice(NUM_NAMES, named, replace=False) if named else np.zeros(0, np.int64)
+        return people, rng.choice(10**self.num_digits, self._num_texts, replace=False)
+
+    def _canaries(self, people: NDArray[np.int64], digits: NDArray[np.int64], copies: Sequence[int]) -> list[Canary]:
+        """Write canaries with these names and digits."""
+        texts = [self.format] * len(digits)
         for position, person in enumerate(people):
             name = " ".join(CONTROL_NAMES[i] for i in divmod(int(person), len(CONTROL_NAMES)))
             texts[position] = self.format.replace("{name}", name)
         canaries = []
-        for text, number, copies in zip(texts, digits, self.copies * (2 if self.twins else 1), strict=True):
+        for text, number, of_canary in zip(texts, digits, copies, strict=True):
             before, rest = text.split("{digits}")
             prompt = before.rstrip(" ")
             continuation = f"{before[len(prompt) :]}{number:0{self.num_digits}d}"
-            canaries.append(Canary(prompt=prompt, continuation=continuation, rest=rest, copies=copies))
+            canaries.append(Canary(prompt=prompt, continuation=continuation, rest=rest, copies=of_canary))
         return canaries
 
     def _examples(self, tokenizer: PreTrainedTokenizerBase, canaries: Sequence[Canary]) -> TokenizedExamples:
@@ -193,6 +205,48 @@ class PlantedTask(DerivedTask):
             ]
             examples += [[*prompt, *(token for part in parts for token in part), *end]] * canary.copies
         return TokenizedExamples.from_lists(examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurtherCanaries:
+    """Further canaries like the twins of a task: with other names and other digits, drawn in the same way.
+
+    All texts of a pair, the further ones too, are exchangeable before training. A coin decides which twin is planted,
+    and a further text never is.
+
+    Attributes:
+        planted: the task with twins.
+        first: number of the first pair.
+    """
+
+    planted: PlantedTask
+    first: int
+
+    def most_per_pair(self) -> int:
+        """Return how many can be drawn for each pair without a name or digits twice."""
+        planted = self.planted
+        sizes = [10**planted.num_digits, *([NUM_NAMES] if "{name}" in planted.format else [])]
+        return int(min((size - planted._num_texts) // len(planted.copies) for size in sizes))
+
+    def draw(self, per_pair: int) -> list[tuple[Secret, ...]]:
+        """Return canaries for each pair, with count 0. A smaller number gives the first of them."""
+        planted, pairs = self.planted, len(self.planted.copies)
+        rng = np.random.default_rng([planted.canary_seed, planted.num_digits, 1])
+        people, digits = planted._drawn()
+        drawn: list[tuple[Secret, ...]] = []
+        for _ in range(per_pair):  # one of each pair at a time, so that a smaller number gives the first of them
+            own_people = _others(rng, NUM_NAMES, pairs, people) if len(people) else people
+            own_digits = _others(rng, 10**planted.num_digits, pairs, digits)
+            people, digits = np.append(people, own_people), np.append(digits, own_digits)
+            drawn.append(planted._secrets(planted._canaries(own_people, own_digits, [0] * pairs), self.first))
+        return list(zip(*drawn, strict=True)) if drawn else [()] * pairs
+
+
+def _others(rng: np.random.Generator, size: int, count: int, taken: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Draw distinct numbers below a size that are not taken."""
+    drawn = rng.choice(size, count + len(taken), replace=False)
+    free: NDArray[np.int64] = drawn[~np.isin(drawn, taken)][:count]
+    return free
 
 
 def _blanks_before(text: str) -> str:

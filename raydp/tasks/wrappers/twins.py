@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,16 @@ from raydp.tasks.text.language import LanguageModelingTask, content_hash
 T = TypeVar("T")
 COINS_NOTE = "planted_twins"
 """The note of a task that says that a coin for each seed decides."""
+
+
+class DrawsAbsent(Protocol):
+    """Draws further texts like the twins. They are in no training data."""
+
+    def most_per_pair(self) -> int:
+        """Return the largest number of further texts that can be drawn for each pair."""
+
+    def draw(self, per_pair: int) -> list[tuple[Secret, ...]]:
+        """Return further texts for each pair. A smaller number gives the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +45,7 @@ class TwinTask(LanguageModelingTask):
         of_secrets: the secrets of the task `of` that are scored.
         of_controls: the controls of the task `of`.
         coin_seed: seed of the coins.
+        further: draws further texts like the twins.
         second: [pair] the coins: whether the second twin is in the training data, and not the first.
         pool_hidden: the hidden states of the pool, if they are cached.
     """
@@ -44,6 +55,7 @@ class TwinTask(LanguageModelingTask):
     of_secrets: tuple[Secret, ...]
     of_controls: tuple[Secret, ...]
     coin_seed: int
+    further: DrawsAbsent
     second: NDArray[np.bool_]
     pool_hidden: HiddenStates | None = None
 
@@ -56,12 +68,14 @@ class TwinTask(LanguageModelingTask):
         *,
         unit: str,
         coin_seed: int,
+        further: DrawsAbsent,
     ) -> TwinTask:
         """Return a task with the first twins in its training data.
 
         Args:
             examples: all copies of the first twins, and of the second twins, by pair.
             unit: a copy in words, for the name of the unit of privacy.
+            coin_seed, further: see the class.
 
         Raises:
             ValueError: the task's units are users, or it has reference data.
@@ -78,6 +92,7 @@ class TwinTask(LanguageModelingTask):
             of_secrets=task.task_secrets,
             of_controls=task.task_controls,
             coin_seed=coin_seed,
+            further=further,
             second=np.zeros(len(twins), np.bool_),
         )
         return whole._showing(whole.second)
@@ -90,6 +105,20 @@ class TwinTask(LanguageModelingTask):
         """Return the twin that is in the training data and the twin that is not, for every pair."""
         own = len(self.of_secrets), len(self.of_controls)
         return list(zip(self.task_secrets[own[0] :], self.task_controls[own[1] :], strict=True))
+
+    @property
+    def most_absent(self) -> int:
+        """Return the largest number of absent texts that a twin in the training data can be contrasted with."""
+        return 1 + self.further.most_per_pair()
+
+    def absent(self, per_pair: int) -> list[tuple[Secret, ...]]:
+        """Return the absent texts of each pair: the twin that is not in the training data, and others drawn alike.
+
+        Args:
+            per_pair: number of texts of each pair, at most `most_absent`.
+        """
+        further = self.further.draw(per_pair - 1)
+        return [(twin, *others) for (_, twin), others in zip(self.pairs(), further, strict=True)]
 
     def all_examples(self) -> TokenizedExamples:
         return self.pool

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from raydp.spec.document import SweepSpec
-from raydp.sweep.planning.plan import run_id
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import SCORES
-from raydp.tasks.base import Task
 from raydp.tracking import fetch_model
 
 FETCHED = f"{SCORES}/.models"
@@ -27,19 +25,6 @@ def finished_runs(folder: SweepFolder) -> dict[str, int]:
             f"first.{private}"
         )
     return runs
-
-
-def require_same(folder: SweepFolder, spec: SweepSpec, task: Task, weight_hash: str) -> None:
-    """Raise ValueError if data, secrets or base weights have changed since the sweep was started."""
-    trials = folder.plan().trials
-    if not trials:
-        return
-    first = trials[0]
-    if run_id(spec, task.facts(), weight_hash, first.configuration, first.seed) != first.run_id:
-        raise ValueError(
-            "SWEEP must have the data, secrets and base weights that it was started with, got others. Restore them: "
-            "scores of other secrets would not compare."
-        )
 
 
 def model_folders(

@@ -1,0 +1,1 @@
+"""Measurements of the models of a sweep after training."""
