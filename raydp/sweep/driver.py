@@ -19,7 +19,7 @@ from raydp.sweep.ending.finish import NOT_FINISHED, CanaryEnding, Finish, Select
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
-from raydp.sweep.engine.measuring.again import end_seeds, measure_again
+from raydp.sweep.engine.measuring.again import settle_seeds
 from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
@@ -191,8 +191,7 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
     """
     folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
     finer = FinerScore.of(context.spec, folder, task)
-    if finer is not None and finer.is_begun():  # an earlier driver may have been killed while it measured
-        measure_again(context, task, finer, console)
+    settle_seeds(context, task, finer, console)  # a resume may only have to measure, or to end the seeds
     while True:
         skipped = folder.skipped_runs()
         left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
@@ -213,10 +212,8 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
             committer = Committer(context=context, listener=ending.listener)
         committer.clear_store()
         committer.listener.deliver_missing(trials)
-        end_seeds(context, finer)  # where every planned run was given out, the queue has ended before the seeds
-        if finer is None or not finer.left():
+        if not settle_seeds(context, task, finer, console):
             return ending.finish()
-        measure_again(context, task, finer, console)
 
 
 def check_runs(folder: SweepFolder, plan: SweepPlan) -> None:

@@ -153,6 +153,71 @@ def test_few_twins_are_contrasted_by_their_gains() -> None:
     assert math.isnan(contrast_of_twins(differences[:1], untrained[:1])[1])
 
 
+@pytest.mark.parametrize("leak", [0.0, 0.7])
+def test_more_controls_estimate_the_same_contrast_with_a_true_and_smaller_error(leak: float) -> None:
+    """Texts drawn alike, of which one of each pair has the leak: the mean over absent texts is contrasted."""
+    rng = np.random.default_rng(2)
+    errors = {}
+    for controls in (1, 9):
+        means, variances = [], []
+        for _ in range(2000):
+            base = rng.standard_t(5, (40, 1 + controls)) * 2
+            trained = 0.8 * base + rng.standard_t(5, (40, 1 + controls))
+            trained[:, 0] += leak
+            contrasts, variance = contrast_of_twins(
+                trained[:, 0] - trained[:, 1:].mean(axis=1), base[:, 0] - base[:, 1:].mean(axis=1)
+            )
+            means.append(contrasts.mean())
+            variances.append(variance)
+        assert abs(np.mean(means) - leak) < 4 * np.std(means) / math.sqrt(2000)
+        assert np.mean(variances) == pytest.approx(np.var(means), rel=0.15)
+        errors[controls] = np.std(means)
+    assert errors[9] / errors[1] == pytest.approx(math.sqrt((1 + 1 / 9) / 2), rel=0.1)
+
+
+def test_each_planted_twin_is_contrasted_with_the_mean_of_its_absent_texts(trained: LoadedModel, tokenizer) -> None:
+    """Against the definition, from the log-probability of every single text."""
+    section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True, "own_secrets": False}
+    task = PlantedTask.model_validate(section).build(tokenizer).for_seed(3)
+    absent = task.absent(4)
+
+    def differences(model: LoadedModel) -> np.ndarray:
+        present = np.array([reference(model, twin) for twin, _ in task.pairs()])
+        return present - np.array([[reference(model, text) for text in texts] for texts in absent]).mean(axis=1)
+
+    after = differences(trained)
+    with trained.base() as base:
+        before = differences(base)
+    contrasts, variance = contrast_of_twins(after, before)
+    measured = LogProbability(controls_per_pair=4).measure(trained, task, seed=0)
+    np.testing.assert_allclose(list(measured.per_secret.values()), contrasts, rtol=1e-3, atol=1e-3)
+    assert measured.std_error == pytest.approx(math.sqrt(variance), rel=1e-3)
+
+
+def test_finer_asks_for_as_many_controls_as_there_are(tokenizer) -> None:
+    def finer(score: LogProbability, **options: object) -> int | None:
+        section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True, **options}
+        found = score.finer(PlantedTask.model_validate(section).build(tokenizer))
+        return None if found is None else found.controls_per_pair
+
+    assert finer(LogProbability()) == 9
+    assert finer(LogProbability(), num_digits=2) == 1 + (100 - 24) // 12
+    assert finer(LogProbability(controls_per_pair=9)) is None
+    assert finer(LogProbability(contrast=False)) is None
+    assert finer(LogProbability(), copies={2: 5}, num_digits=1) is None
+    assert LogProbability().finer(make_task(SECRETS, CONTROLS)) is None
+
+
+def test_more_controls_than_there_are_are_refused(tokenizer) -> None:
+    section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True, "num_digits": 2}
+    task = PlantedTask.model_validate(section).build(tokenizer)
+    with pytest.raises(ValueError, match="controls_per_pair must be at most 7 with this task, got 9") as error:
+        LogProbability(controls_per_pair=9).check(task)
+    assert "raise task.num_digits" in str(error.value)
+    with pytest.raises(ValueError, match="controls_per_pair must be 1 without contrast, got 9"):
+        LogProbability(controls_per_pair=9, contrast=False).check(task)
+
+
 @pytest.mark.parametrize("slope", [0.0, 0.4, 1.0])
 def test_without_a_leak_the_contrast_of_twins_is_zero_and_its_error_is_true(slope: float) -> None:
     """Coins decide which twin counts as present; nothing else differs. The mean over many draws of coins is 0."""

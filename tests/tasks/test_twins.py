@@ -184,3 +184,41 @@ def test_the_self_test_of_a_spec_reads_the_hidden_states_of_its_own_few_examples
     plain = replace(cached, train_hidden=None)
     losses = [t.per_example_loss(subject.context.model, t.batch(subject.indices)).detach() for t in (plain, cached)]
     np.testing.assert_allclose(losses[1].numpy(), losses[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_digits": 12}, {"format": "The code is {digits} now."}])
+def test_further_absent_texts_are_drawn_like_the_twins_and_none_is_one_of_them(tiny, options):
+    task = planted(tiny, **options)
+    few, many = task.absent(3), task.absent(9)
+    assert [texts[:3] for texts in many] == few, "a smaller number gives the first of them"
+    assert [len(texts) for texts in many] == [9] * 30
+    assert [texts[0] for texts in many] == [absent for _, absent in task.pairs()]
+    planted_texts = {twin.prompt + twin.continuation for pair in task.twins for twin in pair}
+    further = [secret for texts in many for secret in texts[1:]]
+    assert len({secret.continuation for secret in further}) == 240, "no digits twice"
+    assert not {secret.prompt + secret.continuation for secret in further} & planted_texts
+    twins = [twin for pair in task.twins for twin in pair]
+    assert not {s.continuation for s in further} & {s.continuation for s in twins}
+    assert {len(s.continuation) for s in further} == {len(s.continuation) for s in twins}
+    if "format" not in options:
+        assert len({s.prompt for s in further} | {s.prompt for s in twins}) == 300, "no name twice"
+    assert {(s.count, s.number) for texts in many for s in texts} == {(0, pair[0].number) for pair in task.twins}
+    assert for_seed(task, 3).absent(2)[0][1] == many[0][1], "further texts are the same for all seeds"
+
+
+def test_the_digits_of_further_texts_are_uniform_over_those_that_are_left(tiny):
+    """One digit and one pair: eight further texts are the eight digits that the twins leave."""
+    task = planted(tiny, copies=[2], num_digits=1)
+    assert task.most_absent == 9
+    digits = {s.continuation.strip() for s in task.absent(9)[0]} | {t.continuation.strip() for t in task.twins[0]}
+    assert digits == set("0123456789")
+    firsts = Counter(
+        planted(tiny, copies=[2], num_digits=1, canary_seed=seed).absent(2)[0][1].continuation for seed in range(60)
+    )
+    assert len(firsts) == 10
+    assert max(firsts.values()) < 16, "6 are expected, with a standard deviation of 2.3"
+
+
+def test_there_are_at_most_as_many_further_texts_as_digits_or_names(tiny):
+    assert planted(tiny).most_absent == 1 + (1000 - 60) // 30
+    assert planted(tiny, copies={1: 40}, num_digits=2).most_absent == 1

@@ -64,6 +64,10 @@ class LogProbability(OneByOne):
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no secrets, or no controls of the same kind to contrast them with."""
         self._secrets_and_controls(task)
+        if self.controls_per_pair > 1 and not self.contrast:
+            raise ValueError(
+                f"controls_per_pair must be 1 without contrast, got {self.controls_per_pair}. Remove one of the two."
+            )
         if self.controls_per_pair > (most := _most_controls(task)):
             raise ValueError(
                 f"controls_per_pair must be at most {most} with this task, got {self.controls_per_pair}. "
@@ -72,7 +76,7 @@ class LogProbability(OneByOne):
 
     def finer(self, task: Task) -> Self | None:
         """Return the score with more controls for each pair of twins."""
-        more = min(MORE_CONTROLS, _most_controls(task))
+        more = min(MORE_CONTROLS, _most_controls(task)) if self.contrast else 1
         return self.model_copy(update={"controls_per_pair": more}) if more > self.controls_per_pair else None
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:

@@ -1,4 +1,4 @@
-"""Measures the models of a sweep anew where measurements, and not seeds, are what a decision lacks."""
+"""The end of adaptive seeds, and the finer measurement where measurements, and not seeds, are what a decision lacks."""
 
 from __future__ import annotations
 
@@ -17,43 +17,57 @@ from raydp.tasks.base import Task
 LOGGER = logging.getLogger(__name__)
 
 
-def end_seeds(context: SweepContext, finer: FinerScore | None) -> None:
-    """End adaptive seeds if the results ask for no further run, or begin a finer measurement.
+def settle_seeds(context: SweepContext, task: Task, finer: FinerScore | None, console: Console) -> bool:
+    """End adaptive seeds if the results ask for no further run, after a finer measurement if that is begun.
 
     Nothing happens in other sweeps, and before the first pass has ended.
+
+    Returns:
+        Whether models were measured again, so that further runs may be asked for.
+
+    Raises:
+        KeyboardInterrupt: the user interrupts. A resume measures the models that are left.
     """
+    _end_seeds(context, finer)
+    if finer is None or not finer.is_begun():
+        return False
+    begun = _begun(context, finer)
+    measured = bool(finer.left())
+    if measured:
+        _measure(context, task, finer, begun, console)
+    _, note = log_to_mlflow(context.folder, context.spec, begun.trained(), [begun], console)
+    if note is not None:
+        LOGGER.warning("%s", note)
+    if measured:
+        _end_seeds(context, finer)
+    return measured
+
+
+def _end_seeds(context: SweepContext, finer: FinerScore | None) -> None:
+    """End the seeds, or begin the finer measurement, if the results ask for no further run."""
     folder = context.folder
     if isinstance(context.spec.seeds, AdaptiveSeeds) and folder.seeds_end() is None:
         SeedSource.of(context, lambda: folder.result(BASE_RUN), finer).next_run()
 
 
-def measure_again(context: SweepContext, task: Task, finer: FinerScore, console: Console) -> None:
-    """Measure the models that are left, log the values to MLflow, and end the seeds if the new values decide.
-
-    A model that cannot be measured keeps the value from its training, and a warning counts such models.
-
-    Raises:
-        KeyboardInterrupt: the user interrupts. A resume measures the models that are left.
-    """
-    folder, spec, measurements = context.folder, context.spec, finer.measurements
-    about = measurements.about()
-    assert about is not None, "the seed source has begun the measurement"
-    first = spec.seed_labels[0]
+def _begun(context: SweepContext, finer: FinerScore) -> BegunMeasurement:
+    """Return the measurement that the source of the seeds has begun."""
+    about = finer.measurements.about()
+    assert about is not None, "it is begun"
+    first = context.spec.seed_labels[0]
     seeds = {name: first if name == BASE_RUN else context.trials[name].seed for name in about["models"]}
-    runs = {name: seed for name, seed in seeds.items() if name != BASE_RUN}
-    begun = BegunMeasurement(request=finer.request, measurements=measurements, seeds=seeds, runs=seeds)
-    if finer.left():
-        console.print(
-            f"the seeds alone do not decide: measuring {finer.own.name} again with {finer.in_words()}", markup=False
+    return BegunMeasurement(request=finer.request, measurements=finer.measurements, seeds=seeds, runs=seeds)
+
+
+def _measure(context: SweepContext, task: Task, finer: FinerScore, begun: BegunMeasurement, console: Console) -> None:
+    """Measure the models that are left. One that cannot be measured keeps the value of its training."""
+    console.print(
+        f"the seeds alone do not decide: measuring {finer.own.name} again with {finer.in_words()}", markup=False
+    )
+    if not measure(context.folder, context.spec, task, begun.trained(), [begun], None, console):
+        raise KeyboardInterrupt
+    failures = [why for name in begun.seeds if (why := begun.measurements.failure(name)) is not None]
+    if failures:
+        LOGGER.warning(
+            "%d of %d models keep the value of their training: %s", len(failures), len(begun.seeds), failures[0]
         )
-        if not measure(folder, spec, task, runs, [begun], None, console):
-            raise KeyboardInterrupt
-        if failed := [name for name in seeds if measurements.failure(name) is not None]:
-            LOGGER.warning(
-                "%d of %d models keep the value of their training: %s",
-                len(failed), len(seeds), measurements.failure(failed[0]),
-            )  # fmt: skip
-    _, note = log_to_mlflow(folder, spec, runs, [begun], console)
-    if note is not None:
-        LOGGER.warning("%s", note)
-    end_seeds(context, finer)

@@ -57,6 +57,10 @@ class BegunMeasurement:
     def label(self) -> str:
         return self.request.label
 
+    def trained(self) -> dict[str, int]:
+        """Return the trained models, with the seeds of their runs."""
+        return {name: seed for name, seed in self.runs.items() if name != BASE_RUN}
+
     def finished(self) -> list[str]:
         return [name for name in self.seeds if self.measurements.finished(name) is not None]
 

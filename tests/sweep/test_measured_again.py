@@ -1,0 +1,191 @@
+"""Sweeps whose seeds alone do not decide: the trained models are measured again with more controls."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp import Sweep
+from raydp.plugins.described import Plugin
+from raydp.scores.base import Measurement
+from raydp.scores.memorisation.logprob import LogProbability
+from raydp.spec.reading import load_spec
+from raydp.sweep.engine.measuring.finer import FinerScore
+from raydp.sweep.engine.measuring.models import model_folders
+from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.measurements import Measurements
+from raydp.sweep.store.points import points_table
+from raydp.tracking import find_models
+from tests.builders.specs import SMALL_TASK, small_spec
+from tests.sweep.test_further_seeds import CLOSE, FIRST_PASS, World
+from tests.sweep.trained import Trained
+
+TWINS = {"name": "planted", "of": SMALL_TASK, "copies": {2: 12}, "twins": True, "own_secrets": False}
+SPEC: dict[str, Any] = {
+    "task": TWINS,
+    "seeds": {"first": 2, "at_most": 3, "tolerance": 0.0, "max_cost_share": 0.1},
+    "scores": [{"name": "logprob"}],
+    "select": {"score": "logprob", "min_utility_gain": None},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Six runs, all that are planned, as a driver that was killed before it ended the seeds leaves them."""
+    return Trained(tmp_path_factory.mktemp("again") / "sweep", **SPEC)
+
+
+class Seeds:
+    """A sweep in `World` whose score can be measured more finely."""
+
+    def __init__(self, tmp_path: Path, **seeds: Any) -> None:
+        self.world = World(tmp_path, CLOSE, tolerance=0.0, **seeds)
+        self.folder = self.world.folder
+        # The score of World has no parameter that makes it finer, so another one stands for it under its name.
+        own, more = Plugin("vmr_exact", LogProbability()), Plugin("vmr_exact", LogProbability(controls_per_pair=9))
+        self.finer = FinerScore(folder=self.folder, own=own, finer=more)
+
+    def run(self) -> list[str]:
+        """Finish what a new source gives out until it gives out no more, and return what it gave out."""
+        source, ran = self.world.source(), []
+        source.finer = self.finer
+        while (run_id := source.next_run()) is not None:
+            self.world.finish(run_id)
+            ran.append(run_id)
+        assert source.finished
+        return ran
+
+    def measured(self, values: dict[str, float]) -> None:
+        for run_id in self.finer.left():
+            steps, _, seed = run_id.partition("-")
+            value = 0.0 if run_id == BASE_RUN else values[steps] + 0.02 * (-1) ** int(seed)
+            measurement = Measurement(value=value, std_error=0.0, num_samples=1)
+            self.finer.measurements.commit(run_id, {"status": "finished", "measurement": measurement.document()})
+
+
+def test_seeds_without_an_answer_begin_a_finer_measurement_which_can_decide(tmp_path: Path) -> None:
+    seeds = Seeds(tmp_path, max_cost_share=0.1)
+    assert seeds.run() == FIRST_PASS
+    assert seeds.folder.seeds_end() is None, "the seeds have not ended"
+    assert set(seeds.finer.left()) == {BASE_RUN, *FIRST_PASS}
+    assert [s.params.controls_per_pair for s in seeds.finer.in_training(with_the_score(seeds)).scores] == [9]
+    seeds.measured({"3": 0.9, "4": 0.1, "5": 0.6})
+    assert seeds.finer.left() == []
+    assert seeds.run() == []
+    end = seeds.folder.seeds_end()
+    assert end is not None
+    assert end.state == "decided"
+    assert "vmr_exact was measured again with controls_per_pair 9 (in the spec: 1)" in end.sentence()
+
+
+def test_a_finer_measurement_that_does_not_decide_is_made_once(tmp_path: Path) -> None:
+    seeds = Seeds(tmp_path, max_cost_share=0.1)
+    seeds.run()
+    seeds.measured({"3": 0.5, "4": 0.5, "5": 0.5})
+    seeds.run()
+    end = seeds.folder.seeds_end()
+    assert end is not None
+    assert end.state == "budget used up"
+    assert end.measured_again is not None
+
+
+def test_seeds_that_decide_measure_nothing_again(tmp_path: Path) -> None:
+    seeds = Seeds(tmp_path, max_cost_share=4.0, at_most=5)
+    seeds.world.scores = {3: 0.9, 4: 0.1, 5: 0.6}
+    seeds.run()
+    end = seeds.folder.seeds_end()
+    assert end is not None
+    assert (end.state, end.measured_again, seeds.finer.is_begun()) == ("decided", None, False)
+    assert seeds.finer.in_training(seeds.world.spec) is seeds.world.spec
+
+
+def with_the_score(seeds: Seeds) -> Any:
+    return seeds.world.spec.model_copy(update={"scores": (seeds.finer.own,)})
+
+
+@pytest.mark.slow
+def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_the_new_values(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before = trained.folder, points_table(trained.folder).set_index("run_id")
+    other = trained.score(names="logprob", params=["controls_per_pair=9"], label="other")
+    assert other["scores"]["other"]["measured"] == 7
+    expected = points_table(folder).set_index("run_id")["score.other"].dropna()
+
+    monkeypatch.setattr("raydp.sweep.driver.train", lambda *_, **__: pytest.fail("nothing is left to train"))
+    committed: list[str] = []
+    commit = Measurements.commit
+
+    def interrupted(self: Measurements, name: str, result: dict[str, object]) -> None:
+        if len(committed) == 2:
+            raise KeyboardInterrupt
+        committed.append(name)
+        commit(self, name, result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Measurements, "commit", interrupted)
+        assert Sweep(trained.content).run(resume=True).interrupted
+    assert folder.seeds_end() is None
+    spared = {path: path.stat().st_mtime_ns for path in (folder.path / "scores" / "logprob").glob("*.json")}
+    assert len(spared) == 3, "two results and what is measured"
+
+    result = Sweep(trained.content).run(resume=True)
+    assert not result.interrupted
+    assert result.selected is not None
+    del spared[folder.path / "scores" / "logprob" / "measurement.json"]
+    assert all(path.stat().st_mtime_ns == written for path, written in spared.items())
+    points = points_table(folder).set_index("run_id")
+    measured = points["score.logprob"].dropna()
+    assert measured.to_dict() == pytest.approx(expected.to_dict(), abs=1e-5)
+    assert (points["score"].dropna() == measured).all()
+    ended = before["score.logprob.std_error"].notna()
+    assert points.loc[ended, "score.logprob.std_error"].mean() < before.loc[ended, "score.logprob.std_error"].mean()
+    end = SweepFolder.open(folder.path).seeds_end()
+    assert end is not None
+    assert end.measured_again is not None
+    assert end.measured_again in html.unescape((folder.path / "report.html").read_text(encoding="utf-8"))
+    found = find_models(trained.uri, registered_model="small", score="logprob").set_index("run_id")
+    assert found["score"].to_dict() == pytest.approx(measured.to_dict())
+    latest = trained.metrics().query("metric_name == 'score'").groupby("model_id")["metric_value"].last()
+    assert sorted(latest) == pytest.approx(sorted(measured))
+
+
+@pytest.mark.slow
+def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Trained(tmp_path / "sweep", **SPEC)
+    lost = trained.trials[0].run_id
+    before = points_table(trained.folder).set_index("run_id")["score.logprob"]
+
+    def without_one(*args: Any) -> Any:
+        folders, missing = model_folders(*args)
+        del folders[lost]
+        return folders, {**missing, lost: "the model is gone"}
+
+    monkeypatch.setattr("raydp.sweep.engine.measuring.measurement.model_folders", without_one)
+    result = Sweep(trained.content).run(resume=True)
+    assert not result.interrupted
+    assert "1 of 7 models keep the value of their training: the model is gone" in caplog.text
+    points = points_table(trained.folder).set_index("run_id")["score.logprob"]
+    assert points[lost] == before[lost]
+    assert (points.drop(lost).dropna() != before.drop(lost).dropna()).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seeds": [0, 1]},
+        {"scores": [{"name": "logprob", "controls_per_pair": 9}]},
+        {"scores": [{"name": "exposure"}, {"name": "logprob"}], "select": {"score": "exposure"}},
+        {"task": {**TWINS, "twins": False}, "scores": [{"name": "logprob", "contrast": False}]},
+    ],
+    ids=["a list of seeds", "as fine as it gets", "another score", "no twins"],
+)
+def test_other_sweeps_have_nothing_finer(tmp_path: Path, changes: dict[str, Any]) -> None:
+    spec = load_spec(small_spec(tmp_path, **{**SPEC, **changes}))
+    assert FinerScore.of(spec, SweepFolder(path=tmp_path), build_task(spec)[0]) is None
