@@ -2,13 +2,17 @@
 
     python benchmarks/seeds.py --tables 40 --output seeds.json
     python benchmarks/seeds.py --tables 40 --points docs/results/demo-seeds.csv --output demo.json
+    python benchmarks/seeds.py --tables 40 --measure-again --output measured.json
 
 Without --points, sweeps are generated as in decision.py: a few configurations of its grid, two seeds of each at first,
 and secrets whose difficulty and whose reaction to a configuration vary. `--configurations` says how many. With
 --points, the true means and standard deviations are those of a table with many seeds of each configuration.
 
 A choice is right if its true score is at most 10 % above the lowest true score of the configurations that keep to the
-utility threshold by their true losses. Adaptive seeds end by `raydp.analysis.seeds.next_seed`; equal seeds give each
+utility threshold by their true losses. With --measure-again adaptive seeds are compared with themselves: sweeps whose
+first pass leaves the decision open measure every run with 5 controls of each secret in place of one, and go on.
+
+Adaptive seeds end by `raydp.analysis.seeds.next_seed`; equal seeds give each
 configuration 2, 3, 4, ... seeds. The cost of both is in first passes (two seeds of each configuration).
 """
 
@@ -19,7 +23,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,9 @@ from raydp.search_spaces import Configuration
 Array = NDArray[np.float64]
 FIRST, AT_MOST, MAX_COST_SHARE, TOLERANCE = 2, 12, 2.0, 0.1
 LIMITS = {"confidence": 0.95, "tolerance": TOLERANCE}
+CONTROLS = 5
+"""Number of controls of each secret in a finer measurement."""
+OPEN = {None, "secrets are short", "budget used up"}
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score", "base_utility_loss", "run_id"]
 BASE_LOSS, GAIN = 2.5, 0.9
 
@@ -53,6 +60,7 @@ class World:
         truth, true_loss: [m] the true scores and losses.
         base_loss: the untrained model's loss.
         by_secret: whether the scores by secret are shown to the rule.
+        finer: the scores with more controls of each secret; None if there are none.
     """
 
     listed: list[Configuration]
@@ -62,6 +70,7 @@ class World:
     true_loss: Array
     base_loss: float
     by_secret: bool
+    finer: Array | None = None
 
     @property
     def compute(self) -> Array:
@@ -117,16 +126,30 @@ def generated(family: str, number: int, *, size: int) -> World:
     spread = 0.2 * rng.uniform(0.5, 1.5, (size, 1))
     shift = rng.normal(0, 1, (size, AT_MOST)) * spread - spread**2 / 2
     noise = rng.normal(0, 0.4, (size, AT_MOST, NUM_SECRETS)) - 0.08
-    scores = truth[:, None, None] * np.exp(easy + own + shift[..., None] + noise)
+    common = truth[:, None, None] * np.exp(easy + shift[..., None])
+    again = np.random.default_rng([number, list(FAMILIES).index(family), 6])
     return World(
         listed=[Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for t, b, r in grid],
-        scores=scores,
+        scores=common * np.exp(own + noise),
+        finer=common * np.exp(_with_more_controls(own, 0.2, again) + _with_more_controls(noise, 0.4, again)),
         losses=loss[:, None] + rng.normal(0, 0.008, (size, AT_MOST)),
         truth=truth,
         true_loss=loss,
         base_loss=BASE_LOSS,
         by_secret=True,
     )
+
+
+def _with_more_controls(effects: Array, std: float, rng: np.random.Generator) -> Array:
+    """Draw the effects of contrasts with `CONTROLS` texts, given the effects of contrasts with the first of them.
+
+    The effect of a text and the effect of a control have one variance and are independent. So the effects have the
+    share s = (1 + 1 / CONTROLS) / 2 of the variance, and s of the variance is what both have in common.
+    """
+    share, mean = (1 + 1 / CONTROLS) / 2, -(std**2) / 2
+    deviations = share * (effects - mean) + std * np.sqrt(share - share**2) * rng.normal(0, 1, effects.shape)
+    finer: Array = deviations - share * std**2 / 2  # keeps the mean of the exponential at 1
+    return finer
 
 
 def like(points: pd.DataFrame, number: int) -> World:
@@ -150,8 +173,12 @@ def like(points: pd.DataFrame, number: int) -> World:
     )
 
 
-def adaptive(world: World) -> dict[str, Any]:
-    """Run a sweep whose further seeds go where they matter."""
+def adaptive(world: World, *, measure_again: bool = False) -> dict[str, Any]:
+    """Run a sweep whose further seeds go where they matter.
+
+    Args:
+        measure_again: whether a sweep that the first pass leaves open uses the finer scores from then on.
+    """
     compute, seeds = world.compute, np.full(len(world.listed), FIRST)
     first_pass = float((FIRST * compute).sum())
     while True:
@@ -161,6 +188,9 @@ def adaptive(world: World) -> dict[str, Any]:
         limits = SeedLimits(at_most=AT_MOST, compute=MAX_COST_SHARE * first_pass - spent, **LIMITS)
         begun = dict(zip(world.listed, seeds.tolist(), strict=True))
         step = next_seed(points, Constraints(min_utility_gain=GAIN), limits, begun=begun, by_secret=secrets)
+        if step.state in OPEN and measure_again and world.finer is not None:
+            world = replace(world, scores=world.finer, finer=None)
+            continue
         if step.configuration is None:
             break
         seeds[world.listed.index(step.configuration)] += 1
@@ -208,6 +238,37 @@ def compared(worlds: Iterator[World]) -> dict[str, Any]:
     }
 
 
+def measured_again(worlds: Iterator[World]) -> dict[str, Any]:
+    """Compare adaptive seeds without and with a finer measurement on some worlds."""
+    each = [(adaptive(world), adaptive(world, measure_again=True)) for world in worlds]
+    figures: dict[str, Any] = {"sweeps": len(each)}
+    for name, ended in zip(("seeds alone", "measured again"), zip(*each, strict=True), strict=True):
+        settled = [one["right"] for one in ended if one["state"] in ("decided", "equivalent")]
+        figures[name] = {
+            "right": float(np.mean([one["right"] for one in ended])),
+            "runs": float(np.mean([one["runs"] for one in ended])),
+            "settled": len(settled),
+            "right_where_settled": sum(settled),
+        }
+    return figures
+
+
+def measured_as_markdown(results: dict[str, Any]) -> str:
+    """Format the comparison of `measured_again` as a table."""
+    head = ["family", "right", "measured again", "settled", "measured again", "right where settled", "measured again"]
+    lines = ["| " + " | ".join([*head, "runs", "measured again"]) + " |", "| --- |" + " --- |" * (len(head) + 1)]
+    for name, result in results.items():
+        ways = [result["seeds alone"], result["measured again"]]
+        cells = [
+            name,
+            *(f"{way['right']:.3f}" for way in ways),
+            *(f"{way['settled']} of {result['sweeps']}" for way in ways),
+        ]
+        cells += [f"{way['right_where_settled']}" for way in ways] + [f"{way['runs']:.2f}" for way in ways]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def as_markdown(results: dict[str, Any]) -> str:
     """Format the results as a table."""
     seeds = next(iter(results.values()))["equal"]
@@ -232,18 +293,20 @@ def main() -> None:
     parser.add_argument("--configurations", type=int, default=9)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--points", type=Path)
+    parser.add_argument("--measure-again", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     started, numbers = time.perf_counter(), range(options.tables)
     if options.points is None:
+        compare = measured_again if options.measure_again else compared
         results = {
-            family: compared(generated(family, number, size=options.configurations) for number in numbers)
+            family: compare(generated(family, number, size=options.configurations) for number in numbers)
             for family in options.families
         }
     else:
         points = load_points(options.points)
         results = {options.points.stem: compared(like(points, number) for number in numbers)}
-    print(as_markdown(results))
+    print(measured_as_markdown(results) if options.measure_again else as_markdown(results))
     print(f"{time.perf_counter() - started:.0f} s")
     if options.output is not None:
         options.output.write_text(json.dumps({"machine": describe(), "results": results}, indent=1))

@@ -147,7 +147,7 @@ class ScoreSection(Section):
         """Return this score with a smaller error over the choice of secrets and controls; None if there is no such one.
 
         It estimates the same value, and measures models that are trained already. A sweep with adaptive seeds measures
-        its models anew by it if the seeds end without an answer.
+        its models anew by it if its first pass leaves the decision open.
         """
         return None
 

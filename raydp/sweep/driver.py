@@ -186,8 +186,8 @@ def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequenc
 def _train_and_finish(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> Finish:
     """Train the runs without a result, deliver the results that the listener has missed, and end the sweep.
 
-    If the further seeds give no answer and the score can be measured more finely, the trained models are measured
-    again, and training goes on with the runs that the new values ask for.
+    If the first pass of adaptive seeds leaves the decision open and the score can be measured more finely, the trained
+    models are measured again, and training goes on with the runs that the new values ask for.
     """
     folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
     finer = FinerScore.of(context.spec, folder, task)

@@ -117,6 +117,9 @@ def test_it_ends_where_secrets_and_not_seeds_are_short():
     )
     assert "Measure more secrets (more lines of the secrets file, or more canaries" in step.reason
     assert step.reason.endswith("times as many would decide if the means stayed as they are.")
+    spent = replace(LIMITS, at_most=4)
+    at_its_limit = next_seed(points, NO_CONSTRAINT, spent, begun=begun(points), by_secret=secrets)
+    assert at_its_limit.state == "budget used up", "that no seed may follow says nothing about seeds"
     without = next_seed(points, NO_CONSTRAINT, LIMITS, begun=begun(points))
     assert without.state in ("decided", "equivalent"), "over seeds alone, the difference is clear"
 

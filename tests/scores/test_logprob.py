@@ -200,9 +200,9 @@ def test_finer_asks_for_as_many_controls_as_there_are(tokenizer) -> None:
         found = score.finer(PlantedTask.model_validate(section).build(tokenizer))
         return None if found is None else found.controls_per_pair
 
-    assert finer(LogProbability()) == 9
-    assert finer(LogProbability(), num_digits=2) == 1 + (100 - 24) // 12
-    assert finer(LogProbability(controls_per_pair=9)) is None
+    assert finer(LogProbability()) == 5
+    assert finer(LogProbability(), num_digits=2, copies={2: 20}) == 1 + (100 - 40) // 20
+    assert finer(LogProbability(controls_per_pair=5)) is None
     assert finer(LogProbability(contrast=False)) is None
     assert finer(LogProbability(), copies={2: 5}, num_digits=1) is None
     assert LogProbability().finer(make_task(SECRETS, CONTROLS)) is None

@@ -1,4 +1,4 @@
-"""Sweeps whose seeds alone do not decide: the trained models are measured again with more controls."""
+"""Sweeps whose first pass leaves the decision open: the trained models are measured again with more controls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Seeds:
         self.world = World(tmp_path, CLOSE, tolerance=0.0, **seeds)
         self.folder = self.world.folder
         # The score of World has no parameter that makes it finer, so another one stands for it under its name.
-        own, more = Plugin("vmr_exact", LogProbability()), Plugin("vmr_exact", LogProbability(controls_per_pair=9))
+        own, more = Plugin("vmr_exact", LogProbability()), Plugin("vmr_exact", LogProbability(controls_per_pair=5))
         self.finer = FinerScore(folder=self.folder, own=own, finer=more)
 
     def run(self) -> list[str]:
@@ -67,34 +67,56 @@ class Seeds:
             self.finer.measurements.commit(run_id, {"status": "finished", "measurement": measurement.document()})
 
 
-def test_seeds_without_an_answer_begin_a_finer_measurement_which_can_decide(tmp_path: Path) -> None:
-    seeds = Seeds(tmp_path, max_cost_share=0.1)
+def test_a_first_pass_that_leaves_it_open_begins_a_finer_measurement_which_can_decide(tmp_path: Path) -> None:
+    seeds = Seeds(tmp_path)
     assert seeds.run() == FIRST_PASS
     assert seeds.folder.seeds_end() is None, "the seeds have not ended"
     assert set(seeds.finer.left()) == {BASE_RUN, *FIRST_PASS}
-    assert [s.params.controls_per_pair for s in seeds.finer.in_training(with_the_score(seeds)).scores] == [9]
+    assert [s.params.controls_per_pair for s in seeds.finer.in_training(with_the_score(seeds)).scores] == [5]
     seeds.measured({"3": 0.9, "4": 0.1, "5": 0.6})
     assert seeds.finer.left() == []
     assert seeds.run() == []
     end = seeds.folder.seeds_end()
     assert end is not None
     assert end.state == "decided"
-    assert "vmr_exact was measured again with controls_per_pair 9 (in the spec: 1)" in end.sentence()
+    assert "vmr_exact was measured again with controls_per_pair 5 (in the spec: 1)" in end.sentence()
 
 
-def test_a_finer_measurement_that_does_not_decide_is_made_once(tmp_path: Path) -> None:
-    seeds = Seeds(tmp_path, max_cost_share=0.1)
-    seeds.run()
-    seeds.measured({"3": 0.5, "4": 0.5, "5": 0.5})
-    seeds.run()
+@pytest.mark.parametrize("share", [0.1, 2.0])
+def test_a_finer_measurement_that_does_not_decide_is_made_once_and_further_seeds_follow(
+    tmp_path: Path, share: float
+) -> None:
+    seeds = Seeds(tmp_path, max_cost_share=share)
+    assert seeds.run() == FIRST_PASS
+    seeds.measured({"3": 0.9, "4": 0.5, "5": 0.5})
+    further = seeds.run()
     end = seeds.folder.seeds_end()
     assert end is not None
+    assert end.further_runs == len(further)
+    assert bool(further) == (share > 1)
     assert end.state == "budget used up"
     assert end.measured_again is not None
+    assert set(seeds.finer.measurements.about()["models"]) == {BASE_RUN, *FIRST_PASS}
 
 
-def test_seeds_that_decide_measure_nothing_again(tmp_path: Path) -> None:
-    seeds = Seeds(tmp_path, max_cost_share=4.0, at_most=5)
+def test_a_resume_waits_for_runs_in_progress_before_it_measures(tmp_path: Path) -> None:
+    """A version without finer measurements may have begun further runs."""
+    seeds = Seeds(tmp_path)
+    for run_id in FIRST_PASS:
+        seeds.world.finish(run_id)
+    seeds.folder.trial("4-2").mkdir()
+    source = seeds.world.source()
+    source.finer = seeds.finer
+    assert [source.next_run(), source.next_run()] == ["4-2", None]
+    assert (source.finished, seeds.finer.is_begun()) == (False, False)
+    seeds.world.finish("4-2")
+    assert source.next_run() is None
+    assert source.finished
+    assert set(seeds.finer.left()) == {BASE_RUN, *FIRST_PASS, "4-2"}
+
+
+def test_a_first_pass_that_decides_measures_nothing_again(tmp_path: Path) -> None:
+    seeds = Seeds(tmp_path)
     seeds.world.scores = {3: 0.9, 4: 0.1, 5: 0.6}
     seeds.run()
     end = seeds.folder.seeds_end()
@@ -112,7 +134,7 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, before = trained.folder, points_table(trained.folder).set_index("run_id")
-    other = trained.score(names="logprob", params=["controls_per_pair=9"], label="other")
+    other = trained.score(names="logprob", params=["controls_per_pair=5"], label="other")
     assert other["scores"]["other"]["measured"] == 7
     expected = points_table(folder).set_index("run_id")["score.other"].dropna()
 
@@ -180,7 +202,7 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
     "changes",
     [
         {"seeds": [0, 1]},
-        {"scores": [{"name": "logprob", "controls_per_pair": 9}]},
+        {"scores": [{"name": "logprob", "controls_per_pair": 5}]},
         {"scores": [{"name": "exposure"}, {"name": "logprob"}], "select": {"score": "exposure"}},
         {"task": {**TWINS, "twins": False}, "scores": [{"name": "logprob", "contrast": False}]},
     ],

@@ -19,8 +19,8 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
 from raydp.training.trial_plan import TrialPlan
 
-WITHOUT_ANSWER = {"secrets are short", "budget used up"}
-"""The ends of seeds that leave the decision open."""
+OPEN = {None, "secrets are short", "budget used up"}
+"""The states of seeds that leave the decision open; None: a further seed may close it."""
 
 
 @dataclass(kw_only=True)
@@ -31,8 +31,9 @@ class SeedSource(StepwiseSource):
     without waiting for them. But the seeds end only when no run is in progress, so that how they ended is what the
     whole table says. A resumed sweep begins with the runs that were begun.
 
-    If the seeds would end without an answer and the score can be measured more finely, the source begins this
-    measurement and is finished. The seeds have not ended then: another source decides by the new values.
+    If the first pass leaves the decision open and the score can be measured more finely, the source begins this
+    measurement before any further seed, because a measurement costs less than a run, and is finished. The seeds have
+    not ended then: another source goes on with the new values.
 
     Attributes:
         seeds: when further seeds end.
@@ -73,14 +74,17 @@ class SeedSource(StepwiseSource):
         if in_progress and in_progress == self._waited_for:
             return  # no new result
         step = self._next()
-        if step.configuration is not None:
+        if self.finer is not None and not self.finer.is_begun() and step.state in OPEN:
+            if in_progress:  # a resumed sweep of an earlier version
+                self._waited_for = in_progress
+            else:
+                self.finer.begin([run_id for run_id in self._given if self.folder.is_finished(run_id)])
+                self.finished = True
+        elif step.configuration is not None:
             runs = self._runs[step.configuration]
             self._give([next(run_id for run_id in runs if run_id not in self._given)])
         elif in_progress:
             self._waited_for = in_progress
-        elif self.finer is not None and not self.finer.is_begun() and step.state in WITHOUT_ANSWER:
-            self.finer.begin([run_id for run_id in self._given if self.folder.is_finished(run_id)])
-            self.finished = True
         else:
             self._end(step)
 
@@ -136,9 +140,7 @@ class SeedSource(StepwiseSource):
         """Return a sentence on the finer measurement; None if there was none."""
         if self.finer is None or not self.finer.is_begun():
             return None
-        return (
-            f"The seeds alone did not decide, so {self.finer.own.name} was measured again with {self.finer.in_words()}."
-        )
+        return f"The first pass left it open, so {self.finer.own.name} was measured again with {self.finer.in_words()}."
 
     def _cost_share(self) -> float:
         """Return the cost of the further runs that were given out, in costs of the first pass."""

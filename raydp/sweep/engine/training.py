@@ -59,7 +59,7 @@ def train(
     Args:
         left: the runs without a result.
         open_listener: opens the listener of committed runs.
-        finer: the score as it may be measured instead of further seeds.
+        finer: the score with a smaller error, which may be measured before further seeds.
         shown: whether step metrics, utility and scores go through Tune.
         callbacks: the user's callbacks of Ray Tune.
     """

@@ -64,7 +64,7 @@ class SweepFolder:
     | search.json                 | a search, at its end       | points, status, resume   | written whole           |
     | seeds.json                  | adaptive seeds, at the end | points, status, resume   | written whole           |
     | optuna.db                   | a search by Optuna         | a search by Optuna       | SQLite commits          |
-    | scores/LABEL/*.json         | `raydp score`              | points, reports          | written whole, each     |
+    | scores/LABEL/*.json         | `raydp score`, driver      | points, reports          | written whole, each     |
     | scores/.models/             | `raydp score`              | `raydp score`            | a cache, may be removed |
     | base-mia-*.npz              | `raydp mia`                | `raydp mia`              | written whole           |
     | trials/RUN/mia-*.npz        | `raydp mia`                | `raydp mia`              | written whole           |

@@ -120,7 +120,7 @@ class SeedsEnd:
         further_runs: number of runs beyond the first pass.
         cost_share: their cost, in costs of the first pass.
         left_out: the planned runs that were not needed.
-        measured_again: what was measured again because the seeds alone gave no answer, in a sentence; None if nothing.
+        measured_again: what was measured again after the first pass, in a sentence; None if nothing.
     """
 
     state: str

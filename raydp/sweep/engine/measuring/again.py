@@ -62,7 +62,8 @@ def _begun(context: SweepContext, finer: FinerScore) -> BegunMeasurement:
 def _measure(context: SweepContext, task: Task, finer: FinerScore, begun: BegunMeasurement, console: Console) -> None:
     """Measure the models that are left. One that cannot be measured keeps the value of its training."""
     console.print(
-        f"the seeds alone do not decide: measuring {finer.own.name} again with {finer.in_words()}", markup=False
+        f"the first pass leaves the decision open: measuring {finer.own.name} again with {finer.in_words()}",
+        markup=False,
     )
     if not measure(context.folder, context.spec, task, begun.trained(), [begun], None, console):
         raise KeyboardInterrupt

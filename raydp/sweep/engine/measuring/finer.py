@@ -17,7 +17,7 @@ from raydp.tasks.base import Task
 class FinerScore:
     """The score that a sweep with adaptive seeds selects by, and the parameters with which its error is smaller.
 
-    If the further seeds end without an answer, the models that are trained are measured by it under the score's own
+    If the first pass leaves the decision open, the models that are trained are measured by it under the score's own
     name, and runs that are trained later measure it in training. All state is in the sweep's folder.
 
     Attributes:
