@@ -38,6 +38,7 @@ class Measurement:
         cost: what the measurement took, name -> number: "seconds" (see `measured`), and what the score itself counts,
             such as "forward_passes".
         seed: the seed of the draws; None if the caller gave none.
+        params: the score's parameters that are not the defaults (see `measured`).
     """
 
     value: float
@@ -48,6 +49,7 @@ class Measurement:
     details: Mapping[str, float | None] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     seed: int | None = None
+    params: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def over_secrets(cls, values: ArrayLike, *, ids: Sequence[str], num_samples: int = 1) -> Measurement:
@@ -168,8 +170,13 @@ class OneByOne(ScoreSection):
 
 
 def measured(score: Score, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-    """Measure one model and record the seed and the seconds."""
+    """Measure one model and record the seed, the seconds and the parameters."""
     started = time.perf_counter()
     result = score.measure(model, task, seed=seed)
     cost = {"seconds": time.perf_counter() - started, **result.cost}
-    return replace(result, seed=seed, cost=cost)
+    return replace(result, seed=seed, cost=cost, params=params_of(score))
+
+
+def params_of(score: Score) -> dict[str, object]:
+    """Return the parameters of a score that are not the defaults, as JSON records them."""
+    return score.model_dump(mode="json", exclude_defaults=True) if isinstance(score, Section) else {}

@@ -14,7 +14,7 @@ from raydp.sweep.engine.measuring.models import finished_runs
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import run_id
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import write_counts
+from raydp.sweep.store.measurements import Measurements, write_counts
 from raydp.sweep.store.points import write_tables
 from raydp.tasks.base import Task
 
@@ -103,7 +103,7 @@ def score_sweep(
         # Measure what is left.
         write_counts(folder, task.secrets())
         runs = finished_runs(folder)
-        left = [r for r in requests if not _measured_in_training(spec, r, seed)]
+        left = [r for r in requests if not _measured_in_training(folder, spec, r, seed)]
         begun = [BegunMeasurement.of(folder, spec, r, runs, seed) for r in left]
         before = {b.label: set(b.finished()) for b in begun}
         interrupted = not measure(folder, spec, task, runs, begun, workers, console)
@@ -154,15 +154,15 @@ def _summary(begun: BegunMeasurement, before: set[str]) -> MeasuredScore:
     }
 
 
-def _measured_in_training(spec: SweepSpec, request: ScoreRequest, seed: int | None) -> bool:
+def _measured_in_training(folder: SweepFolder, spec: SweepSpec, request: ScoreRequest, seed: int | None) -> bool:
     """Return whether the sweep itself made this measurement in training.
 
     Raises:
         ValueError: the sweep measured the score of this label with other parameters.
     """
     own = {score.name: score.as_dict() for score in spec.scores}
-    if request.label not in own:
-        return False
+    if request.label not in own or Measurements(folder=folder, label=request.label).about() is not None:
+        return False  # a measurement after training, also if its values replaced those of training
     if own[request.label] == request.plugin.as_dict() and seed is None:
         return True
     raise ValueError(

@@ -191,7 +191,7 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
     """
     folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
     finer = FinerScore.of(context.spec, folder, task)
-    settle_seeds(context, task, finer, console)  # a resume may only have to measure, or to end the seeds
+    settle_seeds(context, task, finer, console, retry=True)  # a resume may only have to measure, or to end the seeds
     while True:
         skipped = folder.skipped_runs()
         left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]

@@ -132,12 +132,18 @@ def test_a_diverged_model_is_named(tokenizer):
         )
 
 
+def pairs_of(differences: np.ndarray) -> np.ndarray:
+    """Two texts of each pair with these differences, at levels that must not matter."""
+    levels = np.random.default_rng(9).normal(0, 5, len(differences))
+    return np.column_stack([differences + levels, levels])
+
+
 def test_the_contrast_of_twins_is_a_regression_on_the_base_model() -> None:
     """Against ordinary least squares by another route: the intercept, and its standard error."""
     rng = np.random.default_rng(0)
     untrained = rng.normal(0, 3, 40)
     differences = 1.5 + 0.3 * untrained + rng.normal(0, 0.5, 40)
-    contrasts, variance = contrast_of_twins(differences, untrained)
+    contrasts, variance = contrast_of_twins(pairs_of(differences), pairs_of(untrained))
     design = np.column_stack([np.ones(40), untrained])
     (intercept, slope), (rss,), *_ = np.linalg.lstsq(design, differences, rcond=None)
     assert contrasts.mean() == pytest.approx(intercept)
@@ -147,10 +153,38 @@ def test_the_contrast_of_twins_is_a_regression_on_the_base_model() -> None:
 
 def test_few_twins_are_contrasted_by_their_gains() -> None:
     differences, untrained = np.array([1.0, 2.0, 4.0]), np.array([0.5, -0.5, 0.0])
-    contrasts, variance = contrast_of_twins(differences, untrained)
+    contrasts, variance = contrast_of_twins(pairs_of(differences), pairs_of(untrained))
     np.testing.assert_allclose(contrasts, differences - untrained)
     assert variance == pytest.approx((differences - untrained).var(ddof=1) / 3)
-    assert math.isnan(contrast_of_twins(differences[:1], untrained[:1])[1])
+    assert math.isnan(contrast_of_twins(pairs_of(differences[:1]), pairs_of(untrained[:1]))[1])
+
+
+def test_the_contrast_with_more_controls_is_a_regression_with_an_effect_of_each_pair() -> None:
+    """Against ordinary least squares on indicators of the pairs, of being planted, and the base model's values."""
+    rng = np.random.default_rng(3)
+    untrained = rng.normal(0, 3, (12, 5))
+    trained = 0.4 * untrained + rng.normal(0, 2, (12, 1)) + rng.normal(0, 1, (12, 5))
+    trained[:, 0] += 1.5
+    contrasts, variance = contrast_of_twins(trained, untrained)
+    planted = np.tile([1.0, 0, 0, 0, 0], 12)
+    design = np.column_stack([planted, untrained.ravel(), np.repeat(np.eye(12), 5, axis=0)])
+    effect, slope, *_ = np.linalg.lstsq(design, trained.ravel(), rcond=None)[0]
+    assert contrasts.mean() == pytest.approx(effect)
+    differences = (v[:, 0] - v[:, 1:].mean(axis=1) for v in (trained, untrained))
+    np.testing.assert_allclose(contrasts, next(differences) - slope * next(differences))
+    assert variance == pytest.approx(contrasts.var(ddof=1) / 12 * 11 / 10)
+
+
+@pytest.mark.parametrize("controls", [1, 5])
+def test_without_a_leak_the_bias_of_skewed_texts_that_training_bends_is_small(controls: int) -> None:
+    """Twelve pairs, log-probabilities with a long tail, and a trained model that is no line of the base model."""
+    rng = np.random.default_rng(4)
+    means = []
+    for _ in range(4000):
+        base = -rng.gamma(2, 2, (12, 1 + controls))
+        trained = -0.05 * base**2 + rng.normal(0, 0.5, base.shape)
+        means.append(contrast_of_twins(trained, base)[0].mean())
+    assert abs(np.mean(means)) < 0.08 * np.std(means)
 
 
 @pytest.mark.parametrize("leak", [0.0, 0.7])
@@ -164,9 +198,7 @@ def test_more_controls_estimate_the_same_contrast_with_a_true_and_smaller_error(
             base = rng.standard_t(5, (40, 1 + controls)) * 2
             trained = 0.8 * base + rng.standard_t(5, (40, 1 + controls))
             trained[:, 0] += leak
-            contrasts, variance = contrast_of_twins(
-                trained[:, 0] - trained[:, 1:].mean(axis=1), base[:, 0] - base[:, 1:].mean(axis=1)
-            )
+            contrasts, variance = contrast_of_twins(trained, base)
             means.append(contrasts.mean())
             variances.append(variance)
         assert abs(np.mean(means) - leak) < 4 * np.std(means) / math.sqrt(2000)
@@ -181,13 +213,13 @@ def test_each_planted_twin_is_contrasted_with_the_mean_of_its_absent_texts(train
     task = PlantedTask.model_validate(section).build(tokenizer).for_seed(3)
     absent = task.absent(4)
 
-    def differences(model: LoadedModel) -> np.ndarray:
-        present = np.array([reference(model, twin) for twin, _ in task.pairs()])
-        return present - np.array([[reference(model, text) for text in texts] for texts in absent]).mean(axis=1)
+    def of_texts(model: LoadedModel) -> np.ndarray:
+        pairs = [(twin, *texts) for (twin, _), texts in zip(task.pairs(), absent, strict=True)]
+        return np.array([[reference(model, text) for text in texts] for texts in pairs])
 
-    after = differences(trained)
+    after = of_texts(trained)
     with trained.base() as base:
-        before = differences(base)
+        before = of_texts(base)
     contrasts, variance = contrast_of_twins(after, before)
     measured = LogProbability(controls_per_pair=4).measure(trained, task, seed=0)
     np.testing.assert_allclose(list(measured.per_secret.values()), contrasts, rtol=1e-3, atol=1e-3)
@@ -211,9 +243,10 @@ def test_finer_asks_for_as_many_controls_as_there_are(tokenizer) -> None:
 def test_more_controls_than_there_are_are_refused(tokenizer) -> None:
     section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True, "num_digits": 2}
     task = PlantedTask.model_validate(section).build(tokenizer)
-    with pytest.raises(ValueError, match="controls_per_pair must be at most 7 with this task, got 9") as error:
+    with pytest.raises(ValueError, match=r"at most 7, got 9, with so many pairs\. Plant fewer"):
         LogProbability(controls_per_pair=9).check(task)
-    assert "raise task.num_digits" in str(error.value)
+    with pytest.raises(ValueError, match=r"at most 1, got 9, without twins of the task `planted`\. Remove it"):
+        LogProbability(controls_per_pair=9).check(make_task(SECRETS, CONTROLS))
     with pytest.raises(ValueError, match="controls_per_pair must be 1 without contrast, got 9"):
         LogProbability(controls_per_pair=9, contrast=False).check(task)
 
@@ -227,9 +260,8 @@ def test_without_a_leak_the_contrast_of_twins_is_zero_and_its_error_is_true(slop
     means, variances = [], []
     for _ in range(2000):
         signs = rng.choice([-1.0, 1.0], 30)
-        contrasts, variance = contrast_of_twins(
-            signs * (trained[:, 0] - trained[:, 1]), signs * (base[:, 0] - base[:, 1])
-        )
+        swapped = [np.where(signs[:, None] < 0, texts[:, ::-1], texts) for texts in (trained, base)]
+        contrasts, variance = contrast_of_twins(*swapped)
         means.append(contrasts.mean())
         variances.append(variance)
     assert abs(np.mean(means)) < 4 * np.std(means) / math.sqrt(2000)

@@ -18,7 +18,7 @@ from raydp.sweep.engine.measuring.models import model_folders
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements
-from raydp.sweep.store.points import points_table
+from raydp.sweep.store.points import counts, points_table
 from raydp.tracking import find_models
 from tests.builders.specs import SMALL_TASK, small_spec
 from tests.sweep.test_further_seeds import CLOSE, FIRST_PASS, World
@@ -60,21 +60,25 @@ class Seeds:
         return ran
 
     def measured(self, values: dict[str, float]) -> None:
-        for run_id in self.finer.left():
+        for run_id in self.finer.models():
             steps, _, seed = run_id.partition("-")
             value = 0.0 if run_id == BASE_RUN else values[steps] + 0.02 * (-1) ** int(seed)
             measurement = Measurement(value=value, std_error=0.0, num_samples=1)
             self.finer.measurements.commit(run_id, {"status": "finished", "measurement": measurement.document()})
+        self.finer.measurements.complete()
 
 
 def test_a_first_pass_that_leaves_it_open_begins_a_finer_measurement_which_can_decide(tmp_path: Path) -> None:
     seeds = Seeds(tmp_path)
     assert seeds.run() == FIRST_PASS
     assert seeds.folder.seeds_end() is None, "the seeds have not ended"
-    assert set(seeds.finer.left()) == {BASE_RUN, *FIRST_PASS}
+    assert set(seeds.finer.models()) == {BASE_RUN, *FIRST_PASS}
+    assert seeds.finer.is_open()
+    assert seeds.run() == [], "no decision while the measurement is open"
+    assert seeds.folder.seeds_end() is None
     assert [s.params.controls_per_pair for s in seeds.finer.in_training(with_the_score(seeds)).scores] == [5]
     seeds.measured({"3": 0.9, "4": 0.1, "5": 0.6})
-    assert seeds.finer.left() == []
+    assert not seeds.finer.is_open()
     assert seeds.run() == []
     end = seeds.folder.seeds_end()
     assert end is not None
@@ -96,7 +100,6 @@ def test_a_finer_measurement_that_does_not_decide_is_made_once_and_further_seeds
     assert bool(further) == (share > 1)
     assert end.state == "budget used up"
     assert end.measured_again is not None
-    assert set(seeds.finer.measurements.about()["models"]) == {BASE_RUN, *FIRST_PASS}
 
 
 def test_a_resume_waits_for_runs_in_progress_before_it_measures(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_a_resume_waits_for_runs_in_progress_before_it_measures(tmp_path: Path) 
     seeds.world.finish("4-2")
     assert source.next_run() is None
     assert source.finished
-    assert set(seeds.finer.left()) == {BASE_RUN, *FIRST_PASS, "4-2"}
+    assert set(seeds.finer.models()) == {BASE_RUN, *FIRST_PASS, "4-2"}
 
 
 def test_a_first_pass_that_decides_measures_nothing_again(tmp_path: Path) -> None:
@@ -152,6 +155,10 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
         patch.setattr(Measurements, "commit", interrupted)
         assert Sweep(trained.content).run(resume=True).interrupted
     assert folder.seeds_end() is None
+    assert points_table(folder).set_index("run_id")["score.logprob"].equals(before["score.logprob"]), "no mixture"
+    note = counts(folder).note
+    assert note is not None
+    assert note.startswith("trained models are measured again with logprob")
     spared = {path: path.stat().st_mtime_ns for path in (folder.path / "scores" / "logprob").glob("*.json")}
     assert len(spared) == 3, "two results and what is measured"
 
@@ -189,13 +196,24 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
         del folders[lost]
         return folders, {**missing, lost: "the model is gone"}
 
-    monkeypatch.setattr("raydp.sweep.engine.measuring.measurement.model_folders", without_one)
-    result = Sweep(trained.content).run(resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("raydp.sweep.engine.measuring.measurement.model_folders", without_one)
+        result = Sweep(trained.content).run(resume=True)
     assert not result.interrupted
     assert "1 of 7 models keep the value of their training: the model is gone" in caplog.text
     points = points_table(trained.folder).set_index("run_id")["score.logprob"]
     assert points[lost] == before[lost]
     assert (points.drop(lost).dropna() != before.drop(lost).dropna()).all()
+    end = trained.folder.seeds_end()
+    assert end is not None
+    assert "1 of the models could not be measured, and keep the value of their training" in end.sentence()
+    assert Sweep(trained.content).run(resume=True).selected is not None
+    assert points_table(trained.folder).set_index("run_id")["score.logprob"][lost] != before[lost], "tried again"
+    end = trained.folder.seeds_end()
+    assert end is not None
+    assert "could not be measured" not in end.sentence()
+    with pytest.raises(ValueError, match="label must be new for another measurement, got 'logprob'"):
+        trained.score(names="logprob")
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ class LogProbability(OneByOne):
 
     Twins of the task `planted` are contrasted with each other: a twin that is in the training data with the twin that
     is not. A coin decided which one is in, so the mean contrast is 0 if nothing leaks, whatever training does to the
-    format. With `controls_per_pair` above 1, further texts that were drawn like the twins, and that are in no training
-    data, join the absent twin, and the contrast is with their mean. A pair's value is the difference of the
-    log-probabilities, less the part that a linear regression of the differences on the base model's differences
-    explains, the analysis of covariance of a randomised experiment. (With fewer than 10 pairs the slope is 1: a
-    difference of gains.) The standard error is the regression's. With secrets of both sorts, the errors of the two
-    means are independent.
+    format. With `controls_per_pair` above 1, further texts that are drawn like the twins, others for each seed and in
+    no training data, join the absent twin, and the contrast is with their mean. Then the mean contrast is 0 if nothing
+    leaks because all texts of a pair are drawn alike. A pair's value is the difference of the log-probabilities, less
+    the part that a linear regression on the base model's log-probabilities explains, the analysis of covariance of a
+    randomised experiment. (With fewer than 10 pairs the slope is 1: a difference of gains.) The standard error is the
+    regression's. With secrets of both sorts, the errors of the two means are independent.
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
@@ -69,10 +69,10 @@ class LogProbability(OneByOne):
                 f"controls_per_pair must be 1 without contrast, got {self.controls_per_pair}. Remove one of the two."
             )
         if self.controls_per_pair > (most := _most_controls(task)):
-            raise ValueError(
-                f"controls_per_pair must be at most {most} with this task, got {self.controls_per_pair}. "
-                "Lower it, or raise task.num_digits of planted twins."
+            few = (
+                "with so many pairs. Plant fewer" if _pairs(task) else "without twins of the task `planted`. Remove it"
             )
+            raise ValueError(f"controls_per_pair must be at most {most}, got {self.controls_per_pair}, {few}.")
 
     def finer(self, task: Task) -> Self | None:
         """Return the score with more controls for each pair of twins."""
@@ -101,11 +101,11 @@ class LogProbability(OneByOne):
             values.append(of_secrets - of_controls.mean())
             variance += share**2 * (_variance_of_mean(of_secrets) + _variance_of_mean(of_controls))
         if pairs:
-            differences, before = (
-                values[num_own : len(secrets)] - values[first_absent:].reshape(pairs, -1).mean(axis=1)
+            of_texts = (
+                np.column_stack([values[num_own : len(secrets)], values[first_absent:].reshape(pairs, -1)])
                 for values in (trained, untrained)
             )
-            contrasts, of_mean = contrast_of_twins(differences, before)
+            contrasts, of_mean = contrast_of_twins(*of_texts)
             values.append(contrasts)
             variance += (pairs / len(secrets)) ** 2 * of_mean
         contrasted = Measurement.over_secrets(np.concatenate(values), ids=ids)
@@ -135,24 +135,33 @@ class LogProbability(OneByOne):
 
 
 def contrast_of_twins(
-    differences: NDArray[np.float64], untrained: NDArray[np.float64]
+    trained: NDArray[np.float64], untrained: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
     """Return each pair's contrast, [pair], and the variance of their mean.
 
-    Args:
-        differences: [pair] log-probability of the twin that is in the training data, minus the absent texts' mean.
-        untrained: [pair] the same differences in the base model.
+    The mean contrast is the coefficient of being planted in a least-squares regression of the trained model's values
+    on the untrained model's, with an effect of each pair. With one control it is the intercept of a regression of the
+    differences of a pair.
 
-    Source: the regression adjustment of randomised experiments; Freedman 2008 and Lin 2013 for its bias, which is of
-    order 1 / pairs, and its variance.
+    Args:
+        trained: [pair, 1 + controls] log-probability of the twin that is in the training data, and of the absent texts.
+        untrained: [pair, 1 + controls] the same in the base model.
+
+    Source: the regression adjustment of randomised experiments; Freedman 2008 and Lin 2013 for its bias, which is at
+    most of order 1 / pairs, and its variance.
     """
-    count = len(differences)
-    if count < FEWEST_TO_ADJUST or not untrained.std():
-        contrasts = differences - untrained
+    count, controls = len(trained), trained.shape[1] - 1
+    differences, before = (values[:, 0] - values[:, 1:].mean(axis=1) for values in (trained, untrained))
+    within_trained, within = (values - values.mean(axis=1, keepdims=True) for values in (trained, untrained))
+    # What is left of the base model's values after the regression on being planted.
+    planted = np.append(controls, -np.ones(controls)) / (controls + 1)
+    left = within - before.mean() * planted
+    size = float((left * within).sum())
+    if count < FEWEST_TO_ADJUST or not size > 0:
+        contrasts = differences - before
         return contrasts, _variance_of_mean(contrasts)
-    centred = untrained - untrained.mean()
-    slope = float(centred @ differences / (centred @ centred))
-    contrasts = differences - slope * untrained
+    slope = float((left * within_trained).sum()) / size
+    contrasts = differences - slope * before
     return contrasts, _variance_of_mean(contrasts) * (count - 1) / (count - 2)
 
 

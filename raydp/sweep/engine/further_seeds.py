@@ -68,6 +68,9 @@ class SeedSource(StepwiseSource):
 
     def _choose(self) -> None:
         self.base_fn()
+        if self.finer is not None and self.finer.is_open():
+            self.finished = True
+            return
         if not self._has_threshold() or any(self.folder.result(run_id) is None for run_id in self._first):
             return
         in_progress = [run_id for run_id in self._given if self.folder.result(run_id) is None]
@@ -78,7 +81,7 @@ class SeedSource(StepwiseSource):
             if in_progress:  # a resumed sweep of an earlier version
                 self._waited_for = in_progress
             else:
-                self.finer.begin([run_id for run_id in self._given if self.folder.is_finished(run_id)])
+                self.finer.begin()
                 self.finished = True
         elif step.configuration is not None:
             runs = self._runs[step.configuration]
@@ -138,9 +141,14 @@ class SeedSource(StepwiseSource):
 
     def _measured_again(self) -> str | None:
         """Return a sentence on the finer measurement; None if there was none."""
-        if self.finer is None or not self.finer.is_begun():
+        if self.finer is None or not self.finer.is_begun() or self.finer.own.name != self.spec.select.score:
             return None
-        return f"The first pass left it open, so {self.finer.own.name} was measured again with {self.finer.in_words()}."
+        lost = len(self.finer.failures())
+        kept = f" {lost} of the models could not be measured, and keep the value of their training." if lost else ""
+        return (
+            f"The first pass left the decision open, so {self.finer.own.name} was measured again with "
+            f"{self.finer.in_words()}.{kept}"
+        )
 
     def _cost_share(self) -> float:
         """Return the cost of the further runs that were given out, in costs of the first pass."""

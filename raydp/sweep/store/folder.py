@@ -385,7 +385,7 @@ class SweepFolder:
                 return
             runs[trial.run_id] = replace(other, run_id=trial.run_id, seed=trial.seed)
         if added or started.seeds != spec.seeds:
-            (self.path / "seeds.json").unlink(missing_ok=True)
+            self.reopen_seeds()
         self._write_spec(spec)
         if added:
             records = {t.run_id: kept.privacy[like[t.configuration].run_id] for t in added}
@@ -394,6 +394,10 @@ class SweepFolder:
                 self.path / "plan.json",
                 replace(kept, trials=trials, privacy={**kept.privacy, **records}).to_json(),
             )
+
+    def reopen_seeds(self) -> None:
+        """Remove how adaptive seeds have ended, because they may go on."""
+        (self.path / "seeds.json").unlink(missing_ok=True)
 
     def reopen(self) -> None:
         """Remove what an earlier end of the sweep wrote about all its runs together, because further runs follow."""

@@ -15,7 +15,7 @@ from raydp.plugins.registries import names
 from raydp.scores.base import Measurement
 from raydp.scores.requests import ScoreRequest
 from raydp.sweep.store.folder import SweepFolder
-from raydp.sweep.store.json_files import read_json, write_json
+from raydp.sweep.store.json_files import read_json, read_state, write_json
 from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import Secret
 
@@ -31,7 +31,9 @@ class AboutMeasurement(TypedDict):
         score: the score with those parameters that are not the defaults.
         seed: seed of the draws of every model; "run" if each run's own seed was used.
         digest: hash of score and seed.
-        models: all models, if a model's value depends on the others, or if later runs are measured in training.
+        models: the whole set of models, if a model's value depends on the others.
+        open: whether the measurement will replace values of training, and is not complete yet. Its values count when it
+            is, so that no table mixes them with those of training.
     """
 
     label: str
@@ -39,6 +41,7 @@ class AboutMeasurement(TypedDict):
     seed: int | Literal["run"]
     digest: str
     models: NotRequired[list[str]]
+    open: NotRequired[bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,13 @@ class Measurements:
 
     @classmethod
     def begin(
-        cls, folder: SweepFolder, request: ScoreRequest, *, seed: int | None, models: list[str] | None
+        cls,
+        folder: SweepFolder,
+        request: ScoreRequest,
+        *,
+        seed: int | None,
+        models: list[str] | None,
+        replaces: bool = False,
     ) -> Measurements:
         """Begin a measurement, or resume an earlier one.
 
@@ -62,8 +71,9 @@ class Measurements:
             folder: the sweep's folder.
             request: the score and its label.
             seed: seed of the draws of every model. None uses each run's own seed, as in training.
-            models: all models, if a model's value depends on the others, or if later runs are measured in training. If
-                the set has changed, earlier values are removed.
+            models: the whole set of models, if a model's value depends on the others. If the set has changed, earlier
+                values are removed.
+            replaces: whether the values will replace those of training under this label. `complete` ends it.
 
         Raises:
             ValueError: the label belongs to another score, other parameters or another seed.
@@ -82,6 +92,8 @@ class Measurements:
             **({} if models is None else {"models": sorted(models)}),
         }
         before = measurements.about()
+        if replaces if before is None else before.get("open"):
+            about["open"] = True
         if before is not None and before["digest"] != about["digest"]:
             raise ValueError(
                 f"label must be new for another measurement, got {request.label!r}, which is {before['score']} with "
@@ -101,8 +113,14 @@ class Measurements:
 
     def about(self) -> AboutMeasurement | None:
         """Return the description of the measurement; None before it was begun."""
-        document: AboutMeasurement | None = read_json(self.path / ABOUT)
-        return document
+        return read_state(self.path / ABOUT, _about)
+
+    def complete(self) -> None:
+        """Let the values of a measurement that replaces those of training count from now on."""
+        about = self.about()
+        assert about is not None, "it is begun"
+        about.pop("open", None)
+        write_json(self.path / ABOUT, about)
 
     def finished(self, name: str) -> Measurement | None:
         """Return the measurement of a model; None if it has none."""
@@ -132,9 +150,29 @@ def write_counts(folder: SweepFolder, secrets: Sequence[Secret]) -> None:
 
 
 def measured_later(folder: SweepFolder) -> list[Measurements]:
-    """Return the measurements that were begun after training, sorted by label."""
+    """Return the measurements after training whose values count, sorted by label."""
+    return [m for m in _all_measured(folder) if not _is_open(m)]
+
+
+def open_measurements(folder: SweepFolder) -> list[str]:
+    """Return the labels of the measurements that will replace values of training, and are not complete yet."""
+    return [m.label for m in _all_measured(folder) if _is_open(m)]
+
+
+def _all_measured(folder: SweepFolder) -> list[Measurements]:
     labels = sorted(path.parent.name for path in (folder.path / SCORES).glob(f"*/{ABOUT}"))
     return [Measurements(folder=folder, label=label) for label in labels]
+
+
+def _is_open(measurements: Measurements) -> bool:
+    about = measurements.about()
+    return about is not None and about.get("open", False)
+
+
+def _about(document: AboutMeasurement) -> AboutMeasurement:
+    """Return the content of measurement.json. Raise LookupError if a key is missing."""
+    _ = [document[key] for key in ("label", "score", "seed", "digest")]
+    return document
 
 
 def is_logarithmic(folder: SweepFolder, label: str) -> bool | None:

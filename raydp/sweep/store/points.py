@@ -11,7 +11,13 @@ from raydp.analysis.tables.per_secret import controls_of
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import Measurements, claimed_figures, measured_later, scores_of
+from raydp.sweep.store.measurements import (
+    Measurements,
+    claimed_figures,
+    measured_later,
+    open_measurements,
+    scores_of,
+)
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import RunCounts, RunFailure
@@ -147,8 +153,16 @@ def counts(folder: SweepFolder) -> RunCounts:
         skipped=None if search is None and seeds is None else statuses.count("skipped"),
         search=search,
         seeds=seeds,
-        note=folder.disclosure().note,
+        note=folder.disclosure().note or _open_note(folder),
     )
+
+
+def _open_note(folder: SweepFolder) -> str | None:
+    """Return which scores are measured again, if this is not complete."""
+    labels = open_measurements(folder)
+    if not labels:
+        return None
+    return f"trained models are measured again with {', '.join(labels)}; the new values count when all have them"
 
 
 def _status(trial: TrialPlan, result: RunResult | None, skipped: set[str]) -> str:

@@ -228,10 +228,10 @@ class FurtherCanaries:
         sizes = [10**planted.num_digits, *([NUM_NAMES] if "{name}" in planted.format else [])]
         return int(min((size - planted._num_texts) // len(planted.copies) for size in sizes))
 
-    def draw(self, per_pair: int) -> list[tuple[Secret, ...]]:
+    def draw(self, per_pair: int, *, seed: int) -> list[tuple[Secret, ...]]:
         """Return canaries for each pair, with count 0. A smaller number gives the first of them."""
         planted, pairs = self.planted, len(self.planted.copies)
-        rng = np.random.default_rng([planted.canary_seed, planted.num_digits, 1])
+        rng = np.random.default_rng([planted.canary_seed, planted.num_digits, 1, seed])
         people, digits = planted._drawn()
         drawn: list[tuple[Secret, ...]] = []
         for _ in range(per_pair):  # one of each pair at a time, so that a smaller number gives the first of them

@@ -23,8 +23,8 @@ class DrawsAbsent(Protocol):
     def most_per_pair(self) -> int:
         """Return the largest number of further texts that can be drawn for each pair."""
 
-    def draw(self, per_pair: int) -> list[tuple[Secret, ...]]:
-        """Return further texts for each pair. A smaller number gives the first of them."""
+    def draw(self, per_pair: int, *, seed: int) -> list[tuple[Secret, ...]]:
+        """Return further texts for each pair, others for each seed. A smaller number gives the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class TwinTask(LanguageModelingTask):
         of_controls: the controls of the task `of`.
         coin_seed: seed of the coins.
         further: draws further texts like the twins.
+        seed: the seed whose runs see the task so. It is 0 in a task that shows the first twins.
         second: [pair] the coins: whether the second twin is in the training data, and not the first.
         pool_hidden: the hidden states of the pool, if they are cached.
     """
@@ -57,6 +58,7 @@ class TwinTask(LanguageModelingTask):
     coin_seed: int
     further: DrawsAbsent
     second: NDArray[np.bool_]
+    seed: int = 0
     pool_hidden: HiddenStates | None = None
 
     @classmethod
@@ -99,7 +101,8 @@ class TwinTask(LanguageModelingTask):
 
     def for_seed(self, seed: int) -> TwinTask:
         """Return the task as the runs of a seed see it."""
-        return self._showing(np.random.default_rng([self.coin_seed, seed]).random(len(self.twins)) < 0.5)
+        coins = np.random.default_rng([self.coin_seed, seed]).random(len(self.twins)) < 0.5
+        return replace(self._showing(coins), seed=seed)
 
     def pairs(self) -> list[tuple[Secret, Secret]]:
         """Return the twin that is in the training data and the twin that is not, for every pair."""
@@ -114,10 +117,12 @@ class TwinTask(LanguageModelingTask):
     def absent(self, per_pair: int) -> list[tuple[Secret, ...]]:
         """Return the absent texts of each pair: the twin that is not in the training data, and others drawn alike.
 
+        Every seed has others, so that the errors of their choice are independent between seeds, as those of the coins.
+
         Args:
             per_pair: number of texts of each pair, at most `most_absent`.
         """
-        further = self.further.draw(per_pair - 1)
+        further = self.further.draw(per_pair - 1, seed=self.seed)
         return [(twin, *others) for (_, twin), others in zip(self.pairs(), further, strict=True)]
 
     def all_examples(self) -> TokenizedExamples:

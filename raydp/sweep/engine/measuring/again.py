@@ -17,10 +17,15 @@ from raydp.tasks.base import Task
 LOGGER = logging.getLogger(__name__)
 
 
-def settle_seeds(context: SweepContext, task: Task, finer: FinerScore | None, console: Console) -> bool:
+def settle_seeds(
+    context: SweepContext, task: Task, finer: FinerScore | None, console: Console, *, retry: bool = False
+) -> bool:
     """End adaptive seeds if the results ask for no further run, after a finer measurement if that is begun.
 
     Nothing happens in other sweeps, and before the first pass has ended.
+
+    Args:
+        retry: whether models that could not be measured before are tried again.
 
     Returns:
         Whether models were measured again, so that further runs may be asked for.
@@ -28,19 +33,20 @@ def settle_seeds(context: SweepContext, task: Task, finer: FinerScore | None, co
     Raises:
         KeyboardInterrupt: the user interrupts. A resume measures the models that are left.
     """
-    _end_seeds(context, finer)
+    _end_seeds(context, finer)  # nothing happens while a measurement is open
     if finer is None or not finer.is_begun():
         return False
-    begun = _begun(context, finer)
-    measured = bool(finer.left())
-    if measured:
+    was_open, begun, failure = finer.is_open(), _begun(context, finer), finer.measurements.failure
+    done = begun.finished()
+    if any(name not in done and (retry or failure(name) is None) for name in begun.seeds):
         _measure(context, task, finer, begun, console)
+        context.folder.reopen_seeds()  # they may have ended without the values of models that could not be measured
+    finer.measurements.complete()
     _, note = log_to_mlflow(context.folder, context.spec, begun.trained(), [begun], console)
     if note is not None:
         LOGGER.warning("%s", note)
-    if measured:
-        _end_seeds(context, finer)
-    return measured
+    _end_seeds(context, finer)
+    return was_open
 
 
 def _end_seeds(context: SweepContext, finer: FinerScore | None) -> None:
@@ -52,10 +58,8 @@ def _end_seeds(context: SweepContext, finer: FinerScore | None) -> None:
 
 def _begun(context: SweepContext, finer: FinerScore) -> BegunMeasurement:
     """Return the measurement that the source of the seeds has begun."""
-    about = finer.measurements.about()
-    assert about is not None, "it is begun"
     first = context.spec.seed_labels[0]
-    seeds = {name: first if name == BASE_RUN else context.trials[name].seed for name in about["models"]}
+    seeds = {name: first if name == BASE_RUN else context.trials[name].seed for name in finer.models()}
     return BegunMeasurement(request=finer.request, measurements=finer.measurements, seeds=seeds, runs=seeds)
 
 
@@ -67,8 +71,7 @@ def _measure(context: SweepContext, task: Task, finer: FinerScore, begun: BegunM
     )
     if not measure(context.folder, context.spec, task, begun.trained(), [begun], None, console):
         raise KeyboardInterrupt
-    failures = [why for name in begun.seeds if (why := begun.measurements.failure(name)) is not None]
-    if failures:
+    if failures := finer.failures():
         LOGGER.warning(
             "%d of %d models keep the value of their training: %s", len(failures), len(begun.seeds), failures[0]
         )

@@ -1,10 +1,11 @@
-"""The score that a sweep selects by, with a smaller error: what is measured where further seeds do not help."""
+"""The score that a sweep selects by, with a smaller error: what is measured before further seeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from raydp.plugins.described import Plugin
+from raydp.scores.base import Measurement, params_of
 from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
@@ -15,7 +16,7 @@ from raydp.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FinerScore:
-    """The score that a sweep with adaptive seeds selects by, and the parameters with which its error is smaller.
+    """A score of a sweep with adaptive seeds, and the parameters with which its error is smaller.
 
     If the first pass leaves the decision open, the models that are trained are measured by it under the score's own
     name, and runs that are trained later measure it in training. All state is in the sweep's folder.
@@ -32,16 +33,21 @@ class FinerScore:
 
     @classmethod
     def of(cls, spec: SweepSpec, folder: SweepFolder, task: Task) -> FinerScore | None:
-        """Return it; None if the seeds are not adaptive or the score has no smaller error at no training."""
+        """Return the finer form of the score that has begun to be measured so, else of the score that selects.
+
+        None: the seeds are not adaptive, or there is no finer form.
+        """
         if not isinstance(spec.seeds, AdaptiveSeeds):
             return None
         for own in spec.scores:
-            params = own.params.finer(task) if own.name == spec.select.score else None
-            if params is not None:
-                found = cls(folder=folder, own=own, finer=Plugin(own.name, params))
-                about = found.measurements.about()
-                # After a change of the spec the folder may hold the score with parameters of an earlier spec.
-                return found if about is None or about["score"] == found.finer.as_dict() else None
+            about = Measurements(folder=folder, label=own.name).about()
+            if about is not None:
+                params = {name: value for name, value in about["score"].items() if name != "name"}
+                return cls(folder=folder, own=own, finer=Plugin(own.name, type(own.params).model_validate(params)))
+        for own in spec.scores:
+            finer = own.params.finer(task) if own.name == spec.select.score else None
+            if finer is not None:
+                return cls(folder=folder, own=own, finer=Plugin(own.name, finer))
         return None
 
     @property
@@ -52,19 +58,28 @@ class FinerScore:
     def measurements(self) -> Measurements:
         return Measurements(folder=self.folder, label=self.own.name)
 
-    def begin(self, runs: list[str]) -> None:
-        """Write down that the base model and these trained runs are to be measured."""
-        Measurements.begin(self.folder, self.request, seed=None, models=[BASE_RUN, *runs])
+    def begin(self) -> None:
+        """Write down that the models are to be measured."""
+        Measurements.begin(self.folder, self.request, seed=None, models=None, replaces=True)
 
     def is_begun(self) -> bool:
         """Return whether the models are measured, or are to be."""
         return self.measurements.about() is not None
 
-    def left(self) -> list[str]:
-        """Return the models that are to be measured and have neither a value nor a failure."""
-        about, measurements = self.measurements.about(), self.measurements
-        names = [] if about is None else about["models"]
-        return [n for n in names if measurements.finished(n) is None and measurements.failure(n) is None]
+    def is_open(self) -> bool:
+        """Return whether the models are to be measured."""
+        about = self.measurements.about()
+        return about is not None and about.get("open", False)
+
+    def models(self) -> list[str]:
+        """Return the base model and the trained models that training has not measured so."""
+        finished = [t.run_id for t in self.folder.plan().trials if self.folder.is_finished(t.run_id)]
+        return [name for name in [BASE_RUN, *finished] if not self._is_of_training(name)]
+
+    def failures(self) -> list[str]:
+        """Return why models could not be measured, for each of them. They keep the value of their training."""
+        reasons = [self.measurements.failure(name) for name in self.models()]
+        return [reason for reason in reasons if reason is not None]
 
     def in_training(self, spec: SweepSpec) -> SweepSpec:
         """Return the spec by which runs are trained from now on."""
@@ -79,3 +94,8 @@ class FinerScore:
         return ", ".join(
             f"{name} {now[name]} (in the spec: {before[name]})" for name in now if now[name] != before[name]
         )
+
+    def _is_of_training(self, name: str) -> bool:
+        result = self.folder.result(name)
+        measured: Measurement | None = None if result is None else result.scores.get(self.own.name)
+        return measured is not None and dict(measured.params) == params_of(self.finer.params)
