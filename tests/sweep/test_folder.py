@@ -93,7 +93,7 @@ def test_workers_get_the_key_of_the_sweeps_folder(tmp_path: Path, monkeypatch: p
         folder = folder_of(tmp_path / noise_key, noise_key=noise_key)
         task, weight_hash = build_task(folder.spec())
         context = SweepContext(spec=folder.spec(), folder=folder, facts=task.facts(), weight_hash=weight_hash)
-        keys.append(key_of_the_runner(_worker_inputs(context, task, [""]), monkeypatch))
+        keys.append(key_of_the_runner(_worker_inputs(context, task, [""], None), monkeypatch))
         assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()
     assert keys[0] != TEST_KEY
     assert keys[1] == TEST_KEY

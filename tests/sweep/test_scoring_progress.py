@@ -10,7 +10,8 @@ from rich.console import Console
 
 from raydp.scores.requests import requests_from
 from raydp.scoring.sweep import score_sweep
-from raydp.sweep.engine import progress, scorers
+from raydp.sweep.engine import progress
+from raydp.sweep.engine.measuring import scorers
 from raydp.sweep.engine.progress import MeasurementProgress
 from tests.sweep.trained import Trained
 
