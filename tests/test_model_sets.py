@@ -92,9 +92,10 @@ def test_every_model_is_the_one_that_was_saved_and_its_base_the_base(trained, ad
             assert torch.equal(logits(one.model), expected[many.names[index]]), "also the base's own base"
 
 
-def test_a_part_of_a_set_shares_the_base(trained) -> None:
-    many = TrainedModels(base(), trained(LORA))
-    part = many.only(["m2"])
+def test_a_set_of_other_models_shares_the_base(trained) -> None:
+    folders = trained(LORA)
+    many = TrainedModels(base(), folders)
+    part = many.of({"m2": folders["m2"]})
     assert part.names == ("m2",)
     with part.loaded(0) as one, many.loaded(2) as same:
         assert one.model is same.model

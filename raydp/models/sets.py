@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,11 +62,11 @@ class TrainedModels:
         tokenizer = cast("PreTrainedTokenizerBase", base.tokenizer)  # None for a network, whose scores never ask for it
         self._loaded = LoadedModel(model=model, tokenizer=tokenizer, base_weights=values)
 
-    def only(self, names: Sequence[str]) -> TrainedModels:
-        """Return the set with some of its models. It shares the base in memory."""
-        part = copy.copy(self)
-        part.names = tuple(names)
-        return part
+    def of(self, folders: Mapping[str, Path | None]) -> TrainedModels:
+        """Return the set of other models whose adapters are of the same kind. It shares the base in memory."""
+        other = copy.copy(self)
+        other.names, other._folders = tuple(folders), dict(folders)
+        return other
 
     @contextmanager
     def loaded(self, index: int) -> Iterator[LoadedModel]:
@@ -158,6 +159,12 @@ def _adapter_of(folder: Path) -> PeftConfig:
 
     config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     return config
+
+
+def adapter_kind(folder: Path) -> str:
+    """Return a text that is the same for trained models that fit the same adapter, or that have whole weights."""
+    adapter = _adapter_of(folder) if (folder / ADAPTER_CONFIG).is_file() else None
+    return json.dumps(_kind(adapter), sort_keys=True, default=str)
 
 
 def _kind(config: PeftConfig | None) -> dict[str, object] | None:

@@ -177,7 +177,8 @@ def _require_same(folder: SweepFolder, spec: SweepSpec, task: Task, weight_hash:
     if not trials:
         return
     first = trials[0]
-    if run_id(spec, task.facts(), weight_hash, first.configuration, first.seed) != first.run_id:
+    own = spec.of_run(first.settings)
+    if run_id(own, task.facts(), weight_hash, first.configuration, first.seed, stated=first) != first.run_id:
         raise ValueError(
             "SWEEP must have the data, secrets and base weights that it was started with, got others. Restore them: "
             "scores of other secrets would not compare."

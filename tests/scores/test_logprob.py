@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,6 +78,23 @@ def test_contrast_of_the_base_model_with_itself_is_0(untrained):
     measured = LogProbability().measure(untrained, make_task(SECRETS, CONTROLS), seed=0)
     assert measured.value == 0
     assert measured.std_error == 0
+
+
+def test_the_base_model_is_read_once_for_all_models_and_again_for_other_texts(trained, monkeypatch):
+    read: list[bool] = []
+    monkeypatch.setattr(
+        "raydp.scores.memorisation.logprob.log_probabilities",
+        lambda model, secrets: (read.append(model.is_base), log_probabilities(model, secrets))[1],
+    )
+    model = replace(trained, base_results={})
+    measured = [LogProbability().measure(model, make_task(SECRETS, CONTROLS), seed=seed) for seed in (0, 1)]
+    assert measured[0] == measured[1]
+    assert read == [False, True, False]
+    fewer = LogProbability().measure(model, make_task(SECRETS, CONTROLS[:3]), seed=0)
+    assert read == [False, True, False, False, True]
+    assert fewer == LogProbability().measure(
+        replace(trained, base_results={}), make_task(SECRETS, CONTROLS[:3]), seed=0
+    )
 
 
 def test_what_is_learnt_of_the_format_falls_out(tokenizer):

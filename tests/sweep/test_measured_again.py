@@ -223,8 +223,9 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
         {"scores": [{"name": "logprob", "controls_per_pair": 5}]},
         {"scores": [{"name": "exposure"}, {"name": "logprob"}], "select": {"score": "exposure"}},
         {"task": {**TWINS, "twins": False}, "scores": [{"name": "logprob", "contrast": False}]},
+        {"cluster": {"exchange": "s3://bucket/raydp"}},
     ],
-    ids=["a list of seeds", "as fine as it gets", "another score", "no twins"],
+    ids=["a list of seeds", "as fine as it gets", "another score", "no twins", "no node sees the models"],
 )
 def test_other_sweeps_have_nothing_finer(tmp_path: Path, changes: dict[str, Any]) -> None:
     spec = load_spec(small_spec(tmp_path, **{**SPEC, **changes}))

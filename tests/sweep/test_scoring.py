@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -139,6 +140,18 @@ def test_select_and_report_by_a_score_that_was_measured_later(scored: tuple[Any,
     assert f"{max(base.values()):.4g}" in (tmp_path / "report.html").read_text()
     with pytest.raises(ValueError, match="got 'model_distance' without"):
         select(trained.folder.path, score="model_distance", worst_case=True)
+
+
+@pytest.mark.slow
+def test_models_whose_adapters_differ_in_size_are_measured_by_one_call(tmp_path: Path) -> None:
+    space = {"batch_size": [32], "num_steps": [3], "learning_rate": [0.01], "model.adapter.r": [1, 2]}
+    scores = [{"name": "vmr_exact"}, {"name": "logprob"}]
+    trained = Trained(tmp_path / "sweep", space=space, scores=scores)
+    answer = trained.score(names="logprob", label="again")["scores"]["again"]
+    assert (answer["measured"], answer["failed"]) == (5, [])
+    points = points_table(trained.folder)
+    assert len(points) == 4
+    np.testing.assert_array_equal(points["score.again"], points["score.logprob"])
 
 
 @pytest.mark.slow

@@ -90,8 +90,8 @@ class LogProbability(OneByOne):
         absent = task.absent(self.controls_per_pair) if isinstance(task, TwinTask) else []
         everything = [*secrets, *own_controls, *(text for texts in absent for text in texts)]
         trained = log_probabilities(model, everything)
-        with model.base() as base:
-            untrained = log_probabilities(base, everything)
+        key = ("logprob", *((text.prompt, text.continuation) for text in everything))
+        untrained = model.of_base(key, lambda base: log_probabilities(base, everything))
         # Contrast the secrets with the controls, and the twins with each other.
         gains, first_absent = trained - untrained, len(secrets) + len(own_controls)
         of_secrets, of_controls = gains[:num_own], gains[len(secrets) : first_absent]

@@ -35,9 +35,9 @@ class FinerScore:
     def of(cls, spec: SweepSpec, folder: SweepFolder, task: Task) -> FinerScore | None:
         """Return the finer form of the score that has begun to be measured so, else of the score that selects.
 
-        None: the seeds are not adaptive, or there is no finer form.
+        None: the seeds are not adaptive, there is no finer form, or the nodes do not all see the trained models.
         """
-        if not isinstance(spec.seeds, AdaptiveSeeds):
+        if not isinstance(spec.seeds, AdaptiveSeeds) or spec.cluster.exchange is not None:
             return None
         for own in spec.scores:
             about = Measurements(folder=folder, label=own.name).about()

@@ -127,6 +127,7 @@ def measure(
             trials = {trial.run_id: trial for trial in folder.plan().trials}
             settings = {name: trials[name].settings if name in trials else "" for name in folders}
             bases = {name: spec.of_run(own).model for name, own in settings.items()}
+            jobs.sort(key=lambda job: settings[job.names[0]])  # models of one adapter one after another
             base = sharing.base_models(bases.values(), new_tokens=0)
         shared = ScorerInputs(
             task=task,

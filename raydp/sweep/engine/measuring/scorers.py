@@ -13,7 +13,7 @@ import ray
 import torch
 
 from raydp.models import sharing
-from raydp.models.sets import TrainedModels
+from raydp.models.sets import TrainedModels, adapter_kind
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Context
 from raydp.spec.sections import ClusterSpec, ModelSpec
@@ -114,7 +114,7 @@ class Scorer:
         self._given = given
         self._device = device
         self._models: TrainedModels | None = None
-        self._base: tuple[str, str | None] | None = None
+        self._setting: tuple[str, str | None, str | None] | None = None
 
     def measure(self, job: Job) -> Iterator[tuple[str, dict[str, object]]]:
         """Yield (model, result) as soon as a result is known.
@@ -144,18 +144,23 @@ class Scorer:
             self._reports.tell.remote(job.label, job.of_seed, done)
 
     def _of(self, names: tuple[str, ...]) -> TrainedModels:
+        """Return the models of a job. They are set up anew if their base or the kind of their adapter is another."""
         given = self._given
         bases = {(given.bases[name].weight_dtype, given.bases[name].quantization) for name in names}
         if len(bases) > 1:
             raise ValueError(
                 "the score compares models of one base, and model.dtype or model.quantization varies in this sweep"
             )
-        (base,) = bases
-        if self._models is None or self._base != base:
-            dtype, quantization = base
+        ((dtype, quantization),) = bases
+        folders = {name: given.folders[name] for name in names}
+        # The untrained base model has no adapter, and is measured with that of any model.
+        known = [folder for folder in (*folders.values(), *given.folders.values()) if folder is not None]
+        setting = dtype, quantization, adapter_kind(known[0]) if known else None
+        if self._models is None or self._setting != setting:
             whole = replace(sharing.assemble(given.models[dtype]), quantization=quantization)
-            self._models, self._base = TrainedModels(whole, given.folders, device=self._device), base
-        return self._models.only(names)
+            first = {"first": known[0]} if known else {}
+            self._models, self._setting = TrainedModels(whole, {**folders, **first}, device=self._device), setting
+        return self._models.of(folders)
 
 
 def run_jobs(
