@@ -13,6 +13,7 @@ from raydp.plugins.described import Plugin
 from raydp.scores.base import Measurement
 from raydp.scores.memorisation.logprob import LogProbability
 from raydp.spec.reading import load_spec
+from raydp.sweep.ending.notes import about
 from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.measuring.models import model_folders
 from raydp.sweep.planning.inputs import build_task
@@ -177,6 +178,8 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     assert end is not None
     assert end.measured_again is not None
     assert end.measured_again in html.unescape((folder.path / "report.html").read_text(encoding="utf-8"))
+    curves = {curve.score for curve in about(folder)["curves"]}
+    assert curves == set(measured), "as in the table"
     found = find_models(trained.uri, registered_model="small", score="logprob").set_index("run_id")
     assert found["score"].to_dict() == pytest.approx(measured.to_dict())
     latest = trained.metrics().query("metric_name == 'score'").groupby("model_id")["metric_value"].last()

@@ -80,15 +80,17 @@ def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
 
     results = ((trial, folder.result(trial.run_id)) for trial in plan.trials)
     finished = ((trial, result) for trial, result in results if result is not None and result.finished)
+    later = measured_later(folder)
     curves = []
     for trial, result in islice(finished, _MOST_CURVES):
-        if not result.history or score not in result.scores:
+        measured = scores_of(folder, trial.run_id, later).get(score)
+        if not result.history or measured is None:
             continue
         rows = [row for row in result.history if row.get("loss") is not None and math.isfinite(row["loss"])]
         curves.append(
             Curve(
                 name=run_name(asdict(trial)),
-                score=result.scores[score].value,
+                score=measured.value,
                 steps=[int(row["step"]) for row in rows],
                 losses=[row["loss"] for row in rows],
                 heldout=[
