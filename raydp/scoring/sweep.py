@@ -109,10 +109,12 @@ def score_sweep(
         interrupted = not measure(folder, spec, task, runs, begun, workers, console)
         # Write the tables, and log to MLflow.
         write_tables(folder)
-        note = folder.disclosure().keeps_scores
-        tracked = 0
+        note, tracked = folder.disclosure().keeps_scores, 0
         if note is None:
-            tracked, note = log_to_mlflow(folder, spec, runs, begun, console)
+            counted = [b for b in begun if not b.measurements.is_open()]
+            tracked, note = log_to_mlflow(folder, spec, runs, counted, console)
+            if len(counted) < len(begun):
+                note = "the sweep measures its models again: resume it, and the new values count"
         scores: dict[str, MeasuredScore] = {
             r.label: {"score": r.plugin.name, "note": "measured in training"} for r in requests
         }

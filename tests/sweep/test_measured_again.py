@@ -18,6 +18,7 @@ from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.measuring.models import model_folders
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.measurements import Measurements
 from raydp.sweep.store.points import counts, points_table
 from raydp.tracking import find_models
@@ -184,6 +185,42 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     assert found["score"].to_dict() == pytest.approx(measured.to_dict())
     latest = trained.metrics().query("metric_name == 'score'").groupby("model_id")["metric_value"].last()
     assert sorted(latest) == pytest.approx(sorted(measured))
+
+    # What is measured is lost, or is damaged.
+    written = folder.path / "scores" / "logprob" / "measurement.json"
+    content = read_json(written)
+    for wrong in (
+        {**content, "score": ["logprob"]},
+        {**content, "score": {**content["score"], "bogus": 3}},
+        {**content, "score": {**content["score"], "controls_per_pair": 9}},
+    ):
+        write_json(written, wrong)
+        with pytest.raises(ValueError, match="SWEEP must have") as error:
+            Sweep(trained.content).run(resume=True)
+        assert "logprob" in str(error.value)
+        assert "\n" not in str(error.value)
+    written.unlink()
+    assert Sweep(trained.content).run(resume=True).selected is not None
+    again = points_table(folder).set_index("run_id")["score.logprob"].dropna()
+    assert again.to_dict() == measured.to_dict(), "measured anew"
+
+
+@pytest.mark.slow
+def test_an_open_measurement_that_raydp_score_ends_is_logged_by_the_sweep(tmp_path: Path) -> None:
+    trained = Trained(tmp_path / "sweep", **SPEC)
+    before = points_table(trained.folder)
+    task, _ = build_task(trained.spec)
+    finer = FinerScore.of(trained.spec, trained.folder, task)
+    assert finer is not None
+    finer.begin()
+    answer = trained.score(names="logprob", params=["controls_per_pair=5"])
+    assert answer["scores"]["logprob"]["measured"] == 7
+    assert answer["note"] == "the sweep measures its models again: resume it, and the new values count"
+    assert points_table(trained.folder).equals(before)
+    assert (trained.metrics()["metric_name"] == "score.logprob").sum() == 6
+    assert Sweep(trained.content).run(resume=True).selected is not None
+    assert (trained.metrics()["metric_name"] == "score.logprob").sum() == 12
+    assert not finer.is_open()
 
 
 @pytest.mark.slow

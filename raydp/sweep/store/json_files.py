@@ -42,8 +42,8 @@ def read_json(path: Path) -> Any:
     except ValueError as error:
         raise ValueError(
             f"SWEEP must have whole files, got {str(path)!r} that is not JSON ({error}). If it is in trials/, "
-            "delete it and continue with --resume; if in scores/, delete it and run `raydp score` again; without "
-            "plan.json a sweep cannot continue."
+            "delete it and continue with --resume; if in scores/, delete it and run `raydp score` again, or resume the "
+            "sweep that measured it; without plan.json a sweep cannot continue."
         ) from error
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
+from raydp.plugins.described import Plugin
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
 from raydp.scores.base import Measurement
@@ -79,21 +80,16 @@ class Measurements:
             ValueError: the label belongs to another score, other parameters or another seed.
         """
         measurements = cls(folder=folder, label=request.label)
-        name, params = request.plugin.name, request.plugin.params
-        # Defaults are left out, so that a new option changes no identity.
-        said = params.model_dump(mode="json", exclude_defaults=True)
-        drawn = "run" if seed is None else seed
-        identity = {"score": {"name": name, **said}, "seed": drawn}
+        before = measurements.about()
+        is_open = replaces if before is None else before.get("open", False)
         about = {
             "label": request.label,
             "score": request.plugin.as_dict(),
-            "seed": drawn,
-            "digest": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+            "seed": "run" if seed is None else seed,
+            "digest": digest_of(request.plugin, seed),
             **({} if models is None else {"models": sorted(models)}),
+            **({"open": True} if is_open else {}),
         }
-        before = measurements.about()
-        if replaces if before is None else before.get("open"):
-            about["open"] = True
         if before is not None and before["digest"] != about["digest"]:
             raise ValueError(
                 f"label must be new for another measurement, got {request.label!r}, which is {before['score']} with "
@@ -114,6 +110,11 @@ class Measurements:
     def about(self) -> AboutMeasurement | None:
         """Return the description of the measurement; None before it was begun."""
         return read_state(self.path / ABOUT, _about)
+
+    def is_open(self) -> bool:
+        """Return whether the values will replace those of training, and do not count yet."""
+        about = self.about()
+        return about is not None and about.get("open", False)
 
     def complete(self) -> None:
         """Let the values of a measurement that replaces those of training count from now on."""
@@ -149,14 +150,24 @@ def write_counts(folder: SweepFolder, secrets: Sequence[Secret]) -> None:
     folder.set_secret_counts({secret.name: secret.count for secret in named})
 
 
+def digest_of(score: Plugin, seed: int | None) -> str:
+    """Return the hash of a score and of the seed of its draws; None for each run's own seed.
+
+    Defaults are left out, so that a new option changes no identity.
+    """
+    said = score.params.model_dump(mode="json", exclude_defaults=True)
+    identity = {"score": {"name": score.name, **said}, "seed": "run" if seed is None else seed}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def measured_later(folder: SweepFolder) -> list[Measurements]:
     """Return the measurements after training whose values count, sorted by label."""
-    return [m for m in _all_measured(folder) if not _is_open(m)]
+    return [m for m in _all_measured(folder) if not m.is_open()]
 
 
 def open_measurements(folder: SweepFolder) -> list[str]:
     """Return the labels of the measurements that will replace values of training, and are not complete yet."""
-    return [m.label for m in _all_measured(folder) if _is_open(m)]
+    return [m.label for m in _all_measured(folder) if m.is_open()]
 
 
 def _all_measured(folder: SweepFolder) -> list[Measurements]:
@@ -164,14 +175,9 @@ def _all_measured(folder: SweepFolder) -> list[Measurements]:
     return [Measurements(folder=folder, label=label) for label in labels]
 
 
-def _is_open(measurements: Measurements) -> bool:
-    about = measurements.about()
-    return about is not None and about.get("open", False)
-
-
 def _about(document: AboutMeasurement) -> AboutMeasurement:
-    """Return the content of measurement.json. Raise LookupError if a key is missing."""
-    _ = [document[key] for key in ("label", "score", "seed", "digest")]
+    """Return the content of measurement.json. Raise LookupError or TypeError if it is another."""
+    _ = [document["label"], document["score"]["name"], document["seed"], document["digest"]]
     return document
 
 

@@ -33,6 +33,9 @@ def settle_seeds(
     Raises:
         KeyboardInterrupt: the user interrupts. A resume measures the models that are left.
     """
+    if finer is not None and finer.is_lost():
+        context.folder.reopen_seeds()
+        finer.begin()
     _end_seeds(context, finer)  # nothing happens while a measurement is open
     if finer is None or not finer.is_begun():
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from raydp.plugins.described import Plugin
@@ -10,7 +11,7 @@ from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import Measurements
+from raydp.sweep.store.measurements import Measurements, digest_of
 from raydp.tasks.base import Task
 
 
@@ -40,14 +41,12 @@ class FinerScore:
         if not isinstance(spec.seeds, AdaptiveSeeds) or spec.cluster.exchange is not None:
             return None
         for own in spec.scores:
-            about = Measurements(folder=folder, label=own.name).about()
-            if about is not None:
-                params = {name: value for name, value in about["score"].items() if name != "name"}
-                return cls(folder=folder, own=own, finer=Plugin(own.name, type(own.params).model_validate(params)))
+            if (finer := _as_measured(folder, own)) is not None:
+                return cls(folder=folder, own=own, finer=finer)
         for own in spec.scores:
-            finer = own.params.finer(task) if own.name == spec.select.score else None
-            if finer is not None:
-                return cls(folder=folder, own=own, finer=Plugin(own.name, finer))
+            params = own.params.finer(task) if own.name == spec.select.score else None
+            if params is not None:
+                return cls(folder=folder, own=own, finer=Plugin(own.name, params))
         return None
 
     @property
@@ -62,14 +61,21 @@ class FinerScore:
         """Write down that the models are to be measured."""
         Measurements.begin(self.folder, self.request, seed=None, models=None, replaces=True)
 
+    def is_lost(self) -> bool:
+        """Return whether the models were measured, and the folder no longer says so."""
+        if self.is_begun():
+            return False
+        end = self.folder.seeds_end()
+        said = end is not None and end.measured_again is not None
+        return said or any(self._is_of_training(trial.run_id) for trial in self.folder.plan().trials)
+
     def is_begun(self) -> bool:
         """Return whether the models are measured, or are to be."""
         return self.measurements.about() is not None
 
     def is_open(self) -> bool:
         """Return whether the models are to be measured."""
-        about = self.measurements.about()
-        return about is not None and about.get("open", False)
+        return self.measurements.is_open()
 
     def models(self) -> list[str]:
         """Return the base model and the trained models that training has not measured so."""
@@ -99,3 +105,24 @@ class FinerScore:
         result = self.folder.result(name)
         measured: Measurement | None = None if result is None else result.scores.get(self.own.name)
         return measured is not None and dict(measured.params) == params_of(self.finer.params)
+
+
+def _as_measured(folder: SweepFolder, own: Plugin) -> Plugin | None:
+    """Return a score of the spec with the parameters by which its models are measured again; None if they are not.
+
+    Raises:
+        ValueError: the folder says something else than a measurement has written.
+    """
+    measurements = Measurements(folder=folder, label=own.name)
+    about = measurements.about()
+    if about is None:
+        return None
+    params = {name: value for name, value in about["score"].items() if name != "name"}
+    with suppress(ValueError):
+        finer = Plugin(own.name, type(own.params).model_validate(params))
+        if digest_of(finer, None) == about["digest"]:
+            return finer
+    raise ValueError(
+        f"SWEEP must have the files that raydp wrote, got other parameters in {str(measurements.path)!r}. Delete this "
+        "folder: the sweep measures its models again."
+    )
