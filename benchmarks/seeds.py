@@ -44,7 +44,6 @@ FIRST, AT_MOST, MAX_COST_SHARE, TOLERANCE = 2, 12, 2.0, 0.1
 LIMITS = {"confidence": 0.95, "tolerance": TOLERANCE}
 CONTROLS = 5
 """Number of controls of each secret in a finer measurement."""
-OPEN = {None, "secrets are short", "budget used up"}
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score", "base_utility_loss", "run_id"]
 BASE_LOSS, GAIN = 2.5, 0.9
 
@@ -188,7 +187,7 @@ def adaptive(world: World, *, measure_again: bool = False) -> dict[str, Any]:
         limits = SeedLimits(at_most=AT_MOST, compute=MAX_COST_SHARE * first_pass - spent, **LIMITS)
         begun = dict(zip(world.listed, seeds.tolist(), strict=True))
         step = next_seed(points, Constraints(min_utility_gain=GAIN), limits, begun=begun, by_secret=secrets)
-        if step.state in OPEN and measure_again and world.finer is not None:
+        if step.is_open and measure_again and world.finer is not None:
             world = replace(world, scores=world.finer, finer=None)
             continue
         if step.configuration is None:

@@ -68,6 +68,11 @@ class NextSeed:
     reason: str | None = None
     limit: Literal["at_most", "max_cost_share"] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the decision is open: another seed may close it, or the seeds have ended without it."""
+        return self.state in (None, "secrets are short", "budget used up")
+
 
 def next_seed(
     points: pd.DataFrame,

@@ -19,9 +19,6 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
 from raydp.training.trial_plan import TrialPlan
 
-OPEN = {None, "secrets are short", "budget used up"}
-"""The states of seeds that leave the decision open; None: a further seed may close it."""
-
 
 @dataclass(kw_only=True)
 class SeedSource(StepwiseSource):
@@ -77,7 +74,7 @@ class SeedSource(StepwiseSource):
         if in_progress and in_progress == self._waited_for:
             return  # no new result
         step = self._next()
-        if self.finer is not None and not self.finer.is_begun() and step.state in OPEN:
+        if self.finer is not None and not self.finer.is_begun() and step.is_open:
             if in_progress:  # a resumed sweep of an earlier version
                 self._waited_for = in_progress
             else:

@@ -13,7 +13,7 @@ from typing import Literal, NotRequired, TypedDict
 from raydp.plugins.described import Plugin
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
-from raydp.scores.base import Measurement
+from raydp.scores.base import Measurement, params_of
 from raydp.scores.requests import ScoreRequest
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import read_json, read_state, write_json
@@ -155,8 +155,7 @@ def digest_of(score: Plugin, seed: int | None) -> str:
 
     Defaults are left out, so that a new option changes no identity.
     """
-    said = score.params.model_dump(mode="json", exclude_defaults=True)
-    identity = {"score": {"name": score.name, **said}, "seed": "run" if seed is None else seed}
+    identity = {"score": {"name": score.name, **params_of(score.params)}, "seed": "run" if seed is None else seed}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
