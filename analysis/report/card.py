@@ -33,9 +33,11 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
     own = _runs_of(points, selected)
     rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
     rows += [*told.items(), ("Utility loss", number(selected.utility_loss)), ("Score, measured", _score(selected))]
-    if selected.decision is not None:
-        low, high = selected.decision.interval
-        expected = f"{number(selected.decision.estimate)}, 95 % interval {number(low)} to {number(high)}"
+    made = selected.decision
+    if made is not None and made.interval is not None:
+        low, high = made.interval
+        interval = f"{100 * made.confidence:g} % interval {number(low)} to {number(high)}"
+        expected = f"{number(made.estimate)}, {interval}"
         rows.append(("Score, corrected for the selection", expected))
     rows += [(label, _largest(own[name])) for name, label in _MECHANISM.items() if name in own]
     return facts(rows)
@@ -81,7 +83,8 @@ def contenders_table(selected: Selection) -> str:
             marked.append(place)
     over = " and ".join(compared.levels)
     of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
-    caption = f"By mean score{of}; standard errors and probabilities over {over}; the last column at 95 %"
+    at = f"the last column at {100 * compared.confidence:g} %"
+    caption = f"By mean score{of}; standard errors and probabilities over {over}; {at}"
     fields = ["Further fields"] if any("settings" in each for each in compared.rows) else []
     headers = ["b", "T", "η", *fields, "Score", "Std. error", "Probability", "The lowest"]
     outlook = None if compared.verdict == "supported" else selected.outlook

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from raydp.analysis.selection.choice import Selection, select
 from raydp.analysis.selection.constraints import Constraints
-from raydp.analysis.selection.equivalents import CONFIDENCE
 from raydp.analysis.selection.evidence import keep_utility
 from raydp.analysis.selection.rules import LEAKAGE_CHECK
 from raydp.analysis.statistics.noise import SeedNoise
@@ -131,7 +130,7 @@ def next_seed(
     position = race.draw(allowed, begun, rng)
     compared = race.measured, race.rivals
     may_run = race.rivals & np.array([begun.get(c, 0) < limits.at_most for c in race.listed])
-    if may_run.any() and race.seeds_are_spent(limits.at_most):
+    if may_run.any() and race.seeds_are_spent(limits.at_most, confidence=confidence):
         short = (
             "The choice of the secrets is what leaves it open: with "
             f"{limits.at_most} seeds of each configuration no error of a difference would be smaller by "
@@ -224,7 +223,7 @@ class _Race:
         own, useful = self.scores.draws[:, self.selected], self.useful[:, self.selected]
         lowest = self._lowest
         allowed = self.scores.highest_within(lowest, tolerance, logarithmic=self.measured.logarithmic)
-        if useful.mean() < CONFIDENCE:
+        if useful.mean() < confidence:
             return False
         return bool((own <= allowed)[useful].mean() >= confidence)
 
@@ -254,7 +253,7 @@ class _Race:
 
         return max(candidates, key=gain)
 
-    def seeds_are_spent(self, at_most: int) -> bool:
+    def seeds_are_spent(self, at_most: int, *, confidence: float) -> bool:
         """Return whether seeds up to the limit would hardly shrink the error of any difference that matters.
 
         They are not spent while they may tell whether a rival is useful.
@@ -263,7 +262,7 @@ class _Race:
             return False
         rivals = np.flatnonzero(self.rivals)
         useful = self.useful[:, rivals].mean(axis=0)
-        if ((useful > 1 - CONFIDENCE) & (useful < CONFIDENCE)).any():
+        if ((useful > 1 - confidence) & (useful < confidence)).any():
             return False
         then = _difference_std(self.measured.posterior(num_seeds=at_most), rivals, self.selected)
         now = _difference_std(self.scores, rivals, self.selected)

@@ -79,10 +79,11 @@ def not_trusted(
 def unsupported(compared: Contenders, members: int) -> list[str]:
     """Warn if it is not known whether the scores support the choice, or if they contradict it."""
     if compared.verdict == "unknown" and members > 1:
-        return [f"How far the data support the choice is not known: {compared.reason}. Run a second seed."]
+        return [f"How far the data support the choice is not known: {compared.reason}. Run another seed."]
     if compared.verdict == "contradicted":
         return [
-            f"The scores speak against the choice: at 95 % the lowest is among {_may_be_lowest(compared)}. See "
+            f"The scores speak against the choice: at {100 * compared.confidence:g} % the lowest is among "
+            f"{_may_be_lowest(compared)}. See "
             "`raydp analyze heuristics`."
         ]
     return []
@@ -94,8 +95,8 @@ def undecided(compared: Contenders, members: int) -> str | None:
         return None
     inside = sum(bool(row["indistinguishable"]) for row in compared.rows)
     return (
-        f"The data do not decide which configuration has the lowest score: at 95 % it may be any of {inside} of "
-        f"{members}, {_may_be_lowest(compared)}."
+        "The data do not decide which configuration has the lowest score: "
+        f"at {100 * compared.confidence:g} % it may be any of {inside} of {members}, {_may_be_lowest(compared)}."
     )
 
 

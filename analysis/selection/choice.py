@@ -259,7 +259,9 @@ def select(
         precision=precision,
         needs_utility=not quiet and any(step.name == UTILITY_CHECK for step in steps),
     )
-    rivals = contenders(means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws)
+    rivals = contenders(
+        means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws, confidence=confidence
+    )
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = rule not in _UNMINDFUL and not quiet and not settled
     cautions = [

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.selection.equivalents import CONFIDENCE, unknown_errors
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
 from raydp.analysis.statistics.spread import unit_of
 from raydp.analysis.tables.points import configurations
@@ -19,7 +20,6 @@ Array = NDArray[np.float64]
 Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
 
 DRAWS = 4000
-CONFIDENCE = 0.95
 MOST_COMPARED = 300
 """The largest number of configurations compared pairwise. Of a larger pool, the lowest means are compared."""
 
@@ -35,13 +35,13 @@ class Contender(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Contenders:
-    """Configurations that may have the lowest score at 95 % confidence.
+    """Configurations that may have the lowest score at a confidence.
 
     Attributes:
         verdict: "supported": only the selected configuration may have the lowest score. "undecided": the selected
             configuration and others may have it. "contradicted": the selected configuration does not have it, at the
-            stated confidence. "unknown": the errors of the means are unknown, because no configuration has two seeds
-            and the values by secret are missing.
+            stated confidence. "unknown": the errors of the means are unknown (see `unknown_errors`).
+        confidence: the confidence of the verdict.
         levels: the sources of error that are counted: "seeds", "secrets".
         rows: the compared configurations by mean score: batch_size, num_steps, learning_rate, score, std_error, whether
             it is "indistinguishable" from the lowest, and the "probability" that it is the lowest.
@@ -49,6 +49,7 @@ class Contenders:
     """
 
     verdict: Verdict
+    confidence: float
     levels: tuple[str, ...]
     rows: tuple[Contender, ...]
     reason: str | None = None
@@ -57,7 +58,7 @@ class Contenders:
         """Return the contenders as data for JSON, without the reason."""
         return {
             "verdict": self.verdict,
-            "confidence": CONFIDENCE,
+            "confidence": self.confidence,
             "levels": list(self.levels),
             "configurations": list(self.rows),
         }
@@ -70,6 +71,7 @@ def contenders(
     *,
     by_secret: Array | None = None,
     draws: Array | None = None,
+    confidence: float = CONFIDENCE,
     num_draws: int = DRAWS,
     seed: int = 0,
 ) -> Contenders:
@@ -82,17 +84,18 @@ def contenders(
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
         draws: [num_draws, m] joint draws of the true scores, for the probabilities. None: the errors are drawn around
             the means, as if nothing else were known.
+        confidence: of the marked set.
         num_draws, seed: number of draws of the errors, and their seed.
 
     Guarantee:
-        The configurations marked "indistinguishable" include the one with the truly lowest score with probability 95 %
+        The configurations marked "indistinguishable" include the one with the truly lowest score with the confidence
         or more. This holds if the values of the seeds and of the secrets are Gaussian and the variances over seeds
         follow the model of `SeedNoise`. Nothing is assumed about how the secrets' values vary together. The marked
         set is a set for multiple comparisons with the best. Member i is left out if its excess over some j is
-        significant by Welch's t test of the two means (paired by secret), at 5 % divided by the number of comparisons
-        (Bonferroni). With two or three secrets, only an excess of dozens of standard errors is significant, because
-        so few secrets do not tell how large the error is. Of a pool of more than 300, the lowest and the selected one
-        are compared, 300 in all, at the significance level of the whole pool.
+        significant by Welch's t test of the two means (paired by secret), at 1 − confidence divided by the number of
+        comparisons (Bonferroni). With two or three secrets, only an excess of dozens of standard errors is
+        significant, because so few secrets do not tell how large the error is. Of a pool of more than 300, the lowest
+        and the selected one are compared, 300 in all, at the significance level of the whole pool.
 
     Source: Hsu 1981 (multiple comparisons with the best); Welch 1947; Smyth 2004.
     """
@@ -128,21 +131,19 @@ def contenders(
         noise=noise,
         of_secrets=of_secrets,
         num_secrets=0 if by_secret is None else by_secret.shape[1],
-        level=(1 - CONFIDENCE) / others,
+        level=(1 - confidence) / others,
     )
     drawn = score[members] + errors if draws is None else draws[:, members]
-    rows = _rows(means.iloc[members], compared if levels else None, unit, drawn)
-    if not levels:
-        return Contenders(verdict="unknown", levels=(), rows=rows, reason=_NO_ERRORS)
+    reason = unknown_errors(means)
+    rows = _rows(means.iloc[members], compared if reason is None else None, unit, drawn)
+    if reason is not None:
+        return Contenders(verdict="unknown", confidence=confidence, levels=(), rows=rows, reason=reason)
     inside = compared.may_be_lowest
     if not inside[members == selected].any():
         verdict: Verdict = "contradicted"
     else:
         verdict = "undecided" if inside.sum() > 1 else "supported"
-    return Contenders(verdict=verdict, levels=levels, rows=rows)
-
-
-_NO_ERRORS = "no configuration has two seeds, so how far a mean may be off is not known"
+    return Contenders(verdict=verdict, confidence=confidence, levels=levels, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,11 @@ class Equivalent(Hyperparameters):
 class Decision:
     """The certainty of a selected configuration, given the measured scores.
 
+    If the errors of the scores are not known (see `unknown_errors`), nothing is decided: the probabilities, the regret,
+    the estimate and the interval are None, no alternative is listed, and `reason` says why.
+
     Attributes:
-        state: "decided": the selected configuration has the lowest score with probability 95 % or more. "equivalent":
+        state: "decided": the selected configuration has the lowest score with the confidence or more. "equivalent":
             its score is within the tolerance of the lowest with that probability. Else "undecided".
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1 allows a score that is
             10 % higher; for a score that is a logarithm, a difference of ln 1.1.
@@ -82,12 +85,12 @@ class Decision:
     state: State
     confidence: float
     tolerance: float
-    probability: float
-    probability_within: float
-    expected_regret: float
+    probability: float | None
+    probability_within: float | None
+    expected_regret: float | None
     relative_regret: float | None
-    estimate: float
-    interval: tuple[float, float]
+    estimate: float | None
+    interval: tuple[float, float] | None
     utility_probability: float | None
     alternatives: tuple[Alternative, ...]
     equivalents: tuple[Equivalent, ...]
@@ -105,7 +108,7 @@ class Decision:
             "expected_regret": self.expected_regret,
             **({} if self.relative_regret is None else {"relative_regret": self.relative_regret}),
             "estimate": self.estimate,
-            "interval": list(self.interval),
+            "interval": None if self.interval is None else list(self.interval),
             **({} if self.utility_probability is None else {"utility_probability": self.utility_probability}),
             "alternatives": list(self.alternatives),
             "equivalents": list(self.equivalents),
@@ -144,12 +147,29 @@ def decide(
     members = np.flatnonzero(pool)
     expected, listed = scores.own_mean, configurations(means)
     loss = means["utility_loss"].to_numpy()
+    useful = None if certainty is None else float(certainty[selected])
+    if (unknown := unknown_errors(means)) is not None:
+        return Decision(
+            state="undecided",
+            confidence=precision.confidence,
+            tolerance=precision.tolerance,
+            probability=None,
+            probability_within=None,
+            expected_regret=None,
+            relative_regret=None,
+            estimate=None,
+            interval=None,
+            utility_probability=useful,
+            alternatives=(),
+            equivalents=(),
+            pool_size=len(members),
+            reason=unknown,
+        )
     probability, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
-    reason, open_choice = unknown_errors(means), len(members) > 1
-    if needs_utility and certainty is not None and certainty[selected] < precision.confidence:
+    reason: str | None = None
+    if needs_utility and useful is not None and useful < precision.confidence:
         reason = f"no configuration keeps to the utility threshold with a probability of {chance(precision.confidence)}"
-        open_choice = True
-    if reason is not None and open_choice:
+    if reason is not None:
         state: State = "undecided"
     elif probability[selected] >= precision.confidence:
         state = "decided"
@@ -192,7 +212,7 @@ def decide(
         relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
         estimate=float(expected[selected]),
         interval=_interval(scores.absolute[:, selected], precision.confidence),
-        utility_probability=None if certainty is None else float(certainty[selected]),
+        utility_probability=useful,
         alternatives=tuple(alternatives),
         equivalents=tuple(equivalents),
         pool_size=len(members),

@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 """The probability that a decision needs by default."""
 TOLERANCE = 0.1
 """The tolerance of a decision by default. Two scores that differ by less are equivalent."""
-_NO_SEEDS = "no configuration has two seeds, so the errors over seeds are guessed from how smooth the scores are"
+_NO_SEEDS = "no configuration has two seeds, so the errors of the scores are not known"
 _NO_SPREAD = "no score differs between two seeds, so the errors of the scores are not known"
 
 
@@ -48,7 +48,11 @@ class Precision:
 
 
 def unknown_errors(means: pd.DataFrame) -> str | None:
-    """Return why the errors of the scores are not known, so that nothing is decided. None if they are."""
+    """Return why the errors of the scores are not known, so that nothing is decided. None if they are.
+
+    Only a second run shows how far chance in training moves a score. The values by secret of one run do not show that,
+    because the run's batches and noise move all of them together.
+    """
     if means["num_seeds"].max() < 2:
         return _NO_SEEDS
     if not (means["score_std"] > 0).any():

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.equivalents import CONFIDENCE, Precision, cheapest_of_the_most_useful, equivalents
+from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
 from raydp.analysis.selection.knee import nearest_to_both_ends
 from raydp.analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from raydp.analysis.statistics.noise import SeedNoise
@@ -40,7 +40,7 @@ class Layout:
         models: models of the figures, fitted when a rule first needs them.
         leaks: [m] which configurations leak measurably (see `leakage`), None if that is unknown.
         certainty: [..., m] probability that a configuration keeps to the utility threshold, None if it is not asked.
-        precision: what makes scores equivalent. None: no scores are, and the score alone decides.
+        precision: the confidence, and what makes scores equivalent. None: no scores are, and the score alone decides.
     """
 
     coded: Coded
@@ -209,7 +209,7 @@ def likely_useful(layout: Layout, pools: Pools) -> Pools:
     """Keep the members that keep to the utility threshold with the confidence, or the most probable ones."""
     if layout.certainty is None:
         return pools
-    certain = pools & (layout.certainty >= CONFIDENCE)
+    certain = pools & (layout.certainty >= (layout.precision or Precision()).confidence)
     inside = np.where(pools, layout.certainty, -1.0)
     most = pools & (inside == inside.max(axis=-1, keepdims=True))
     return np.where(certain.any(axis=-1, keepdims=True), certain, most)
@@ -306,8 +306,8 @@ INFORMED: Rule = (
     ),
     RuleStep(
         name=UTILITY_CHECK,
-        text=f"keep the configurations whose true loss keeps to the utility threshold with {CONFIDENCE:.0%} "
-        "probability; if there is none, the most probable one",
+        text="keep the configurations whose true loss keeps to the utility threshold with the confidence of a "
+        "decision; if there is none, the most probable one",
         keep=likely_useful,
     ),
     RuleStep(

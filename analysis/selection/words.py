@@ -22,12 +22,12 @@ def in_words(selection: Selection) -> list[str]:
     decision = selection.decision
     if decision is None:
         return []
-    first = _alone(decision) if decision.pool_size == 1 else f"{_state(decision)} {_regret(decision)}"
+    first = _alone(decision) if decision.pool_size == 1 else _state(decision)
     sentences = [first, *_equivalents(decision, selection.rule)]
     if decision.reason is not None:
         sentences.append(f"{_capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
-        sentences.append(_estimate(decision, selection.rule))
+        sentences += _estimate(decision, selection.rule)
     if decision.utility_probability is not None:
         kept = chance(decision.utility_probability)
         sentences.append(f"Its utility keeps to the threshold with a probability of {kept}.")
@@ -42,7 +42,7 @@ def in_words(selection: Selection) -> list[str]:
 
 def _alone(decision: Decision) -> str:
     """Say why no other configuration was compared."""
-    if decision.state == "undecided":
+    if decision.probability is not None and decision.state == "undecided":
         return "Undecided: it is the configuration whose utility is the most likely to keep to the threshold."
     if decision.utility_probability is None:
         return "It is the only configuration that keeps to the constraints."
@@ -53,21 +53,26 @@ def _alone(decision: Decision) -> str:
 
 
 def _state(decision: Decision) -> str:
+    """Say how probable it is that the selected configuration has the lowest score, and what it may cost."""
+    if decision.probability is None or decision.probability_within is None:
+        return (
+            f"Undecided: it is not known which of the {decision.pool_size} that may be selected has the lowest score."
+        )
     lowest = f"it has the lowest score of the {decision.pool_size} that may be selected with a probability of"
     if decision.probability_within < 1 - decision.confidence:
-        return f"Not the lowest: {lowest} {chance(decision.probability)}."
-    if decision.state == "decided":
-        return f"Decided: {lowest} {chance(decision.probability)}."
-    if decision.state == "equivalent":
-        return (
+        start = "Not the lowest:"
+    elif decision.state == "equivalent":
+        start = (
             f"Equivalent to the best: its score is within {100 * decision.tolerance:g} % of the lowest with a "
-            f"probability of {chance(decision.probability_within)}; {lowest} {chance(decision.probability)}."
+            f"probability of {chance(decision.probability_within)};"
         )
-    return f"Undecided: {lowest} {chance(decision.probability)}."
+    else:
+        start = f"{_capitalised(decision.state)}:"
+    return f"{start} {lowest} {chance(decision.probability)}. {_regret(decision)}"
 
 
 def _regret(decision: Decision) -> str:
-    if decision.expected_regret == 0:
+    if not decision.expected_regret:
         return "It is expected to leak no more than the lowest does."
     relative = decision.relative_regret
     share = "" if relative is None or relative > _LARGEST_SHARE else f" ({100 * relative:.2g} %)"
@@ -94,14 +99,17 @@ def _equivalents(decision: Decision, rule: str) -> list[str]:
     return [f"Of {len(others) + 1} that are {close} {chance(decision.confidence)}, it {reason}."]
 
 
-def _estimate(decision: Decision, rule: str) -> str:
+def _estimate(decision: Decision, rule: str) -> list[str]:
+    """Return the expected score with its interval; nothing if they are not known."""
+    if decision.interval is None:
+        return []
     low, high = decision.interval
     chosen = decision.pool_size > 1 and rule not in _BY_UTILITY
     corrected = ", corrected for having been selected" if chosen else ""
-    return (
+    return [
         f"Its expected score is {decision.estimate:.4g}{corrected}; "
         f"{100 * decision.confidence:g} % interval {low:.3g} to {high:.3g}."
-    )
+    ]
 
 
 def _alternative(other: Alternative) -> str:

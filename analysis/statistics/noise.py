@@ -17,6 +17,11 @@ Array = NDArray[np.float64]
 FARTHEST = 1e100
 """Larger errors are clipped to this value, whose square is still a double."""
 _MIN_VARIANCES = 3  # fewer positive variances do not tell how much variances differ
+_PRIOR_DEGREES = (
+    2.0,
+    1000.0,
+)  # least and largest degrees of freedom of the prior; at the largest, all share a variance
+_LARGEST_LOG = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +29,9 @@ class SeedNoise:
     """Spread of the score over the seeds of each configuration, with information shared between configurations.
 
     With two or three seeds, a configuration's own standard deviation is hardly known. The variances are therefore
-    modelled as draws from one scaled inverse χ² distribution, whose two parameters are estimated from all of them. A
-    configuration's variance is then the average of the prior variance and its own, weighted by degrees of freedom.
+    modelled as draws from one scaled inverse χ² distribution, whose two parameters are estimated from all of them
+    (`_prior`). A configuration's variance is then the average of the prior variance and its own, weighted by degrees of
+    freedom.
 
     Attributes:
         std: [m] moderated standard deviation of one run's score.
@@ -33,7 +39,7 @@ class SeedNoise:
         num_seeds: [m] number of seeds.
         shared: whether all configurations share one estimated variance.
 
-    Source: Smyth 2004, "Linear models and empirical Bayes methods", sections 3 and 6.2.
+    Source: Smyth 2004, "Linear models and empirical Bayes methods", section 3.
     """
 
     std: Array
@@ -91,36 +97,50 @@ class SeedNoise:
 
 
 def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
-    """Estimate the scale and degrees of freedom of the prior distribution of variances with given degrees of freedom.
+    """Return the scale and the degrees of freedom of the variances' prior that make the variances most likely.
 
     None if the variances differ by no more than chance, or too few of them are positive to tell.
+
+    Given the prior, variance / scale has an F distribution, whose density is finite in everything but the variance at
+    0. So a few seeds that agree by chance say little about the prior. (The moments of the logarithms, which Smyth uses,
+    would take them for a sign that all variances differ.) A prior with 2 degrees of freedom or fewer has no mean, and
+    would leave each configuration alone with its own few seeds; the degrees are at least that.
+
+    Source: Wright and Simon 2003, "A random variance model for detection of differential gene expression in small
+    microarray experiments", section 2; Gelman et al. 2013, table A.1, for the mean.
     """
-    from scipy.special import digamma, polygamma
+    from scipy.optimize import brentq, minimize_scalar
+    from scipy.special import betaln
 
     positive = variances > 0
-    if positive.sum() < max(_MIN_VARIANCES, len(variances) / 2):
+    too_few = (degrees + _PRIOR_DEGREES[0])[positive].sum() <= degrees.sum()  # the most likely scale would be 0
+    if too_few or positive.sum() < max(_MIN_VARIANCES, len(variances) / 2):
         return None
-    half = degrees[positive] / 2
-    logs = np.log(variances[positive]) - digamma(half) + np.log(half)
-    excess = float(logs.var(ddof=1) - polygamma(1, half).mean())
-    if excess <= 0:
+    largest = float(variances.max())
+    squares = degrees * variances / largest
+
+    def log_scale(prior: float) -> float:
+        """Return the logarithm of the most likely scale, in units of the largest variance."""
+
+        def slope(log: float) -> float:
+            share = squares / (squares + prior * np.exp(log))
+            return float(((degrees + prior) * share - degrees).sum())
+
+        return float(brentq(slope, -_LARGEST_LOG, _LARGEST_LOG))
+
+    def lost(log_prior: float) -> float:
+        """Return minus the log-likelihood of the degrees of freedom, but for terms of the variances alone."""
+        prior = float(np.exp(log_prior))
+        log = log_scale(prior) + log_prior
+        terms = (degrees + prior) / 2 * np.log1p(squares * np.exp(-log)) + degrees / 2 * log
+        return float((terms + betaln(degrees / 2, prior / 2)).sum())
+
+    bounds = np.log(_PRIOR_DEGREES)
+    fitted = minimize_scalar(lost, bounds=bounds, method="bounded")
+    best = min((float(fitted.x), *bounds), key=lost)
+    if best >= bounds[1]:
         return None
-    half_prior = _inverse_trigamma(excess)
-    return float(np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))), 2 * half_prior
-
-
-def _inverse_trigamma(value: float) -> float:
-    """Return y with ψ'(y) = value, by Newton's method on the convex function 1/ψ' (Smyth 2004, appendix)."""
-    from scipy.special import polygamma
-
-    y = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = polygamma(1, y)
-        step = trigamma * (1 - trigamma / value) / polygamma(2, y)
-        y += step
-        if abs(step) < 1e-10 * y:
-            break
-    return float(y)
+    return float(np.exp(log_scale(float(np.exp(best))))) * largest, float(np.exp(best))
 
 
 def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:

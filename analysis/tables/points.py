@@ -30,6 +30,8 @@ _POSITIVE = set(HYPERPARAMETERS)
 _OTHER_ROWS = "other_rows"
 _STATUSES = {"failed", "stopped", "pending", "running", "skipped", "unknown"}
 """Known statuses of unfinished rows. Any other word may be private text and is not repeated."""
+_ROUNDING = 2.0**-40
+"""The rounding of a mean of a few thousand values that were added in another order, in units of the mean."""
 _LARGEST_INTEGER = 2**53
 """The largest magnitude up to which doubles represent all integers."""
 LARGEST = 1e100
@@ -316,10 +318,11 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
 def _mean_and_std(
     values: NDArray[np.float64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation (ddof = 1) of each slice."""
+    """Return mean and standard deviation (ddof = 1) of each slice. A deviation within the values' rounding is 0."""
     sizes, means = np.diff(starts, append=len(values)), rounded_means(values, starts)
     deviations = values - np.repeat(means, sizes)
     largest = np.maximum.reduceat(np.abs(deviations), starts)
+    deviations[np.repeat(largest <= _ROUNDING * np.maximum.reduceat(np.abs(values), starts), sizes)] = 0.0
     # Dividing by a power of two loses no digit, and keeps squares from vanishing.
     unit = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1])
     squares = np.add.reduceat((deviations / np.repeat(unit, sizes)) ** 2, starts)

@@ -167,9 +167,8 @@ def test_a_threshold_of_the_best_gain_moves_with_the_best_loss():
     assert 0.5 < by_gain.decision.utility_probability < fixed.decision.utility_probability - 0.01
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_one_configuration(seeds):
-    selected = select(table(rising, falling_loss, grid=GRID[:1], seeds=seeds))
+def test_one_configuration():
+    selected = select(table(rising, falling_loss, grid=GRID[:1]))
     assert selected.decision.probability == 1
     assert selected.decision.expected_regret == 0
     assert in_words(selected)[0] == "It is the only configuration that keeps to the constraints."
@@ -187,10 +186,10 @@ def test_scores_that_saturate(value):
     selected = select(table(lambda *_: value, falling_loss, noise=0))
     assert selected.decision.state == "undecided", "two seeds alike do not tell how far others may be off"
     assert selected.decision.reason.startswith("no score differs between two seeds")
-    assert selected.decision.expected_regret == 0
+    assert selected.decision.expected_regret is None
     losses = configuration_means(table(lambda *_: value, falling_loss, noise=0))["utility_loss"]
     assert selected.utility_loss == losses.min()
-    assert np.isfinite(json.loads(json.dumps(selected.to_dict()["decision"]))["estimate"])
+    assert json.loads(json.dumps(selected.to_dict()["decision"]))["interval"] is None
 
 
 def test_some_scores_saturate_at_zero():
@@ -293,7 +292,8 @@ def test_equal_zeros_tie_and_the_loss_decides():
     selected = select(points)
     zeros = configuration_means(points).query("score == 0")
     assert selected.utility_loss == zeros["utility_loss"].min()
-    assert selected.decision.interval[0] >= 0, "a rate is never negative"
+    points.loc[points["score"] > 0, "score"] += 0.01 * points["seed"]
+    assert select(points).decision.interval[0] >= 0, "a rate is never negative"
 
 
 def test_a_score_that_can_be_negative_has_no_tolerance():
