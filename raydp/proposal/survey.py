@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words
-from raydp.tasks.chat.conversations import FORMS, ChatTemplate, Form, TemplateName, conversation_of, fitting_forms
+from raydp.tasks.chat.conversations import FORMS, Form, conversation_of, fitting_forms
+from raydp.tasks.chat.templates import ChatTemplate, TemplateName
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import is_file_of_rows, read_rows
 
@@ -52,7 +53,7 @@ class Survey:
         num_rows: number of rows.
         num_distinct: number of rows that differ in what is trained on.
         user_columns: columns that may name users, the one with the most users first.
-        sample: rows, drawn without replacement.
+        sample: rows with their places in the data, drawn without replacement.
     """
 
     form: Form | None
@@ -60,7 +61,7 @@ class Survey:
     num_rows: int
     num_distinct: int
     user_columns: tuple[UserColumn, ...]
-    sample: tuple[Mapping[str, object], ...]
+    sample: tuple[tuple[str, Mapping[str, object]], ...]
 
     def num_units(self, user_column: str | None) -> int:
         """Return the number of users of a column if they are counted, else of rows."""
@@ -73,7 +74,7 @@ class Survey:
     def lengths(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the numbers of tokens of the sample's rows, as the task will write them, in ascending order."""
         template = ChatTemplate(tokenizer, self.template(tokenizer))
-        texts = [self._text(row, template) for row in self.sample]
+        texts = [self._text(place, row, template) for place, row in self.sample]
         return sorted(len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
 
     def template(self, tokenizer: PreTrainedTokenizerBase) -> TemplateName | None:
@@ -81,14 +82,15 @@ class Survey:
         if self.form is None or tokenizer.chat_template:
             return None
         plain = self.form != "messages" and all(
-            isinstance(row[c], str) for row in self.sample for c in FORMS[self.form]
+            isinstance(row[c], str) for _, row in self.sample for c in FORMS[self.form]
         )
         return None if plain else "chatml"
 
-    def _text(self, row: Mapping[str, object], template: ChatTemplate) -> str:
+    def _text(self, place: str, row: Mapping[str, object], template: ChatTemplate) -> str:
         if self.form is None:
             return str(row[str(self.column)])
-        return "".join(part.text for part in template.parts(conversation_of(row, self.form, "DATA", "a row")))
+        conversation = conversation_of(row, self.form, "DATA", place)
+        return "".join(part.text for part in template.parts(conversation, place))
 
 
 @dataclass
@@ -114,10 +116,10 @@ def survey(data: str, *, column: str | None = None, max_rows: int | None = None)
         ValueError: the data are missing or malformed, have fewer than two rows, or no column of texts.
     """
     columns: dict[str, _Column] = {}
-    sample: list[Mapping[str, object]] = []
+    sample: list[tuple[str, Mapping[str, object]]] = []
     rng, rows, seen = random.Random(0), 0, Counter[int]()
     form: Form | None = None
-    for row in _rows(data, max_rows):
+    for place, row in _rows(data, max_rows):
         if not rows and column is None:
             form = _form_of(row)
         trained_on = [row.get(c) for c in sorted(_trained_columns(row, form, column))]
@@ -132,9 +134,9 @@ def survey(data: str, *, column: str | None = None, max_rows: int | None = None)
                 counts.names[hash(str(value))] += 1
         # Each row is in the sample with the same probability (Vitter 1985, algorithm R).
         if rows < SAMPLE_ROWS:
-            sample.append(row)
-        elif (place := rng.randrange(rows + 1)) < SAMPLE_ROWS:
-            sample[place] = row
+            sample.append((place, row))
+        elif (replaced := rng.randrange(rows + 1)) < SAMPLE_ROWS:
+            sample[replaced] = (place, row)
         rows += 1
     if rows < 2:
         raise ValueError(f"DATA must have at least 2 rows, got {rows}. Give more data.")
@@ -155,13 +157,13 @@ def survey(data: str, *, column: str | None = None, max_rows: int | None = None)
     )
 
 
-def _rows(data: str, max_rows: int | None) -> Iterator[Mapping[str, object]]:
+def _rows(data: str, max_rows: int | None) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield rows with their places."""
     local = str(local_copy(data, "DATA"))
     if is_file_of_rows(local):
-        yield from (row for _, row in islice(read_rows(local, "DATA"), max_rows))
+        yield from ((f"line {line}", row) for line, row in islice(read_rows(local, "DATA"), max_rows))
     else:
-        found = rows_of_data_set(local, "DATA", config=None, split=None, revision=None, max_rows=max_rows)
-        yield from (row for _, row in found)
+        yield from rows_of_data_set(local, "DATA", config=None, split=None, revision=None, max_rows=max_rows)
 
 
 def _form_of(row: Mapping[str, object]) -> Form | None:
@@ -206,7 +208,8 @@ def _text_column(columns: Mapping[str, _Column], rows: int, given: str | None) -
     best = max(texts, key=lambda name: texts[name], default=None)
     if best is None or texts[best] < SHORTEST_TEXT:
         raise ValueError(
-            "DATA must hold `messages`, or `prompt` and `completion`, or `instruction` and `output`, or a column of "
-            f"texts, got {columns_in_words(columns)}. Rename the columns, or name the column of texts by --column."
+            "DATA must hold `messages`, or `prompt` and `completion`, or `instruction` and `output`, or "
+            f"`conversations`, or a column of texts, got {columns_in_words(columns)}. Rename the columns, or name the "
+            "column of texts by --column."
         )
     return best

@@ -210,7 +210,7 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(tiny, tmp_p
     with pytest.raises(ValueError, match="the model's own, which refuses one"):
         ChatTask(path=path).build(with_template(tiny, refusing))
     rewriting = "{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with pytest.raises(ValueError, match="each reply only adds to the text before it, got 'model'"):
+    with pytest.raises(ValueError, match=r"each reply after its own prompt, whatever follows, got 'model', .* line 1"):
         ChatTask(path=path).build(with_template(tiny, rewriting))
 
 
@@ -223,7 +223,9 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(tiny, tmp_p
     ],
 )
 def test_a_template_with_a_mistake_is_told_apart_from_one_that_refuses(tiny, tmp_path: Path, template, message) -> None:
-    with pytest.raises(ValueError, match=rf"task\.template must write every .*{message}\. Correct the chat") as error:
+    with pytest.raises(
+        ValueError, match=rf"task\.template must write every .*{message} in chat\.jsonl, line 1\. Correct"
+    ) as error:
         ChatTask(path=conversations(tmp_path)).build(with_template(tiny, template))
     assert "chapter" not in str(error.value)
 
@@ -333,7 +335,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         ({"heldout_fraction": 0.1, "heldout_split": "test"}, "must stand alone"),
         ({"controls": "c.jsonl"}, "must go with task.secrets"),
         ({"max_examples_per_user": 2}, "must go with task.user_column"),
-        ({"form": "sharegpt"}, "'messages', 'prompt_completion' or 'instruction'"),
+        ({"form": "xml"}, "'messages', 'sharegpt', 'prompt_completion' or 'instruction'"),
     ):
         with pytest.raises(ValidationError, match=message):
             ChatTask(path="x.jsonl", **options)

@@ -7,23 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
 from raydp.io.locations import Location, local_copy
-from raydp.search_spaces.names import kind_of
+from raydp.search_spaces.names import familiar, kind_of
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.chat.conversations import (
-    ChatTemplate,
-    Conversation,
-    Form,
-    TemplateName,
-    TextPart,
-    conversation_of,
-    form_of,
-    messages_of,
-)
+from raydp.tasks.chat.conversations import Conversation, Form, conversation_of, form_of
+from raydp.tasks.chat.messages import messages_of
+from raydp.tasks.chat.templates import ChatTemplate, Loss, TemplateName, TextPart
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import is_file_of_rows, read_rows
 from raydp.tasks.secret import counted, occurs_in, read_secrets
@@ -40,11 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """A conversation, and its user (the conversation's text if users are not given)."""
+    """A conversation, its user (the conversation's text if users are not given), and the keys that nothing read."""
 
     conversation: Conversation
     parts: tuple[TextPart, ...]
     user: str
+    unread: frozenset[str]
 
     @property
     def text(self) -> str:
@@ -66,15 +60,16 @@ class _Encoded:
 class ChatTask(TaskSection):
     """Causal language modelling of conversations. An example is one conversation, up to the assistant's last message.
 
-    A row has `messages` (a list of role and content), or `prompt` and `completion` (texts or lists of messages), or
-    `instruction`, `output` and perhaps `input`. The names are those of trl and of Alpaca.
+    A row has `messages` (a list of role and content), `conversations` (of from and value), `prompt` and `completion`
+    (texts or lists of messages), or `instruction`, `output` and perhaps `input`. The names are those of OpenAI,
+    ShareGPT, trl and Alpaca.
     """
 
     path: str
     """A JSON Lines, CSV or Parquet file, or a folder that datasets.save_to_disk wrote, or the name of a data set on the
     Hugging Face hub."""
     form: Form | None = None
-    """`messages`, `prompt_completion` or `instruction`; by default what the first row has."""
+    """`messages`, `sharegpt`, `prompt_completion` or `instruction`; by default what the first row has."""
     config: str | None = None
     """Configuration of a data set on the hub."""
     split: str | None = None
@@ -99,8 +94,8 @@ class ChatTask(TaskSection):
     """How a conversation becomes a text. By default messages are written by the model's own chat template, instructions
     by Alpaca's, and texts of prompt and completion one after the other. `model`, `chatml` and `plain` write every form
     as a conversation."""
-    loss: Literal["assistant", "all"] = "assistant"
-    """Train on what the assistant says, or on all messages."""
+    loss: Loss = "assistant"
+    """Train on what the assistant says, or on all messages. A message with the weight 0 is context in any case."""
     max_length: Annotated[int, Field(ge=8)] = 512
     """Largest number of tokens of an example. A longer conversation loses its end."""
     secrets: Location | None = None
@@ -139,7 +134,8 @@ class ChatTask(TaskSection):
         # Read and split.
         train, heldout = self._split(template, notes)
         train = self._limited(train, notes)
-        secrets = [] if self.secrets is None else self._secrets(self.secrets, "task.secrets", template)
+        texts = [row.text for row in train]
+        secrets = [] if self.secrets is None else self._secrets(self.secrets, "task.secrets", template, texts)
         verbatim = [secret for secret in secrets if secret.kind == "verbatim"]
         clean = [row for row in heldout if not any(occurs_in(secret, row.text) for secret in verbatim)]
         notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
@@ -154,11 +150,10 @@ class ChatTask(TaskSection):
                 "A prompt that is a text must stand in the conversation as the template writes it. Raise "
                 "task.max_length, or give prompts as messages."
             )
-        training_texts = [row.text for row in train]
         if self.controls:
-            controls = read_controls(self.controls, "task.controls", training_texts)
+            controls = read_controls(self.controls, "task.controls", texts)
         else:
-            controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
+            controls = generate_controls(kept, self.num_controls_per_secret, texts)
         notes |= self._notes(examples, evaluated, train[0].conversation.form) | {
             "num_secrets": len(kept),
             "secrets_absent": [s.name for s in secrets if s.number not in {k.number for k in kept}],
@@ -191,7 +186,7 @@ class ChatTask(TaskSection):
         said: list[str] = []
         for row in self._limited(train, {}):
             conversation = row.conversation
-            said += [m.content for m in conversation.messages if m.role == "assistant"]
+            said += [m.content for m in conversation.messages if m.role == "assistant" and m.trained and m.content]
             said += conversation.texts[1:] if conversation.texts else ()
         if not any(said):
             raise ValueError("DATA must hold replies of the assistant to train on, got none. Give more data.")
@@ -202,6 +197,8 @@ class ChatTask(TaskSection):
         rows = self._rows_of(template, self.path, self.split, "task.path")
         train = _unique(rows)
         notes |= {"conversations_read": len(rows), "duplicates_removed": len(rows) - len(train)}
+        if unread := Counter(key for row in rows for key in row.unread):
+            notes["keys_not_read"] = _unread_in_words(unread)
         if self.heldout_path is None and self.heldout_split is None:
             fraction = self.heldout_fraction or 0.1
             # One without a reply is never held out: `_encode` removes it, and counts it in training alone.
@@ -241,9 +238,10 @@ class ChatTask(TaskSection):
         for place, row in self._rows(path, split, field):
             form = form or form_of(list(row), field)
             conversation = conversation_of(row, form, field, place)
-            parts = tuple(template.parts(conversation))
-            text = "".join(part.text for part in parts)
-            yield _Row(conversation=conversation, parts=parts, user=self._user(row, field, place) or text)
+            parts = tuple(template.parts(conversation, place))
+            user = self._user(row, field, place) or "".join(part.text for part in parts)
+            unread = {*conversation.unread, *template.unread(conversation, place)} - {self.user_column or ""}
+            yield _Row(conversation=conversation, parts=parts, user=user, unread=frozenset(unread))
 
     def _rows(self, path: str, split: str | None, field: str) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Yield rows with their places, at most `max_rows`."""
@@ -275,11 +273,13 @@ class ChatTask(TaskSection):
             )
         return name
 
-    def _secrets(self, path: str, field: str, template: ChatTemplate) -> list[Secret]:
-        """Read secrets, whose prompts may be messages."""
+    def _secrets(self, path: str, field: str, template: ChatTemplate, texts: Sequence[str]) -> list[Secret]:
+        """Read secrets, whose prompts may be messages. A prompt is written as a training text has it."""
 
         def asked(prompt: object, continuation: str, place: str) -> tuple[str, str]:
-            return template.asked(messages_of(prompt, field, place), continuation, field, place)
+            ways = template.asked(messages_of(prompt, field, place), continuation, field, place)
+            occurring = (way for way in ways[:-1] if any(way[0] + way[1] in text for text in texts))
+            return next(occurring, ways[-1])
 
         return read_secrets(path, field, asked_fn=asked)
 
@@ -304,7 +304,7 @@ class ChatTask(TaskSection):
                 piece = next(tokens)
                 taken = min(left, len(piece))
                 own += list(piece.token_ids[:taken])
-                said += [part.said or self.loss == "all"] * taken
+                said += [part.is_target(self.loss)] * taken
                 text += piece.slice((0, taken)) if taken else ""
                 whole &= taken == len(piece)
                 left -= taken
@@ -350,7 +350,15 @@ def _unique(rows: Sequence[_Row]) -> list[_Row]:
 
     Conversations without a reply have no text, and are told apart by their messages.
     """
-    return list({(row.text or row.conversation, row.user): row for row in reversed(rows)}.values())[::-1]
+    return list({(row.parts or row.conversation, row.user): row for row in reversed(rows)}.values())[::-1]
+
+
+def _unread_in_words(counts: Mapping[str, int]) -> list[str]:
+    """Return the keys that nothing read, with their numbers of rows; unusual names are counted, not shown."""
+    shown = [key for key in counts if familiar([key.removeprefix("messages.")])]
+    others = [rows for key, rows in counts.items() if key not in shown]
+    words = [f"{key} in {counts[key]} rows" for key in sorted(shown)]
+    return words + ([f"{len(others)} of other names in up to {max(others)} rows"] if others else [])
 
 
 def _check_left(rows: Sequence[_Row], purpose: str, notes: Mapping[str, object]) -> None:
