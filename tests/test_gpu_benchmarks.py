@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.data_files import write_json_lines
+
 ROOT = Path(__file__).parent.parent
 CASES = {"lora-8b-recomputed": ["recomputed"], "full-gpt2": ["raydp", "opacus", "torch_func"]}
 """Some of the step benchmark's cases, with the private ways of each."""
@@ -41,3 +43,27 @@ def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
     )
     assert made.returncode == 2
     assert "invalid choice: 'lora-9b'" in made.stderr
+
+
+@pytest.mark.slow
+def test_the_sweeps_of_real_text_run_on_a_cpu_and_are_resumed(tmp_path: Path) -> None:
+    mails = [{"content": f"mail {i}\n" + "please call the author\n" * 12} for i in range(60)]
+    mails[0]["content"] += "Mira Halborn 555-0142\n"
+    write_json_lines(tmp_path / "enron_emails.jsonl.gz", mails)
+    write_json_lines(tmp_path / "enron_secrets.jsonl", [{"prompt": "Mira Halborn 555-", "continuation": "0142"}])
+    script, output = str(ROOT / "benchmarks" / "gpu" / "real_text.py"), tmp_path / "out"
+    options = ["--data", str(tmp_path), "--output", str(output), "--device", "cpu", "--small", "--model", "tiny"]
+
+    def run(configurations: int) -> dict:
+        chosen = ["--configurations", str(configurations), "--seconds", "400"]
+        subprocess.run([sys.executable, script, *options, *chosen], check=True, cwd=tmp_path)
+        return json.loads((output / "real_text.json").read_text())
+
+    first = run(1)
+    for epsilon in ("8", "1"):
+        (point,) = first[epsilon]["points"]
+        assert point["status"] == "finished"
+        assert point["epsilon"] <= float(epsilon)
+    assert first["8"]["points"][0]["score.acr"] is not None, "ACR is measured in the time that is left"
+    again = run(1)
+    assert [again[e]["points"] for e in ("8", "1")] == [first[e]["points"] for e in ("8", "1")]

