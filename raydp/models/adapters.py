@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
 from raydp.models.finding import target_names_message
-from raydp.models.progress_bar import without_progress_bar
+from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.quantization import without_bitsandbytes
 from raydp.models.virtual_tokens import reading
 from raydp.spec.sections import ALL_LINEAR, AdapterSpec
@@ -43,6 +43,7 @@ standard normal is more than ten times the values of SmolLM2's first layer, and 
 get equal gradients."""
 
 
+@one_at_a_time()
 def attach_adapter(base: PretrainedModel, adapter: AdapterSpec, *, copy: bool = True) -> nn.Module:
     """Add the adapter to the base model, in place. Its weights are fp32, whatever the base's dtype.
 
@@ -382,6 +383,7 @@ def initialise(
                 parameter.zero_()
 
 
+@one_at_a_time()
 def save_trained(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -394,7 +396,7 @@ def save_trained(
         state_dict: the model's weights, if the model does not hold them itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(), without_progress_bar():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Could not find a config file.*")
         if hasattr(model, "peft_config"):
             peft = cast("PeftModel", model)

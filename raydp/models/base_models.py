@@ -28,8 +28,8 @@ from raydp.models.adapters import (
 )
 from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
 from raydp.models.networks import Network, NetworkName, add_classes
+from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
-from raydp.models.progress_bar import without_progress_bar
 from raydp.models.quantization import check_quantization
 from raydp.spec.sections import ModelSpec
 
@@ -102,6 +102,7 @@ class LoadedModel:
                 value.copy_(trained)
 
 
+@one_at_a_time()
 def model_folder(name: str) -> tuple[Path, str]:
     """Return the folder with a model's config, tokenizer and safetensors weights, and a note on the weights.
 
@@ -132,6 +133,7 @@ def weight_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+@one_at_a_time()
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a language model.
 
@@ -148,6 +150,7 @@ def tokenizer_if_any(name: str) -> PreTrainedTokenizerBase | None:
     return None if NetworkName.parse(name) is not None else load_tokenizer(name)
 
 
+@one_at_a_time()
 def check(spec: ModelSpec, *, sharded: bool = False) -> tuple[PreTrainedTokenizerBase | None, str]:
     """Check that a base model can be loaded and takes the adapter, without reading its weights into memory.
 
@@ -195,6 +198,7 @@ def num_trained(spec: ModelSpec) -> int:
     return sum(parameter.numel() for parameter in trained.values())
 
 
+@one_at_a_time()
 def trained_form(spec: ModelSpec) -> nn.Module:
     """Return the model with its adapter as it is trained. The weights of a language model are not read: they have
     shapes alone."""
@@ -224,12 +228,12 @@ def _check_network(spec: ModelSpec, sharded: bool) -> None:
         raise ValueError(f"cluster.sharding must be none for {spec.name!r}, got full. Leave it out.")
 
 
+@one_at_a_time()
 def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Read the whole model in a folder: a language model, or a classification network."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = Network if config.get("model_type") == Network.config_class.model_type else AutoModelForCausalLM
-    with without_progress_bar():
-        model: PreTrainedModel = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+    model: PreTrainedModel = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True)
     return model
 
 
@@ -258,6 +262,7 @@ def check_length(spec: ModelSpec, longest: int) -> None:
         )
 
 
+@one_at_a_time()
 def load_base(spec: ModelSpec, *, new_tokens: int = 0) -> PretrainedModel:
     """Load a base model, frozen and in eval mode, on the CPU.
 
@@ -318,11 +323,9 @@ def _converted_smollm2() -> Path:
 
 def _convert(gguf: Path, part: Path) -> None:
     """Write dequantised weights and the tokenizer into a folder."""
-    with without_progress_bar():
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model = AutoModelForCausalLM.from_config(config)  # save_pretrained refuses a model from a GGUF file
     model.load_state_dict(quantised.state_dict())
-    with without_progress_bar():
-        model.save_pretrained(part)
+    model.save_pretrained(part)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(part)

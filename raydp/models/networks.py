@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from raydp.io.cache import cache_dir, stored_once
 from raydp.models.finding import NETWORK_FORM
-from raydp.models.progress_bar import without_progress_bar
+from raydp.models.one_at_a_time import one_at_a_time
 
 GROUPS = 32
 """Number of groups of channels that a residual block normalises over."""
@@ -217,7 +217,7 @@ class NetworkName:
         """Return the folder of the untrained weights in the cache. They are written at the first use."""
         digest = hashlib.sha256(f"{self} {SEED} {torch.__version__}".encode()).hexdigest()[:16]
         target = cache_dir() / "networks" / f"{self.architecture}-{digest}"
-        with without_progress_bar():
+        with one_at_a_time():
             return stored_once(target, lambda part: self.build().save_pretrained(part))
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from raydp.models.adapters import MODULES_TO_SAVE, attach_adapter, building_peft_model
 from raydp.models.base_models import LoadedModel
+from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.spec.sections import AdapterSpec
@@ -143,6 +144,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
+@one_at_a_time()
 def _adapted(base: PretrainedModel, config: PeftConfig) -> nn.Module:
     """Attach an adapter to the base. Its weights are set later."""
     from peft import get_peft_model

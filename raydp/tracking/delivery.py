@@ -8,6 +8,7 @@ first looks for the results of an earlier attempt (`TrialWriter`).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,11 @@ _AWAY = {
 """MLflow's error codes for a server, database or login that is temporarily away. Other codes are errors of our own."""
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_SECONDS)}
 
+_LOCK = threading.Lock()
+_before: dict[str, str | None] = {}
+_depth = 0
+"""Number of blocks of `delivering` that are open, in all threads."""
+
 
 class NotDeliveredError(ValueError):
     """The store could not be reached. Nothing is lost, and another attempt may follow.
@@ -42,8 +48,7 @@ def delivering() -> Iterator[None]:
     Raises:
         NotDeliveredError: there is no connection, no answer in time, or an answer that the server cannot work now.
     """
-    before = {name: os.environ.get(name) for name in _ONCE}
-    os.environ.update(_ONCE)  # MLflow has no other setting, and reads these variables for every request
+    _enter()
     try:
         yield
     except UnreachableError as error:
@@ -53,7 +58,25 @@ def delivering() -> Iterator[None]:
             raise NotDeliveredError(_first_line(error)) from error
         raise
     finally:
-        for name, value in before.items():
+        _leave()
+
+
+def _enter() -> None:
+    """Set MLflow's number of attempts. MLflow has no other setting, and reads these variables for every request."""
+    global _depth
+    with _LOCK:
+        if _depth == 0:
+            _before.update({name: os.environ.get(name) for name in _ONCE})
+            os.environ.update(_ONCE)
+        _depth += 1
+
+
+def _leave() -> None:
+    """Set the variables back when the last of the threads' blocks has ended."""
+    global _depth
+    with _LOCK:
+        _depth -= 1
+        for name, value in _before.items() if _depth == 0 else ():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -136,17 +136,21 @@ def show_model(
     entry = store.client.get_model_version(name, version)
     model = store.client.get_logged_model(entry.tags["model_id"])
     problem = trust.problem(store, model, entry)
-    files = {name: artifact_bytes(store, model.artifact_location, name) for name in (PRIVACY_FILE, BASE_FILE)}
+    record, said = (artifact_bytes(store, model.artifact_location, name) for name in (PRIVACY_FILE, BASE_FILE))
+    privacy, base = _document(record), _document(said)
     sealed = Seal.read(model.tags.get(SEAL_TAG, ""))
-    if sealed is not None and problem is None and not sealed.is_of_record(files[PRIVACY_FILE]):
-        problem = f"{OTHER_FILES}: {PRIVACY_FILE}"
+    if sealed is not None and problem is None:
+        if not sealed.is_of_record(record):
+            problem = f"{OTHER_FILES}: {PRIVACY_FILE}"
+        elif base is None or base.get("weight_hash") != sealed.statement.get("base_weight_hash"):
+            problem = f"{OTHER_FILES}: {BASE_FILE}"
     if problem is not None and trust.keys is not None:
         raise ValueError(
             f"MODEL must be signed by a trusted key, got {uri}: {problem}. Give its key, or another model."
         )
     (row,) = table(tracked(store, [(entry, model)]), Conditions()).to_dict("records")
     shown = {str(k): v for k, v in row.items() if not _undefined(v)}
-    shown["privacy"], shown["base"] = (None if text is None else json.loads(text) for text in files.values())
+    shown["privacy"], shown["base"] = privacy, base
     shown["card"] = {"signed_by": sealed.key if sealed else None, "problem": problem, "verified": verify}
     shown["promotions"] = trail(entry.tags)
     return shown
@@ -224,6 +228,15 @@ def _version(store: Store, uri: str) -> tuple[str, str]:
     if reference.name is None or reference.version is None:
         raise ValueError(f"MODEL must be a registered version, got {uri!r}. `raydp models find` lists them.")
     return reference.name, reference.version
+
+
+def _document(content: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no file, or something else in it."""
+    try:
+        document = json.loads(content or b"null")
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _undefined(value: object) -> bool:

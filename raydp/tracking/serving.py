@@ -8,6 +8,7 @@ compared with the seal. If the artifact store is not trusted, serve a folder tha
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from raydp.tracking.models.loading import load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.plain import TextGenerator
-from raydp.tracking.portable import TOKENIZER_CONFIG, is_network
-from raydp.tracking.sealing.seal import SEAL_FILE, Seal, folder_problem, sealed_names
+from raydp.tracking.portable import is_network
+from raydp.tracking.sealing.folders import copy_problem
 from raydp.tracking.sealing.signing import trusted_keys
 
 if TYPE_CHECKING:
@@ -59,19 +60,17 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Te
     options = dict(model_config or {})
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise ValueError(f"model_config must hold {', '.join(OPTIONS)} only, got {', '.join(unknown)}. Correct it.")
-    folder, keys = Path(path), options.get("trusted_keys")
-    seal = folder / SEAL_FILE
-    own = Seal.read(seal.read_text(encoding="utf-8")) if seal.is_file() else None
-    problem = folder_problem(folder, own, None if keys is None else trusted_keys(keys), exported=True)
-    if problem is not None:
-        raise ValueError(f"MODEL must hold what its privacy card was made for, got {path}: {problem}. Fetch it again.")
-    from raydp.models.base_models import load_tokenizer
-
-    base = options.get("base")
-    model = load_folder(folder, base, options.get("dtype"))
-    if is_network(recorded_base(folder)["name"]):
-        return Classifier(model=model)
-    if TOKENIZER_CONFIG in sealed_names(folder):
-        return TextGenerator(model=model, tokenizer=tokenizer_in(folder, base))
-    # An exported adapter's tokenizer is not sealed, so the base's own is read.
-    return TextGenerator(model=model, tokenizer=load_tokenizer(base or recorded_base(folder)["name"]))
+    keys = options.get("trusted_keys")
+    with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+        folder = Path(scratch) / "model"  # the sealed files alone
+        public = None if keys is None else trusted_keys(keys)
+        problem = copy_problem(Path(path), folder, None, public, exported=True)
+        if problem is not None:
+            raise ValueError(
+                f"MODEL must hold what its privacy card was made for, got {path}: {problem}. Fetch it again."
+            )
+        model = load_folder(folder, options.get("base"), options.get("dtype"))
+        if is_network(recorded_base(folder)["name"]):
+            return Classifier(model=model)
+        # An exported adapter's tokenizer is not sealed, so the base's own is read.
+        return TextGenerator(model=model, tokenizer=tokenizer_in(folder, options.get("base")))

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ _DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
 }
+
+_OPENING = threading.Lock()
+"""One thread at a time opens a store: MLflow's first use of a store makes its schema, and the logger is set back."""
 
 
 class UnreachableError(ValueError):
@@ -117,7 +121,7 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    with _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
+    with _OPENING, _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         if database is not None:  # the first use of a file makes its schema; a server has its schema already
             client.search_experiments(max_results=1)

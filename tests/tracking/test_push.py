@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from huggingface_hub import constants
 
 from raydp.tracking import export_model, new_key, push_model
-from raydp.tracking.sealing.seal import Seal, folder_problem
+from raydp.tracking.sealing.folders import folder_problem
+from raydp.tracking.sealing.seal import Seal
 from raydp.tracking.sealing.trust import ALARM_TAG
 
 from .hub_server import TOKEN, running_hub

@@ -20,7 +20,8 @@ from raydp.tracking import (
 )
 from raydp.tracking.later import fetch_model
 from raydp.tracking.models.model_folder import replace_cards
-from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of, hashes_of
+from raydp.tracking.sealing.folders import hashes_of
+from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of
 from raydp.tracking.sealing.signing import SigningKey
 from tests.marks import slow_after, slow_unless
 

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raydp.tracking import export_model, load_model, new_key
-from raydp.tracking.sealing.seal import Seal, folder_problem
+from raydp.tracking.sealing.folders import folder_problem
+from raydp.tracking.sealing.seal import Seal
 from raydp.tracking.serving import _load_pyfunc
 
 from .conftest import open_tracker

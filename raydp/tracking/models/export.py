@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.models.one_at_a_time import one_at_a_time
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
@@ -25,11 +26,11 @@ from raydp.tracking.portable import (
     portable_config,
 )
 from raydp.tracking.records import latest_metrics
+from raydp.tracking.sealing.folders import copy_folder, hashes_of
 from raydp.tracking.sealing.openssf import OpenSSFSigner
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
     COMPONENTS,
-    DOWNLOAD_NOTE,
     EXPORTED_BASE,
     PRIVACY_FILE,
     SEAL_FILE,
@@ -37,7 +38,6 @@ from raydp.tracking.sealing.seal import (
     Seal,
     guarantee_of,
     hash_of,
-    hashes_of,
     statement,
 )
 from raydp.tracking.sealing.signing import SigningKey
@@ -112,7 +112,7 @@ def export_model(
 
 def _copied(held: Path, folder: Path, card: ModelCard, source: Path | None, *, with_base: bool) -> None:
     """Copy the checked folder, and add what other programs need: the base, MLflow's tokenizer and the card."""
-    shutil.copytree(held, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DOWNLOAD_NOTE))
+    shutil.copytree(held, folder, dirs_exist_ok=True)
     if source is not None:
         _add_base(source, folder, with_base=with_base)
     _add_component(folder)
@@ -185,8 +185,6 @@ def _merged(
     held: Path, folder: Path, card: ModelCard, base: str | None, dtype: str | None, key: SigningKey | None
 ) -> None:
     """Write the merged model with its cards, and with a new seal that names the seal of its source."""
-    from raydp.models.progress_bar import without_progress_bar
-
     kind = json.loads((held / ADAPTER_CONFIG).read_text(encoding="utf-8"))["peft_type"]
     if kind not in ("LORA", "IA3"):
         raise ValueError(
@@ -198,12 +196,12 @@ def _merged(
             "model. Export it without --merge."
         )
     # Merge, and write the model and its tokenizer.
-    merged: Any = load_folder(held, base, dtype)
-    merged = merged.merge_and_unload()
     folder.mkdir(parents=True, exist_ok=True)
-    with without_progress_bar():
+    with one_at_a_time():
+        merged: Any = load_folder(held, base, dtype)
+        merged = merged.merge_and_unload()
         merged.save_pretrained(folder)
-    tokenizer_in(held, base).save_pretrained(folder)
+        tokenizer_in(held, base).save_pretrained(folder)
     # Remove paths of this machine from the configuration, and copy the cards.
     name = recorded_base(held)["name"]
     for path in folder.glob("*.json"):
@@ -245,10 +243,13 @@ def seal_model(
     store = open_store(tracking_uri)
     model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
     with artifact(store, model.artifact_location) as folder, tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
-        if not unseen:
-            Trust().check_folder(folder, model, uri)
-        hashes = hashes_of(folder)
-        sealed = Seal.make(_statement_of(folder, model, hashes, uri), key)
+        copy = Path(scratch) / "model"  # nobody can change it between the check and the signature
+        if unseen:
+            copy_folder(folder, copy)
+        else:
+            Trust().copy_checked(folder, copy, model, uri)
+        hashes = hashes_of(copy)
+        sealed = Seal.make(_statement_of(copy, model, hashes, uri), key)
         written = Path(scratch) / SEAL_FILE
         written.write_text(sealed.file(hashes), encoding="utf-8")
         store.client.log_model_artifact(model.model_id, str(written))

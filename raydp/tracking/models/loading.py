@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raydp.models.one_at_a_time import one_at_a_time
 from raydp.tracking.portable import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from raydp.tracking.sealing.seal import BASE_FILE
 from raydp.tracking.sealing.trust import Trust
@@ -52,6 +54,7 @@ def load_model(
         return load_folder(folder, base, dtype).to(device)
 
 
+@one_at_a_time()
 def load_folder(folder: Path, base: str | None = None, dtype: str | None = None) -> nn.Module:
     """Load the model in a folder, in eval mode; `base` and `dtype` as in `load_model`. The folder is not checked.
 
@@ -69,7 +72,9 @@ def load_folder(folder: Path, base: str | None = None, dtype: str | None = None)
 def checked_folder(
     uri: str, *, tracking_uri: str | None = None, trusted_keys: Iterable[str | Path] | None = None
 ) -> Iterator[Path]:
-    """Return a registered model's folder for the block, after checking every file against the model's seal.
+    """Return a private copy of a registered model's folder for the block, after comparing the copy with the seal.
+
+    The copy holds the sealed files alone, and nobody can change them between the check and the use.
 
     Raises:
         ValueError: there is no such model, a file differs from the sealed one, or no trusted key has signed the seal.
@@ -77,10 +82,11 @@ def checked_folder(
     trust = Trust.given(trusted_keys)
     store = open_store(tracking_uri)
     model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
-    with artifact(store, model.artifact_location) as folder:
+    with artifact(store, model.artifact_location) as folder, tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         _require_safetensors(folder)
-        trust.check_folder(folder, model, uri)
-        yield folder
+        copy = Path(scratch) / "model"
+        trust.copy_checked(folder, copy, model, uri)
+        yield copy
 
 
 def load_tokenizer(
@@ -102,6 +108,7 @@ def load_tokenizer(
         return tokenizer_in(folder, base)
 
 
+@one_at_a_time()
 def tokenizer_in(folder: Path, base: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer for the model in a folder."""
     from transformers import AutoTokenizer

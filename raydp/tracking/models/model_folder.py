@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydp.tracking.portable import ADAPTER_CONFIG, is_network, model_files, portable, portable_config, to_json
 from raydp.tracking.records import TrialRecord
+from raydp.tracking.sealing.folders import hash_of_file, hashes_of
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
     EXPORTED_BASE,
@@ -31,8 +32,6 @@ from raydp.tracking.sealing.seal import (
     SEAL_TAG,
     Seal,
     hash_of,
-    hash_of_file,
-    hashes_of,
     statement,
 )
 from raydp.tracking.sealing.signing import SigningKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -68,6 +68,7 @@ def push_model(
         folder = export_model(
             uri, Path(scratch) / "model", tracking_uri=tracking_uri, trusted_keys=trusted_keys, **export
         )
+        _check_certified(json.loads((folder / PRIVACY_FILE).read_bytes()), uri, uncertified=uncertified)
         with _hub_errors(repo):
             _make_repository(api, repo, public=public)
             message = f"{uri.removeprefix('models:/')} from raydp's registry"
@@ -77,7 +78,7 @@ def push_model(
 def _check_guarantee(uri: str, tracking_uri: str | None, *, uncertified: bool) -> None:
     """Refuse a version whose ε an audit has refuted, and a model without a certified guarantee unless it is wanted.
 
-    The record is read before its seal is checked, which the export does.
+    The record is read before its seal is checked, so the exported record is checked again.
     """
     store = open_store(tracking_uri)
     model = resolve_uri(store, uri)
@@ -86,7 +87,11 @@ def _check_guarantee(uri: str, tracking_uri: str | None, *, uncertified: bool) -
         if alarm is not None:
             raise ValueError(f"MODEL must have a guarantee that holds to be sent, got {uri}: {alarm}")
     location = store.client.get_logged_model(model.model_id).artifact_location
-    record = json.loads(artifact_bytes(store, location, PRIVACY_FILE) or b"{}")
+    _check_certified(json.loads(artifact_bytes(store, location, PRIVACY_FILE) or b"{}"), uri, uncertified=uncertified)
+
+
+def _check_certified(record: Mapping[str, Any], uri: str, *, uncertified: bool) -> None:
+    """Refuse a record without a certified guarantee, unless it is wanted."""
     if not record.get("certified") and not uncertified:
         reasons = "; ".join(record.get("not_certified_because", ())) or "its record does not say why"
         raise ValueError(

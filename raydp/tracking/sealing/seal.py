@@ -11,10 +11,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from raydp.tracking.portable import TOKENIZER_FILES
 from raydp.tracking.records import PRIVACY_TAGS, as_params
 from raydp.tracking.sealing.signing import SigningKey, signature_fits
 
@@ -31,7 +29,6 @@ COMPONENTS = "components"
 """Folder of the tokenizer in an exported model, where MLflow's flavour `transformers` reads it."""
 OPENSSF_FILE = "model.sig"
 """Signature of an exported model in the format of OpenSSF Model Signing."""
-_ADDED_FOLDERS = (f"{EXPORTED_BASE}/", f"{COMPONENTS}/")
 _HASHES = ("privacy_sha256", "files_sha256")
 _PURPOSE = b"raydp seal 1\n"
 """Prefix of a signed message, so that a signature cannot be mistaken for one of another purpose."""
@@ -109,6 +106,7 @@ BAD_SIGNATURE = "signature does not fit"
 OTHER_MODEL = "card of another model"
 OTHER_FIGURES = "figures differ from the card's"
 OTHER_FILES = "files differ from the card's"
+UNREADABLE = "its files cannot be read"
 
 
 def statement(
@@ -145,95 +143,9 @@ def guarantee_of(privacy: Mapping[str, object]) -> dict[str, str]:
     return as_params({name: privacy.get(name) for name in PRIVACY_TAGS})
 
 
-def hashes_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 (hex) of every file in a folder, by name, without seal.json and MLflow's note."""
-    hashes = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name not in (SEAL_FILE, DOWNLOAD_NOTE):
-            hashes[name] = hash_of_file(path)
-    return hashes
-
-
-def hash_of_file(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def hash_of(hashes: Mapping[str, str]) -> str:
     """Return one hash over the hashes of many files."""
     return hashlib.sha256(_canonical(hashes)).hexdigest()
-
-
-def sealed_names(folder: Path) -> frozenset[str]:
-    """Return the names of the files in a folder's seal.json. `folder_problem` checks whether the list is reliable."""
-    path = folder / SEAL_FILE
-    listed = json.loads(path.read_text(encoding="utf-8")).get("files") if path.is_file() else None
-    return frozenset(listed if isinstance(listed, dict) else ())
-
-
-def folder_problem(
-    folder: Path, sealed: Seal | None, keys: frozenset[str] | None, *, exported: bool = False
-) -> str | None:
-    """Return how a model's folder differs from the sealed one; None if it is equal down to the last bit.
-
-    Args:
-        folder: has all files of the model.
-        sealed: the seal in the registry; None if it holds none.
-        keys: as in `Seal.signature_problem`.
-        exported: ignore files that `raydp models export` adds and no seal lists. The caller must not read them. They
-            are README.md, model.sig, the folders of the base model and of MLflow's components, and the tokenizer if
-            no file of it is sealed.
-    """
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return NO_FILES
-    # Compare the folder's seal with the registry's, and check the signature.
-    path = folder / SEAL_FILE
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    own = Seal.read(text)
-    if own is None or sealed is None:
-        return NO_CARD
-    if own != sealed:
-        return OTHER_MODEL
-    if (problem := own.signature_problem(keys)) is not None:
-        return problem
-    # Compare the files with the sealed hashes, and the record with the sealed values.
-    hashes = hashes_of(folder)
-    if exported:
-        hashes = _without_added(hashes, sealed_names(folder))
-    if hash_of(hashes) != own.statement["files_sha256"] or hashes.get(PRIVACY_FILE) != own.statement["privacy_sha256"]:
-        return f"{OTHER_FILES}: {_differing(hashes, json.loads(text).get('files'))}"
-    return None if _figures(folder / PRIVACY_FILE) == own.statement["guarantee"] else OTHER_FIGURES
-
-
-def _without_added(hashes: dict[str, str], listed: frozenset[str]) -> dict[str, str]:
-    """Return the hashes without the files that an export adds.
-
-    A forged list does not help an attacker: a sealed file that the list omits is missing from the sealed hash.
-    """
-    tokenizer = () if listed & set(TOKENIZER_FILES) else TOKENIZER_FILES
-    return {
-        name: value
-        for name, value in hashes.items()
-        if name in listed or not (name in (README_FILE, OPENSSF_FILE, *tokenizer) or name.startswith(_ADDED_FOLDERS))
-    }
-
-
-def _figures(path: Path) -> dict[str, str] | None:
-    """Return the values of a privacy record; None if the file is not a record, even if somebody sealed it."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    return guarantee_of(record) if isinstance(record, dict) else None
-
-
-def _differing(hashes: Mapping[str, str], listed: object) -> str:
-    """Name the files that differ from seal.json's list, for a message only: the list itself may be forged."""
-    known = listed if isinstance(listed, dict) else {}
-    names = sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name))
-    return ", ".join(names) or SEAL_FILE
 
 
 def _refuse(name: str) -> None:

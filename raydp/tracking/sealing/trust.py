@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raydp.tracking.sealing.folders import copy_problem, folder_problem
 from raydp.tracking.sealing.seal import (
     NO_CARD,
     NO_FILES,
@@ -14,7 +15,6 @@ from raydp.tracking.sealing.seal import (
     OTHER_MODEL,
     SEAL_TAG,
     Seal,
-    folder_problem,
 )
 from raydp.tracking.sealing.signing import trusted_keys
 from raydp.tracking.store import Store, artifact
@@ -62,12 +62,12 @@ class Trust:
         problem = self.tag_problem(model, version)
         if problem is None and self.verify:
             with artifact(store, model.artifact_location) as folder:
-                problem = self.folder_problem(folder, model)
+                problem = folder_problem(folder, _sealed(model), self.keys)
         return problem
 
     def tag_problem(self, model: LoggedModel, version: ModelVersion | None) -> str | None:
         """Return why the guarantee is unreliable by the registry's tags alone, without reading the model's files."""
-        sealed = Seal.read(model.tags.get(SEAL_TAG, ""))
+        sealed = _sealed(model)
         if sealed is None:
             return NO_CARD
         said = sealed.statement
@@ -86,17 +86,17 @@ class Trust:
         same &= isinstance(configuration, dict) and configuration.items() <= dict(model.params).items()
         return None if same else OTHER_FIGURES
 
-    def folder_problem(self, folder: Path, model: LoggedModel) -> str | None:
-        """Return why the guarantee is unreliable by the model's files, compared with the registry's seal."""
-        return folder_problem(folder, Seal.read(model.tags.get(SEAL_TAG, "")), self.keys)
+    def copy_checked(self, folder: Path, copy: Path, model: LoggedModel, uri: str) -> None:
+        """Copy a model's files, and refuse them if they differ from the sealed ones. Read the copy, not the folder.
 
-    def check_folder(self, folder: Path, model: LoggedModel, uri: str) -> None:
-        """Refuse files that differ from the sealed ones.
+        Args:
+            folder: the model's files. Somebody may change them at any moment.
+            copy: a new folder in a place that nobody else can write to.
 
         Raises:
             ValueError: the message says which files differ, that they are gone, or what is wrong with the signature.
         """
-        problem = self.tag_problem(model, None) or self.folder_problem(folder, model)
+        problem = self.tag_problem(model, None) or copy_problem(folder, copy, _sealed(model), self.keys)
         if problem == NO_FILES:
             raise ValueError(
                 f"MODEL must be complete, got {uri}: {NO_FILES} from {model.artifact_location}. Restore them. A SQLite "
@@ -107,3 +107,8 @@ class Trust:
                 f"MODEL must hold what its privacy card was made for, got {uri}: {problem}. Restore it, or check it "
                 "and seal it by `raydp models seal`."
             )
+
+
+def _sealed(model: LoggedModel) -> Seal | None:
+    """Return the seal that the registry holds of a model."""
+    return Seal.read(model.tags.get(SEAL_TAG, ""))
