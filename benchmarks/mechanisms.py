@@ -58,7 +58,7 @@ def row_of(spec: SweepSpec) -> dict[str, Any]:
     configuration = (int(best[0]), int(best[1]), float(best[2]))
     figures, plan = means.loc[best], read_json(SweepFolder(path=folder).path / "plan.json")
     run_id = next(t["run_id"] for t in plan["trials"] if tuple(t[axis] for axis in axes) == configuration)
-    record = plan["privacy"][run_id]
+    record = plan["records"][plan["privacy"][run_id]]
     return {
         "mechanism": spec.name,
         "configuration": configuration,

@@ -152,6 +152,7 @@ class OutputPerturbation(MethodSection):
             if context.progress is not None:
                 context.progress(step + 1, plan.num_steps, history[-1])
         # Record the release, then add noise to the weights once, on a lattice.
+        context.require_noise(plan.noise_multiplier)
         if context.ledger is not None:
             context.ledger.record(plan.num_steps)
         stream = KeyedStream(key=key, run_id=plan.run_id)

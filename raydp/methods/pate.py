@@ -222,7 +222,8 @@ class PATE(MethodSection):
         queries = task.public.select(np.arange(self.num_queries))
         beside = None if store is None else store.beside("teachers")
         votes = collect_votes(plan, self._teachers(), context, task, queries, comm, key, beside)
-        # Release noisy answers.
+        # Release noisy answers. The student then learns from what is released, without further noise.
+        context.require_noise(plan.noise_multiplier)
         if context.ledger is not None and comm.rank == 0:
             context.ledger.record(0)
         answers, answered = self.released(plan, votes, key)
@@ -240,7 +241,7 @@ class PATE(MethodSection):
             lambda step: poisson_batch(of_student, key, step),
             self.optimizer(plan, list(context.parameters.values())),
         )
-        trained = loop.run(of_student, rule, context, student, comm, key, store)
+        trained = loop.run(of_student, rule, replace(context, accounted=None), student, comm, key, store)
         sigma = self.answer_noise(plan.noise_multiplier)
         details = {
             "votes": votes.tolist(),

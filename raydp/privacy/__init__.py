@@ -20,6 +20,7 @@ from raydp.privacy.records.card import card_markdown, remarks
 from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.cross_check import cross_check
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
+from raydp.privacy.records.kept import require_kept
 from raydp.privacy.records.parts import (
     AccountedEpsilon,
     Mechanism,
@@ -85,6 +86,7 @@ __all__ = [
     "profile",
     "profile_rows",
     "remarks",
+    "require_kept",
     "selection_guarantee",
     "separate_bound",
     "separate_p_value",

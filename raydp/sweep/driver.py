@@ -24,7 +24,8 @@ from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
+from raydp.sweep.planning.kept import check_kept
+from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.private_selection.release import PrivateSelectionEnding
 from raydp.sweep.run_logs import log_commands
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from raydp.sweep.engine.tune.result_grid import SweepGrid
 
 LOGGER = logging.getLogger(__name__)
+UNBOUND = (
+    "an earlier version of raydp started this sweep and did not bind its key to it. The present key is bound from now "
+    "on. If sweep.key was ever replaced, the records of the runs before it are wrong: start a new sweep"
+)
 
 
 class Ending(Protocol):
@@ -151,7 +156,9 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
             folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id))
         try:
             write_counts(folder, task.secrets())
-            check_runs(folder, drawn(plan, spec, weight_hash, folder.key()))
+            check_kept(folder.plan(), drawn(plan, spec, weight_hash, folder.key()), spec)
+            if folder.bind_key():
+                LOGGER.warning("%s", UNBOUND)
             for command in log_commands(folder, spec.tracking.loggers):
                 console.print(f"run logs: {command}", markup=False, soft_wrap=True)
             context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
@@ -214,18 +221,3 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
         committer.listener.deliver_missing(trials)
         if not settle_seeds(context, task, finer, console):
             return ending.finish()
-
-
-def check_runs(folder: SweepFolder, plan: SweepPlan) -> None:
-    """Check that a spec still gives the runs that its sweep was started with.
-
-    The runs keep the noise multipliers of the sweep's start, even if a new version of a library calibrates others.
-
-    Raises:
-        ValueError: data, secrets or base weights are not those that the sweep was started with.
-    """
-    if {t.run_id for t in folder.plan().trials} != {t.run_id for t in plan.trials}:
-        raise ValueError(
-            "SPEC must give the runs that the sweep was started with, got others: data, secrets or base weights have "
-            "changed. Restore them, or give the sweep a new name."
-        )

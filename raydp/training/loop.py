@@ -135,7 +135,8 @@ def run(
         comm.all_reduce_sum(sums)
         if canaries is not None:
             canaries.add(flat, rule.clipping)
-        # Record the step in the ledger, then add the noise. An auditor sees the noisy sum.
+        # Record the step in the ledger, then add the noise of the record. An auditor sees the noisy sum.
+        context.require_noise(rule.noise_multiplier)
         if rule.noise_multiplier > 0:
             if context.ledger is not None and comm.rank == 0:
                 context.ledger.record(step)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from raydp.privacy import Event, PoissonGaussian
 from raydp.training.gradients.canaries import GradientCanaries
 from raydp.training.gradients.memory import TokenBudget
 from raydp.training.ledger import Ledger
@@ -39,6 +40,7 @@ class TrainingContext:
         evaluate_fn: called on every rank with the steps done, after each step. It returns further values of the step's
             row, on rank 0; nothing for steps after which nothing is measured.
         ledger: records every noisy step before the step is used.
+        accounted: event of the run's privacy record, which the noise is checked against; None without a record.
         canaries: gradient canaries of an audit. Such a run saves no checkpoint and starts again if it is interrupted.
     """
 
@@ -54,7 +56,24 @@ class TrainingContext:
     check_fn: Callable[[int], bool] = lambda done: False
     evaluate_fn: Callable[[int], Mapping[str, float]] = lambda done: {}
     ledger: Ledger | None = None
+    accounted: Event | None = None
     canaries: GradientCanaries | None = None
+
+    def require_noise(self, noise_multiplier: float) -> None:
+        """Check that the noise which is about to be added is that of the run's privacy record.
+
+        Args:
+            noise_multiplier: standard deviation of the noise over the sensitivity. Steps that release something beside
+                the noisy sum have more noise on the sum than the record says.
+
+        Raises:
+            ValueError: it is less noise.
+        """
+        if isinstance(self.accounted, PoissonGaussian) and not noise_multiplier >= self.accounted.noise_multiplier:
+            raise ValueError(
+                f"noise_multiplier must be at least that of the privacy record, {self.accounted.noise_multiplier}, got "
+                f"{noise_multiplier}. Restore plan.json, or start a new sweep."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

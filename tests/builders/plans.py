@@ -43,9 +43,9 @@ def plan_of_runs(
     configurations: Sequence[TrialPlan] = (),
     sweep_id: str = SWEEP_ID,
 ) -> Plan:
-    """A plan of given runs on 2,000 examples; each run's record has ε = 8 where none is given."""
+    """Return a plan of given runs on 2,000 examples; each run's record has ε = 8 where none is given."""
     facts = TaskFacts(num_examples=2000, num_units=2000, privacy_unit="row", content_hash="0", num_tokens=1)
-    records = {t.run_id: record_of() for t in trials} if privacy is None else privacy
+    records = {t.run_id: record_of(_event_of(t)) for t in trials} if privacy is None else privacy
     return Plan(
         sweep_id=sweep_id,
         facts=facts,
@@ -53,4 +53,13 @@ def plan_of_runs(
         trials=tuple(trials),
         privacy=records,
         configurations=tuple(configurations),
+    )
+
+
+def _event_of(trial: TrialPlan) -> PoissonGaussian:
+    """Return the event of DP-SGD; of a run without noise, one with σ = 1 that no run has trained."""
+    return PoissonGaussian(
+        sample_rate=min(1.0, trial.batch_size / trial.num_examples),
+        noise_multiplier=trial.noise_multiplier or 1.0,
+        num_steps=trial.num_steps,
     )

@@ -174,6 +174,15 @@ class MethodConformance:
         resumed = self.trained(method, store=store, checkpoint_seconds=0.0)
         torch.testing.assert_close(resumed, self.trained(method), rtol=1e-6, atol=1e-7)  # fp32 sums
 
+    def test_training_refuses_less_noise_than_the_record_says(self, method: Method) -> None:
+        """Whatever changed the planned noise, the step that adds it compares it with the record."""
+        if not method.private:
+            return
+        accounted = method.event(PLAN, PLAN.noise_multiplier)
+        self.trained(method, accounted=accounted)
+        with pytest.raises(ValueError, match=r"^noise_multiplier must be at least that of the privacy record, 1\.0"):
+            self.trained(method, replace(PLAN, noise_multiplier=0.999), accounted=accounted)
+
     def test_its_time_grows_with_its_steps_exactly_where_it_says_so(self, method: Method) -> None:
         few, many = (self.work(method, steps) for steps in (10, 20))
         assert (many > 1.5 * few) == method.costs_its_steps
@@ -208,11 +217,17 @@ class MethodConformance:
         )
 
     def trained(
-        self, method: Method, *, key: bytes = KEY, store: CheckpointStore | None = None, **options: Any
+        self,
+        method: Method,
+        plan: TrialPlan = PLAN,
+        *,
+        key: bytes = KEY,
+        store: CheckpointStore | None = None,
+        **options: Any,
     ) -> torch.Tensor:
         """Return all weights of a trained linear network."""
         context = network_context(NETWORK, **options)
-        method.train(PLAN, context, points_task(), LocalComm(), key, store)
+        method.train(plan, context, points_task(), LocalComm(), key, store)
         return _flat(context)
 
     def work(self, method: Method, num_steps: int) -> int:

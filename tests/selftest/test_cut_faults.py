@@ -27,6 +27,7 @@ from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning import plan as planning
 from raydp.sweep.planning.plan import make_plan
+from raydp.sweep.store import noise_key
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.text import language
 from raydp.training import loop
@@ -316,7 +317,8 @@ def test_a_key_that_is_always_the_test_key(monkeypatch: pytest.MonkeyPatch, tmp_
         sweep_of(tmp_path)
     assert not list(tmp_path.rglob("plan.json"))
     assert {"key of a sweep and the test key", "keys of two sweeps of one spec"} <= failed(_key_checks())
-    monkeypatch.setattr("raydp.sweep.store.folder._checked", lambda key, path, privacy: key)
+    monkeypatch.setattr(noise_key, "_check", lambda *about: None)
+    monkeypatch.setattr("raydp.sweep.store.folder.read_key", lambda path, *about: path.read_bytes())
     caught = {"key of a sweep and the test key", "keys of two sweeps of one spec"}
     assert caught | {"secret sweeps that take the test key"} == failed(_key_checks())
 
@@ -330,7 +332,7 @@ def test_a_sweep_does_not_go_on_with_a_key_that_is_not_its_own(tmp_path: Path, k
 
 
 def test_a_key_that_others_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(monkeypatch, SweepFolder, "_make_key", ("0o600", "0o644"))
+    monkeypatch.setattr(noise_key, "MODE", 0o644)
     assert failed(_key_checks()) == {"others who can read a key"}
 
 

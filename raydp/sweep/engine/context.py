@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.models.finding import hub_revision, local_folder
+from raydp.privacy import Event
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
@@ -61,6 +62,7 @@ class WorkerInputs:
     Attributes:
         models: the base model by the type of its weights, which may vary with the adapter.
         trials: run_id -> planned run.
+        accounted: run_id -> event of the run's privacy record.
         first: the settings of the run that a worker gets first, whose model it sets up at its start.
         folder: the sweep's folder.
         bucket: the store through which runs are handed over; None if every node sees the folder.
@@ -71,6 +73,7 @@ class WorkerInputs:
     task: Task
     models: Mapping[str, SharedModel]
     trials: dict[str, TrialPlan]
+    accounted: dict[str, Event]
     first: str
     sweep_id: str
     folder: Path

@@ -144,6 +144,7 @@ def _worker_inputs(
             [spec.of_run(own).model for own in dict.fromkeys(settings)], new_tokens=task.facts().num_new_tokens
         ),
         trials=context.trials,
+        accounted={run_id: context.plan.privacy[run_id].mechanism.event for run_id in context.trials},
         first=settings[0],
         sweep_id=sweep_id,
         folder=context.folder.path.resolve(),

@@ -19,6 +19,7 @@ from raydp.models import base_models as models
 from raydp.models.networks import untrained_weights
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
+from raydp.privacy import Event
 from raydp.scores.base import Measurement, measured
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import check_steps, evaluations_between
@@ -154,7 +155,12 @@ class TrialRunner:
         return True
 
     def run(
-        self, plan: TrialPlan, files: TrialFiles, attempt: str, control: TrialControl | None = None
+        self,
+        plan: TrialPlan,
+        files: TrialFiles,
+        attempt: str,
+        control: TrialControl | None = None,
+        accounted: Event | None = None,
     ) -> RunResult | None:
         """Train and score one run. Every rank calls this method; rank 0 measures and saves.
 
@@ -162,6 +168,7 @@ class TrialRunner:
             files: the run's checkpoints, ledger and model.
             attempt: names the model until it is committed.
             control: follows the run on rank 0, and may pause or end it.
+            accounted: event of the run's privacy record; None for a run without one.
 
         Returns:
             The result to commit on rank 0, None on the other ranks. A run that ended at a check has no model.
@@ -169,10 +176,12 @@ class TrialRunner:
         Raises:
             Paused: the control asked for a pause. The state is saved.
         """
+        if accounted is not None:
+            self._require(plan, accounted)
         start = self._untrained(plan.seed) or self._start
         adapters.initialise(self._parameters, self._spec.model.adapter, start, plan.seed)
         ledger, notes, reasons = files.ledger(), list[str](), list[str]()
-        context = self._context(plan, ledger, control, reasons)
+        context = replace(self._context(plan, ledger, control, reasons), accounted=accounted)
         store = files.checkpoints(notes.append)
         task = for_seed(self._task, plan.seed)
         trained = self._spec.method.params.train(plan, context, task, self.comm, self._key, store)
@@ -196,6 +205,19 @@ class TrialRunner:
             )
         observed = None if canaries is None else canaries.log_ratios
         return self._finished(result, plan.seed, trained, files, attempt, observed)
+
+    def _require(self, plan: TrialPlan, accounted: Event) -> None:
+        """Check that training as planned is the accounted event, on as many units as there are.
+
+        Raises:
+            ValueError: it is another event, or another number of units.
+        """
+        trains, units = self._spec.method.params.event(plan, plan.noise_multiplier), self._task.facts().num_units
+        if (trains, plan.num_examples) != (accounted, units):
+            raise ValueError(
+                f"run {plan.run_id} must train as its privacy record says, {accounted} of {units} units, got {trains} "
+                f"of {plan.num_examples}. Restore plan.json, or start a new sweep."
+            )
 
     def _evaluations(self, plan: TrialPlan) -> int:
         """Return how often a run measures its utility, if it is not stopped early."""

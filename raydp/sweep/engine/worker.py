@@ -81,7 +81,7 @@ def _run_lease(runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQu
                 outcome = runners.of("").measure_base(shared.spec.seed_labels[0])
             else:
                 trial = shared.trials[run_id]
-                outcome = runners.of(trial.settings).run(trial, files, attempt, heart)
+                outcome = runners.of(trial.settings).run(trial, files, attempt, heart, shared.accounted[run_id])
         except Paused:
             ray.get(queue.release.remote(run_id, token))  # changes nothing if the lease was lost
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdaptiveSeeds, PrecisionArguments, PrivacySpec, SelectSpec
 from raydp.sweep.store.disclosure import AllRuns, Disclosure, ReleasedRunAlone
 from raydp.sweep.store.json_files import read_json, read_state, write_json
+from raydp.sweep.store.noise_key import fingerprint, read_key, write_key
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, DriverProgress, Plan, SearchEnd, SeedsEnd
 from raydp.sweep.store.summary import ReleasedModels, SweepSummary
@@ -171,9 +171,13 @@ class SweepFolder:
         cls.require_new(spec)
         folder = cls(path=Path(spec.storage) / spec.name)
         (folder.path / "trials").mkdir(parents=True, exist_ok=True)
-        write_json(folder.path / "plan.json", plan_fn(folder._make_key(spec)).to_json())
+        key = write_key(folder._key_file, spec.privacy)
+        folder._write_plan(replace(plan_fn(key), key_fingerprint=fingerprint(key)))
         folder._write_spec(spec)
         return folder
+
+    def _write_plan(self, plan: Plan) -> None:
+        write_json(self.path / "plan.json", plan.to_json())
 
     def _write_spec(self, spec: SweepSpec) -> None:
         text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -286,14 +290,17 @@ class SweepFolder:
     def _written(self) -> Any:
         return read_yaml(self.path / "spec.yaml", "SPEC")
 
+    @property
+    def _key_file(self) -> Path:
+        return self.path / "sweep.key"
+
     def key(self) -> bytes:
         """Read the sweep's secret key.
 
         Raises:
-            ValueError: the file is not a key, or it holds the public test key although the spec asks for a secret key.
+            ValueError: see `read_key`.
         """
-        path = self.path / "sweep.key"
-        return _checked(path.read_bytes(), path, self.privacy())
+        return read_key(self._key_file, self.privacy(), self.plan().key_fingerprint)
 
     def plan(self) -> Plan:
         """Read the plan of the sweep.
@@ -390,10 +397,19 @@ class SweepFolder:
         if added:
             records = {t.run_id: kept.privacy[like[t.configuration].run_id] for t in added}
             trials = tuple(runs[trial.run_id] for trial in plan.trials)
-            write_json(
-                self.path / "plan.json",
-                replace(kept, trials=trials, privacy={**kept.privacy, **records}).to_json(),
-            )
+            self._write_plan(replace(kept, trials=trials, privacy={**kept.privacy, **records}))
+
+    def bind_key(self) -> bool:
+        """Write the fingerprint of the key into a plan of an earlier version, which has none.
+
+        Returns:
+            Whether it was written. The runs before it may have had another key, which nothing can tell any more.
+        """
+        plan = self.plan()
+        if plan.key_fingerprint is not None:
+            return False
+        self._write_plan(replace(plan, key_fingerprint=fingerprint(self.key())))
+        return True
 
     def reopen_seeds(self) -> None:
         """Remove how adaptive seeds have ended, because they may go on."""
@@ -483,7 +499,7 @@ class SweepFolder:
 
     def times(self) -> tuple[float, float]:
         """Return when the sweep began and when its results last changed, in seconds since the epoch."""
-        started = (self.path / "sweep.key", self.path / "spec.yaml")  # a resume may write the second one again
+        started = (self._key_file, self.path / "spec.yaml")  # a resume may write the second one again
         files = [*started, self.path / "summary.json", *self.path.glob("trials/*/result.json")]
         times = [file.stat().st_mtime for file in files if file.is_file()]
         return times[0], max(times)
@@ -557,19 +573,6 @@ class SweepFolder:
         with suppress(OSError):  # not empty
             self.path.rmdir()
 
-    def _make_key(self, spec: SweepSpec) -> bytes:
-        """Draw the key, or use the test key, and write it to a file that only the user can read."""
-        from raydp.training.noise.stream import TEST_KEY, new_key  # imports torch
-
-        key = TEST_KEY if spec.privacy.noise_key == "test" else new_key()
-        path = self.path / "sweep.key"
-        _checked(key, path, spec.privacy)
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(key)
-        return key
-
 
 def _adds_seeds(started: SweepSpec, spec: SweepSpec) -> bool:
     """Return whether a spec has adaptive seeds that include those of the sweep's start. The first seed stays: it is
@@ -583,21 +586,3 @@ def _is_of_start(path: Path) -> bool:
     if path.is_dir():
         return path.name == "trials" and not path.is_symlink() and not any(path.iterdir())
     return path.name in OF_START or any(path.match(f".{name}.*.part") for name in OF_START)
-
-
-def _checked(key: bytes, path: Path, privacy: PrivacySpec) -> bytes:
-    """Return the key after checking it. A public key would void the certified guarantee of the records.
-
-    Raises:
-        ValueError: the key has a wrong length, or is the public test key although the spec asks for a secret key.
-    """
-    from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
-
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"{str(path)!r} must have {KEY_BYTES} bytes, got {len(key)}. Restore the sweep's own key.")
-    if key == TEST_KEY and privacy.noise_key != "test":
-        raise ValueError(
-            f"{str(path)!r} must be a secret key, got the public test key, with which no run is certified. Restore the "
-            "sweep's own key, or start a new sweep."
-        )
-    return key

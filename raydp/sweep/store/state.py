@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,8 +12,8 @@ from raydp.search_spaces import Configuration
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
-PLAN_FORMAT = 1
-"""A plan of an early version has no format and is read as this format."""
+PLAN_FORMAT = 2
+"""Formats 1 and none, of earlier versions, have no fingerprint of the key and a record for each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,11 @@ class Plan:
         trials: the runs, in the order in which they are started.
         privacy: run_id -> the run's privacy record, which its card and the registry show.
         configurations: for a private selection, one run of each configuration that could have been drawn.
+        key_fingerprint: names the sweep's key, see `raydp.training.noise.stream.key_fingerprint`. None in a plan that
+            an earlier version wrote, until a resume.
+
+    Raises:
+        ValueError: a run has no privacy record, or its record has other noise than the run.
     """
 
     sweep_id: str
@@ -34,6 +40,18 @@ class Plan:
     trials: tuple[TrialPlan, ...]
     privacy: Mapping[str, PrivacyRecord]
     configurations: tuple[TrialPlan, ...] = ()
+    key_fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        for trial in self.trials:
+            record = self.privacy.get(trial.run_id)
+            if record is None:
+                raise ValueError(f"run {trial.run_id!r} has no privacy record")
+            accounted = record.mechanism.noise_multiplier
+            if record.mechanism.private and accounted != trial.noise_multiplier:
+                raise ValueError(
+                    f"run {trial.run_id!r} has noise_multiplier {trial.noise_multiplier}, and {accounted} in its record"
+                )
 
     @property
     def record(self) -> PrivacyRecord:
@@ -48,13 +66,17 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of plan.json."""
+        texts = {run_id: json.dumps(record.to_json()) for run_id, record in self.privacy.items()}
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts.values()))}
         return {
             "format": PLAN_FORMAT,
+            "key_fingerprint": self.key_fingerprint,
             "facts": asdict(self.facts),
             "delta": self.delta,
-            "trials": [asdict(trial) for trial in self.trials],
-            "privacy": {run_id: record.to_json() for run_id, record in self.privacy.items()},
-            **({"configurations": [asdict(c) for c in self.configurations]} if self.configurations else {}),
+            "trials": [vars(trial) for trial in self.trials],
+            "records": [json.loads(text) for text in places],
+            "privacy": {run_id: places[text] for run_id, text in texts.items()},
+            **({"configurations": [vars(c) for c in self.configurations]} if self.configurations else {}),
             "sweep_id": self.sweep_id,
         }
 
@@ -67,24 +89,29 @@ class Plan:
             name: name of the sweep, for the message.
 
         Raises:
-            ValueError: an unknown version of raydp wrote the plan.
+            ValueError: an unknown version of raydp wrote the plan, or its runs and privacy records do not agree.
         """
-        written = document.get("format", PLAN_FORMAT)
         try:
-            if written != PLAN_FORMAT:
-                raise TypeError(f"its plan has format {written}, this version reads {PLAN_FORMAT}")
+            written = document.get("format", 1)
+            if written not in (1, PLAN_FORMAT):
+                raise TypeError(f"its plan has format {written}, this version reads 1 and {PLAN_FORMAT}")
+            privacy, records = document["privacy"], document.get("records")
+            if records is None:
+                records, privacy = list(privacy.values()), {run_id: place for place, run_id in enumerate(privacy)}
+            read = [PrivacyRecord.from_json(record) for record in records]
             return cls(
                 sweep_id=document["sweep_id"],
                 facts=TaskFacts(**document["facts"]),
                 delta=document["delta"],
                 trials=tuple(TrialPlan(**trial) for trial in document["trials"]),
-                privacy={name: PrivacyRecord.from_json(record) for name, record in document["privacy"].items()},
+                privacy={run_id: read[place] for run_id, place in privacy.items()},
                 configurations=tuple(TrialPlan(**c) for c in document.get("configurations", ())),
+                key_fingerprint=document.get("key_fingerprint"),
             )
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"SWEEP must be one that this version of raydp can read, got {name!r} ({error}). Use the version that "
-                "wrote it, or start a new sweep."
+                f"SWEEP must have a plan.json that this version of raydp can read, got {name!r} ({error}). Restore the "
+                "file, use the version that wrote it, or start a new sweep."
             ) from error
 
 

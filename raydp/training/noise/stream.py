@@ -11,6 +11,7 @@ low-order bits do not leak. On a GPU they are drawn there (`raydp.training.noise
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import math
@@ -40,6 +41,14 @@ TEST_KEY = bytes(KEY_BYTES)
 def new_key() -> bytes:
     """Return a secret 256-bit sweep key from the operating system."""
     return secrets.token_bytes(KEY_BYTES)
+
+
+def key_fingerprint(key: bytes) -> str:
+    """Return a one-way hash of a key, which names the key and says nothing of its streams.
+
+    The prefix separates it from every other use of the key. 256 random bits cannot be guessed from it.
+    """
+    return hashlib.sha256(b"raydp: fingerprint of a sweep's key\0" + key).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,54 @@
+"""Compare a record that a file kept with the record of today: an edited guarantee is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raydp.privacy.records.record import PrivacyRecord
+
+ROUNDING = 1e-6
+"""Largest relative excess of a recomputed ε over a kept one. Another machine may round the last bits otherwise."""
+
+
+def require_kept(kept: PrivacyRecord, now: PrivacyRecord, epsilon_fn: Callable[[], float]) -> None:
+    """Check that a kept record still holds. Its noise may be that of another version's calibration.
+
+    Args:
+        kept: the record in a file.
+        now: the record of the same run, calibrated now.
+        epsilon_fn: computes ε at the kept noise. It is called if the kept record has less noise than `now`, or less ε.
+
+    Raises:
+        ValueError: another part of the guarantee than noise and ε differs, or ε is too small for the kept noise.
+    """
+    if kept == now:
+        return
+    for name, value in _stated(kept).items():
+        if value != (wanted := _stated(now)[name]):
+            raise ValueError(f"{name} of a privacy record must be {wanted!r}, got {value!r}")
+    epsilon = kept.accounted.epsilon
+    if kept.mechanism.noise_multiplier >= now.mechanism.noise_multiplier and epsilon >= now.accounted.epsilon:
+        return  # ε falls with more noise
+    computed = epsilon_fn()
+    if not computed <= epsilon * (1 + ROUNDING):
+        raise ValueError(f"epsilon of a privacy record must be at least {computed:.6g} at its noise, got {epsilon:.6g}")
+
+
+def _stated(record: PrivacyRecord) -> dict[str, object]:
+    """Return what a record states, without numbers that a calibration decides and without prose."""
+    mechanism, accounted, choice = record.mechanism, record.accounted, record.private_selection
+    selection = choice and (choice.distribution, choice.mean, choice.eta, choice.trials, choice.configurations)
+    return {
+        "sample_rate": mechanism.sample_rate,
+        "num_steps": mechanism.num_steps,
+        "max_grad_norm": mechanism.max_grad_norm,
+        "clipping": mechanism.clipping,
+        "accountant": accounted.accountant,
+        "delta": accounted.delta,
+        "target_epsilon": accounted.target_epsilon,
+        "claimed_epsilon": record.procedure.claimed_epsilon,
+        "unit": record.unit,
+        "certified": record.certified,
+        "private_selection": selection,
+        "data_sets": record.data_sets is not None,
+    }
