@@ -110,7 +110,6 @@ FAMILIAR = frozenset(
     ]
 )
 """Usual names of columns. Any other name may be private text: a file without a header begins with a row."""
-LONGEST_NUMBER = 40
 _OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}")
 
 
@@ -138,10 +137,12 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a mapping" if isinstance(value, dict) else "another value")
 
 
-def cell_in_words(cell: str) -> str:
-    """Describe a cell of a table for a message. A number or an empty cell is shown, text is not."""
+def cell_in_words(cell: object) -> str:
+    """Describe a cell of a table for a message, without showing it: a number may be private too."""
+    if not isinstance(cell, str):
+        return kind_of(cell)
     try:
         float(cell or 0)
     except ValueError:
         return "text"
-    return repr(cell) if len(cell) <= LONGEST_NUMBER else "a long number"
+    return "another number" if cell.strip() else "an empty cell"

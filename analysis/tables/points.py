@@ -18,6 +18,8 @@ from raydp.search_spaces.names import cell_in_words, familiar, unknown_name
 from raydp.search_spaces.settings import EMPTY, settings_of, settings_text
 
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
+OPTIONAL_NUMBERS = ("epsilon", "delta", "base_utility_loss")
+"""Columns of numbers that a table may lack, and whose cells may be null."""
 SETTINGS = "settings"
 """The column of the further fields that a configuration sets, each cell as
 `raydp.search_spaces.settings.settings_text`. A table without the column is one whose configurations set none."""
@@ -112,6 +114,9 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
         column = points[name]
         if (checked := check_column(column)) is not column:
             points[name] = checked
+    for name in OPTIONAL_NUMBERS:
+        if name in points.columns:
+            points[name] = numbers(points[name])
     points = with_settings(points)
     _refuse_duplicates(points, by)
     points.attrs[_OTHER_ROWS] = others
@@ -258,8 +263,8 @@ def check_column(column: pd.Series) -> pd.Series:
         if not holds.all():
             at = int(np.argmin(holds))
             raise ValueError(
-                f"{name} must {rule} in every finished row, got {column.iloc[at]} in row {column.index[at] + 1}. "
-                "Correct the row, or leave it out."
+                f"{name} must {rule} in every finished row, got another value in row {column.index[at] + 1}. Correct "
+                "the row, or leave it out."
             )
     if column.dtype == (np.int64 if name in _INTEGERS else np.float64):
         return column
@@ -276,23 +281,27 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     """
     if column.dtype in (np.float64, np.int64):
         return column.to_numpy(dtype=np.float64)
-    try:
-        return np.array([np.nan if pd.isna(value) else float(str(value)) for value in column.array], dtype=np.float64)
-    except ValueError:
-        bad = next(at for at, value in enumerate(column) if not _is_number(value))
+    cells = list(column.array)
+    values = [_number(cell) for cell in cells]
+    if None in values:
+        bad = values.index(None)
+        name = next(iter(familiar([column.name])), "a column of numbers")
         raise ValueError(
-            f"{column.name} must be a number, got {cell_in_words(str(column.iloc[bad]))} in row "
-            f"{column.index[bad] + 1}. Correct the row."
-        ) from None
+            f"{name} must be a number, got {cell_in_words(cells[bad])} in row {column.index[bad] + 1}. Correct the row."
+        )
+    return np.array(values, dtype=np.float64)
 
 
-def _is_number(value: float | str | None) -> bool:
-    """Return whether a cell is null or can be read as a number."""
+def _number(cell: object) -> float | None:
+    """Return a cell as a double, NaN for null; None if it holds something else than a number."""
+    if not pd.api.types.is_scalar(cell):
+        return None
+    if pd.isna(cell):
+        return math.nan
     try:
-        float(str(value))
+        return float(str(cell))
     except ValueError:
-        return bool(pd.isna(value))
-    return True
+        return None
 
 
 def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
@@ -307,10 +316,9 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
     given = points[points[HYPERPARAMETERS].notna().all(axis=1)]
     repeated = given[given.duplicated(identity)]
     if len(repeated):
-        row = repeated.iloc[[0]]
         raise ValueError(
-            f"points must have one row per (configuration, seed), got {configurations(row)[0]} with seed "
-            f"{row['seed'].iloc[0]} more than once. Keep one method, one task and one epsilon in "
+            "points must have one row per (configuration, seed), got the one of row "
+            f"{repeated.index[0] + 1} more than once. Keep one method, one task and one epsilon in "
             "a table, or name the column that tells them apart (--by)."
         )
 

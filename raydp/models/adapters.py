@@ -389,11 +389,14 @@ def save_trained(
     tokenizer: PreTrainedTokenizerBase | None,
     folder: Path,
     state_dict: dict[str, torch.Tensor] | None = None,
+    *,
+    own_tokenizer: bool = False,
 ) -> None:
     """Save the trained weights: peft's adapter_config.json and adapter_model.safetensors, or the whole model.
 
     Args:
         state_dict: the model's weights, if the model does not hold them itself.
+        own_tokenizer: save the tokenizer beside an adapter too, because it differs from the base's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
@@ -405,5 +408,5 @@ def save_trained(
             cast(PreTrainedModel, model).save_pretrained(folder, state_dict=state_dict)
     if hasattr(model, "peft_config"):
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
-    elif tokenizer is not None:
+    if tokenizer is not None and (own_tokenizer or not hasattr(model, "peft_config")):
         tokenizer.save_pretrained(folder)

@@ -45,6 +45,8 @@ class TaskFacts:
         num_new_tokens: number of token ids that the examples use beyond the tokenizer's, or of classes beyond the
             task's own. `models.load_base` adds them.
         num_canaries: number of canaries of an audit. Their models are measured and never released.
+        chat_template: the template of conversations that the trained model's tokenizer must carry; None if the base's
+            own tokenizer is right as it is.
         num_reference: number of units that are reference data. They come last. They are ordinary examples, but can be
             weighted and scored separately.
     """
@@ -59,6 +61,7 @@ class TaskFacts:
     num_new_tokens: int = 0
     num_canaries: int = 0
     num_reference: int = 0
+    chat_template: str | None = None
 
     def sentences(self) -> list[str]:
         """Return sentences about the data before training: sizes, left-out examples, and caveats about the unit."""

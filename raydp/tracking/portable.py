@@ -16,6 +16,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json",
     TOKENIZER_CONFIG,
@@ -25,7 +26,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
     "tokenizer.model",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
 )
 _ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 FULL_MODEL = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")

@@ -53,7 +53,7 @@ def test_columns_have_their_types_and_rows_their_order(tmp_path):
         ("4,2,1e-3,0,1,nan", "score must be a finite number"),
         ("4,2,1e-3,0,1,-inf", "score must be a finite number"),
         ("4,2,fast,0,1,1", "learning_rate must be a number, got text in row 2"),
-        ("9,9,1e-3,7,1,1", "one row per .* seed 7"),
+        ("9,9,1e-3,7,1,1", "one row per .* row 2 more than once"),
         ("9,9,0.001,7,2,3", "one row per"),
     ],
 )

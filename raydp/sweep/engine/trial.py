@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -67,6 +68,14 @@ class TrialControl(Protocol):
 T = TypeVar("T")
 
 
+def with_chat_template(tokenizer: PreTrainedTokenizerBase | None, template: str | None) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that carries a chat template. The given one, which other runs may share, stays as it is."""
+    changed = copy(tokenizer) if template is not None else tokenizer
+    if template is not None and changed is not None:
+        changed.chat_template = template
+    return cast("PreTrainedTokenizerBase", changed)
+
+
 def runs_on(model: ModelSpec, spec: SweepSpec, trials: Sequence[TrialPlan]) -> list[TrialPlan]:
     """Return the planned runs of a sweep whose section on the model is this one."""
     sections = {settings: spec.of_run(settings).model for settings in {trial.settings for trial in trials}}
@@ -124,7 +133,7 @@ class TrialRunner:
         self._start = adapters.starting_values(model, adapter)
         self._loaded = models.LoadedModel(
             model=model,
-            tokenizer=cast("PreTrainedTokenizerBase", pretrained.tokenizer),
+            tokenizer=with_chat_template(pretrained.tokenizer, task.facts().chat_template),
             base_weights=self._start if full else {},  # an adapter is switched off instead
         )
         if spec.cluster.gradient_checkpointing:
@@ -294,7 +303,9 @@ class TrialRunner:
             weights = sharding.gathered(self._loaded.model.state_dict(keep_vars=True), self.comm)
         if measured is None:
             return None
-        adapters.save_trained(self._loaded.model, self._loaded.tokenizer, files.model_folder(attempt), weights)
+        own = self._task.facts().chat_template is not None
+        tokenizer = self._loaded.tokenizer
+        adapters.save_trained(self._loaded.model, tokenizer, files.model_folder(attempt), weights, own_tokenizer=own)
         files.hand_over(attempt)
         return replace(
             result,

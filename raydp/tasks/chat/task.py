@@ -16,7 +16,7 @@ from raydp.search_spaces.names import familiar, kind_of
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.chat.conversations import Conversation, Form, conversation_of, form_of
 from raydp.tasks.chat.messages import messages_of
-from raydp.tasks.chat.templates import ChatTemplate, Loss, TemplateName, TextPart
+from raydp.tasks.chat.templates import JINJA, ChatTemplate, Loss, TemplateName, TextPart
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import is_file_of_rows, read_rows
 from raydp.tasks.secret import counted, occurs_in, read_secrets
@@ -170,6 +170,7 @@ class ChatTask(TaskSection):
                 content_hash=content_hash(examples.examples, evaluated.examples, [*kept, *controls]),
                 num_tokens=examples.examples.num_targets(),
                 notes=notes,
+                chat_template=JINJA.get(self.template or ""),
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),

@@ -20,6 +20,7 @@ from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
 from raydp.tracking.models.readme import ModelCard
 from raydp.tracking.portable import (
     ADAPTER_CONFIG,
+    CHAT_TEMPLATE,
     FULL_MODEL,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
@@ -215,7 +216,8 @@ def _merged(
     assert source is not None, "the folder was checked"
     _add_component(folder)
     written = {**recorded_base(held), **({} if dtype is None else {"dtype": dtype})}
-    write_mlmodel(folder, "full", written, model_id=source.statement["model_id"], run_id=None)
+    chats = (folder / CHAT_TEMPLATE).is_file()
+    write_mlmodel(folder, "full", written, model_id=source.statement["model_id"], run_id=None, chats=chats)
     card.write(folder, merged=True)
     hashes = hashes_of(folder)
     said = {**source.statement, "files_sha256": hash_of(hashes), "merged_from": source.statement["files_sha256"]}

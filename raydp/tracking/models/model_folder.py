@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydp.tracking.portable import ADAPTER_CONFIG, is_network, model_files, portable, portable_config, to_json
+from raydp.tracking.portable import (
+    ADAPTER_CONFIG,
+    CHAT_TEMPLATE,
+    is_network,
+    model_files,
+    portable,
+    portable_config,
+    to_json,
+)
 from raydp.tracking.records import TrialRecord
 from raydp.tracking.sealing.folders import hash_of_file, hashes_of
 from raydp.tracking.sealing.seal import (
@@ -77,7 +85,8 @@ class Folder:
                 kept.append(path)
         _write_cards(trial, written)
         kind = "adapter" if (trial.model_dir / ADAPTER_CONFIG).is_file() else "full"
-        write_mlmodel(written, kind, base, model_id=model_id, run_id=mlflow_run_id)
+        chats = (trial.model_dir / CHAT_TEMPLATE).is_file()
+        write_mlmodel(written, kind, base, model_id=model_id, run_id=mlflow_run_id, chats=chats)
         hashes = hashes_of(written) | {path.name: hash_of_file(path) for path in kept}
         return cls(written=written, as_they_are=tuple(kept), hashes=hashes)
 
@@ -134,7 +143,7 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
 
 
 def write_mlmodel(
-    folder: Path, kind: str, base: Mapping[str, Any], *, model_id: str | None, run_id: str | None
+    folder: Path, kind: str, base: Mapping[str, Any], *, model_id: str | None, run_id: str | None, chats: bool
 ) -> None:
     """Write MLflow's description of a model's folder, and the loader that it names.
 
@@ -142,6 +151,7 @@ def write_mlmodel(
         kind: "adapter" or "full".
         base: the content of base.json.
         model_id, run_id: MLflow's ids of the logged model and of its run.
+        chats: whether the model's tokenizer has a chat template of its own.
     """
     from mlflow.models import Model
 
@@ -155,7 +165,7 @@ def write_mlmodel(
             shutil.copyfile(source, folder / CODE_FOLDER / f"{module}.py")
         flavors["python_function"] = {"loader_module": STANDALONE, "code": CODE_FOLDER}
         flavors["transformers"] = _transformers_flavor(kind, base)
-    model = Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(name))
+    model = Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(name, chats=chats))
     model.save(str(folder / MODEL_FILE))
 
 
@@ -182,7 +192,7 @@ def _transformers_flavor(kind: str, base: Mapping[str, Any]) -> dict[str, Any]:
     return {**flavor, **named}
 
 
-def _signature(base_name: str) -> ModelSignature:
+def _signature(base_name: str, *, chats: bool) -> ModelSignature:
     """Return the signature: prompts in and texts out; for a classification network arrays in and probabilities out."""
     import numpy as np
     from mlflow.models import ModelSignature
@@ -198,6 +208,8 @@ def _signature(base_name: str) -> ModelSignature:
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, network.num_classes))]),
         )
     params = [ParamSpec("max_new_tokens", DataType.long, 32), ParamSpec("temperature", DataType.double, 0.0)]
+    if chats:
+        params.append(ParamSpec("apply_chat_template", DataType.boolean, False))
     return ModelSignature(
         inputs=Schema([ColSpec(DataType.string, "prompt")]),
         outputs=Schema([ColSpec(DataType.string, "text")]),

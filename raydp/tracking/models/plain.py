@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0}
+DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0, "apply_chat_template": False}
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -29,7 +29,8 @@ class TextGenerator:
 
         Args:
             model_input: a DataFrame with one column, `prompt`.
-            params: max_new_tokens, and temperature: 0 takes the most likely token, otherwise tokens are sampled.
+            params: max_new_tokens; temperature: 0 takes the most likely token, otherwise tokens are sampled;
+                apply_chat_template: each prompt is what a user says, and the template writes it.
 
         Returns:
             One text for each row, without the prompt and without special tokens.
@@ -41,7 +42,13 @@ class TextGenerator:
         texts = []
         with torch.inference_mode():
             for prompt in model_input["prompt"]:
-                tokens = self.tokenizer(str(prompt), return_tensors="pt", return_token_type_ids=False)
+                text, chats = str(prompt), bool(given["apply_chat_template"])
+                if chats:
+                    turn = [{"role": "user", "content": text}]
+                    text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+                tokens = self.tokenizer(
+                    text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=not chats
+                )
                 said = self.model.generate(
                     **tokens, max_new_tokens=int(given["max_new_tokens"]), **{"do_sample": False, **sampling}
                 )

@@ -14,7 +14,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from raydp.privacy.records.card import epsilon_sentence
-from raydp.tracking.portable import ADAPTER_CONFIG, is_network
+from raydp.tracking.portable import ADAPTER_CONFIG, CHAT_TEMPLATE, is_network
 from raydp.tracking.sealing.seal import BASE_FILE, EXPORTED_BASE, PRIVACY_FILE, README_FILE, SEAL_FILE
 
 KINDS = {"LORA": "LoRA adapter", "IA3": "IA3 adapter", "PROMPT_TUNING": "soft prompt", "PREFIX_TUNING": "prefix"}
@@ -22,6 +22,14 @@ PRIVACY_FIELDS = ("epsilon", "delta", "unit", "adjacency", "accountant", "sample
 """The fields of the privacy record that the metadata holds; privacy.json has all."""
 _TRY = """prompt = tokenizer("Hello", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))"""
+
+
+_CHATS = (
+    "",
+    f"The tokenizer carries the chat template of the training (`{CHAT_TEMPLATE}`). Write a conversation by",
+    "`tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`. In `mlflow.pyfunc`, the",
+    "parameter `apply_chat_template` writes each prompt as what a user says.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,7 @@ class ModelCard:
             "## Load it",
             "",
             *_loading(folder, recorded, adapted=bool(config), merged=merged),
+            *(_CHATS if (folder / CHAT_TEMPLATE).is_file() else ()),
             "",
             "## Privacy",
             "",
