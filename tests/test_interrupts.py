@@ -22,14 +22,15 @@ SECONDS = 20.0
 """Far below the minutes that the call would take, and far above a second of grace on a busy machine."""
 IN_C = """
 import hashlib
-from raydp.cli.interrupts import stoppable
-with stoppable("the test"):
+from raydp.cli.interrupts import interruptible, stoppable
+with interruptible(), stoppable("the test"):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
 
 
-def test_ctrl_c_ends_a_call_that_python_cannot_interrupt() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_call_that_python_cannot_interrupt(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", IN_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -38,7 +39,7 @@ def test_ctrl_c_ends_a_call_that_python_cannot_interrupt() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
@@ -48,7 +49,7 @@ def test_ctrl_c_ends_a_call_that_python_cannot_interrupt() -> None:
 
 IN_CALLBACK = """
 import os, signal, time, weakref
-from raydp.cli.interrupts import no_lost_interruptions
+from raydp.cli.interrupts import interruptible
 
 class Thing: ...
 
@@ -58,8 +59,7 @@ def interrupted(gone):
         pass
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a command that a shell started in the background
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-with no_lost_interruptions():
+with interruptible():
     thing = Thing()
     ref = weakref.ref(thing, interrupted)
     del thing

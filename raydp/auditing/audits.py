@@ -10,6 +10,7 @@ from pathlib import Path
 
 from raydp.auditing.report import SCORE, AuditReport, report_of
 from raydp.auditing.source import AuditSubject
+from raydp.io.interrupted import Interrupted
 from raydp.io.output import stderr
 from raydp.search_spaces.configuration import point_of
 from raydp.spec.document import SweepSpec
@@ -49,12 +50,17 @@ def run_audit(
 
     Raises:
         ValueError: the spec cannot be audited, or the unfinished audit has other settings.
+        Interrupted: Ctrl-C or SIGTERM came. The same call resumes.
     """
     spec, resume = next_audit(
         source, canary=canary, num_canaries=num_canaries, confidence=confidence, seeds=seeds, new=new
     )
-    result = Sweep(spec).run(resume=resume)
-    return conclude(source, SweepFolder(path=result.folder), interrupted=result.interrupted)
+    sweep = Sweep(spec)
+    try:
+        sweep.run(resume=resume)
+    except Interrupted:
+        raise Interrupted(conclude(source, sweep.folder, interrupted=True)) from None
+    return conclude(source, sweep.folder)
 
 
 def next_audit(

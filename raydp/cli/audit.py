@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.errors import CommandGroup
+from raydp.io.interrupted import or_partial
 
 if TYPE_CHECKING:
     from typer._click import Context  # see raydp.cli.errors
@@ -65,15 +65,16 @@ def audit_run(
     from raydp.io.output import print_json
 
     source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
-        report = run_audit(
-            source,
-            canary=canary,
-            num_canaries=canaries,
-            confidence=confidence,
-            seeds=numbers(seeds),
-            new=new,
+        report = or_partial(
+            lambda: run_audit(
+                source,
+                canary=canary,
+                num_canaries=canaries,
+                confidence=confidence,
+                seeds=numbers(seeds),
+                new=new,
+            )
         )
     print_json(report.document()) if json else show_audit(report)
     if report.alarm or report.interrupted or not report.runs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +20,7 @@ if TYPE_CHECKING:
     from raydp.preparation.absent import FileMatches
 
 
-def _stop_cleanly() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: partial files are removed
-
-
-data_app = typer.Typer(cls=CommandGroup, help="Data sets made ready for a sweep.", callback=_stop_cleanly)
+data_app = typer.Typer(cls=CommandGroup, help="Data sets made ready for a sweep.")
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, gzipped or not.")]
 Secrets = Annotated[Path | None, typer.Option(help="A secrets file.")]

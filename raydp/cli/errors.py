@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from raydp.cli.arguments import options_of_every_command
-from raydp.cli.interrupts import no_lost_interruptions
+from raydp.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
     from typer._click import Context  # the type that TyperGroup's methods take, the base of typer.Context
@@ -68,9 +68,9 @@ class InterruptibleGroup(CommandGroup):
         self.params.extend(options_of_every_command())  # the outermost group is no command of another one
 
     def invoke(self, ctx: Context) -> object:
-        """Run the command, and handle Ctrl-C."""
+        """Run the command, and handle Ctrl-C and SIGTERM."""
         try:
-            with no_lost_interruptions():
+            with interruptible():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             from raydp.io.output import stderr

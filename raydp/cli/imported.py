@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from raydp.cli.arguments import Json
+from raydp.io.interrupted import or_partial
 
 
 def import_(
@@ -33,7 +34,7 @@ def import_(
 
         chosen = Sweep(imported_spec(runs, spec))
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
-        result = chosen.run(resume=resume)
+        result = or_partial(lambda: chosen.run(resume=resume))
     print_json(result.document()) if json else show_result(chosen, result)
     if result.selected is None or result.interrupted:
         raise typer.Exit(1)

@@ -58,9 +58,9 @@ def _say(what: str) -> None:
 
 
 def _watch(pipe: int, done: threading.Event) -> None:
-    """Wait for Ctrl-C or the end of the block, and end the process if Python does not."""
+    """Wait for Ctrl-C, SIGTERM or the end of the block, and end the process if Python does not."""
     while signals := os.read(pipe, 64):
-        if signal.SIGINT in signals and not done.wait(GRACE_SECONDS):
+        if {signal.SIGINT, signal.SIGTERM}.intersection(signals) and not done.wait(GRACE_SECONDS):
             for child in multiprocessing.active_children():
                 child.kill()
             clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # a status line may have hidden the cursor
@@ -70,13 +70,15 @@ def _watch(pipe: int, done: threading.Event) -> None:
 
 
 @contextmanager
-def no_lost_interruptions() -> Iterator[None]:
-    """Raise a KeyboardInterrupt again that Python prints and forgets.
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM act as Ctrl-C, and raise a KeyboardInterrupt again that Python prints and forgets.
 
     Python ignores an exception in a destructor or in the callback of a weak reference, which the garbage collector
     calls at any time. A scheduler sends SIGTERM once, so a command that loses it would go on until it is killed.
     """
     before, timers = sys.unraisablehook, list[threading.Timer]()
+    main = threading.current_thread() is threading.main_thread()
+    on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
 
     def hook(lost: UnraisableHookArgs) -> None:
         if lost.exc_type is KeyboardInterrupt:
@@ -91,6 +93,8 @@ def no_lost_interruptions() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+        if main:
+            signal.signal(signal.SIGTERM, on_sigterm)
         for timer in timers:
             timer.cancel()  # nothing is left to interrupt
 

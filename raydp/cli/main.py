@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -30,6 +29,7 @@ from raydp.cli.report import report
 from raydp.cli.score import score
 from raydp.cli.secrets import secrets_app
 from raydp.io.imports import own_process
+from raydp.io.interrupted import or_partial
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
@@ -102,9 +102,8 @@ def sweep(
             table = chosen.plan()
         print_json(plan_rows(table)) if json else show_plan(table)
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
-        result = chosen.run(resume=resume or (start_or_resume and chosen.begun))
+        result = or_partial(lambda: chosen.run(resume=resume or (start_or_resume and chosen.begun)))
     if json:
         print_json(result.document())
     else:

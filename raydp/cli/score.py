@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
+from raydp.io.interrupted import or_partial
 
 
 def score(
@@ -37,7 +37,6 @@ def score(
     from raydp.scores.requests import requests_from
 
     requests = requests_from(names, params or (), label=label, file=file)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C: stop, to be resumed
     if task is not None or source.startswith("models:/"):
         from raydp.scoring.one_model import score_model, show_model_scores
 
@@ -49,7 +48,9 @@ def score(
     from raydp.sweep.api import sweep_folder
 
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
-        answer = score_sweep(sweep_folder(source, storage), requests, seed=seed, workers=workers, console=stderr)
+        answer = or_partial(
+            lambda: score_sweep(sweep_folder(source, storage), requests, seed=seed, workers=workers, console=stderr)
+        )
     print_json(answer) if json else show_sweep_scores(answer)
     if answer["interrupted"] or any(s.get("failed") for s in answer["scores"].values()):
         raise typer.Exit(1)

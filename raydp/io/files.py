@@ -1,8 +1,14 @@
 """Writing of files such that a kill at any moment leaves them whole or absent."""
 
 import os
+import stat
+import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
+
+LONGEST_FOLDER = 40
+"""Bytes of a folder's path. Ray's sockets have up to 65 more, and the system takes at most 107."""
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -32,3 +38,23 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def private_folder(name: str) -> Path:
+    """Return a folder for temporary files that only this user may enter, whatever the umask.
+
+    It is the same folder in every process of the user. Its path is short: the path of a socket in it may have at most
+    107 bytes.
+    """
+    for base in (tempfile.gettempdir(), "/tmp"):
+        folder = Path(base) / f"raydp-{os.getuid()}" / name
+        if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+            break
+    for part in (folder.parent, folder):
+        with suppress(FileExistsError):
+            part.mkdir(mode=0o700)
+        found = part.lstat()  # another user may have made it, or a link in its place
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/tmp"))
+        part.chmod(0o700)
+    return folder

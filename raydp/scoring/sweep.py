@@ -7,6 +7,7 @@ from typing import NotRequired, TypedDict
 
 from rich.console import Console
 
+from raydp.io.interrupted import Interrupted
 from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.measuring.measurement import BegunMeasurement, log_to_mlflow, measure
@@ -95,6 +96,7 @@ def score_sweep(
     Raises:
         ValueError: a score does not fit the task, a label is taken, the sweep is running, or its data or base weights
             have changed since it was started.
+        Interrupted: Ctrl-C or SIGTERM came. The same call resumes.
     """
     with folder.locked():
         spec = folder.spec()
@@ -115,16 +117,17 @@ def score_sweep(
             tracked, note = log_to_mlflow(folder, spec, runs, counted, console)
             if len(counted) < len(begun):
                 note = "the sweep measures its models again: resume it, and the new values count"
-        scores: dict[str, MeasuredScore] = {
-            r.label: {"score": r.plugin.name, "note": "measured in training"} for r in requests
-        }
-        return {
+        scores = {r.label: MeasuredScore(score=r.plugin.name, note="measured in training") for r in requests}
+        answer: SweepScores = {
             "folder": folder.path,
             "scores": {**scores, **{b.label: _summary(b, before[b.label]) for b in begun}},
             "tracked": tracked,
             "note": note,
             "interrupted": interrupted,
         }
+    if interrupted:
+        raise Interrupted(answer)
+    return answer
 
 
 def _checked_task(folder: SweepFolder, spec: SweepSpec, requests: list[ScoreRequest]) -> Task:

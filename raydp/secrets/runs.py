@@ -18,8 +18,6 @@ from raydp.tracking import load_model, load_tokenizer, show_model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from raydp.sweep.driver import SweepResult
-
 
 @dataclass(frozen=True, kw_only=True)
 class NonPrivateRuns:
@@ -89,9 +87,7 @@ class NonPrivateRuns:
         sweep = Sweep(spec)
         if sweep.spec.method.name != "nonprivate":
             raise ValueError(f"method.name must be nonprivate in --train, got {sweep.spec.method.name!r}. Change it.")
-        result: SweepResult = sweep.run(resume=sweep.begun)
-        if result.interrupted:
-            raise KeyboardInterrupt
+        sweep.run(resume=sweep.begun)
         return cls._of_folder(sweep.folder)
 
     @classmethod

@@ -70,7 +70,7 @@ def first_configuration(spec: SweepSpec) -> Configuration:
 
 
 def train(spec: SweepSpec) -> SweepFolder | None:
-    """Run or resume a sweep of one run. Return None if it was interrupted or the run has failed."""
+    """Run or resume a sweep of one run. Return None if the run has failed."""
     sweep = Sweep(spec)
     if sweep.begun:
         kept = SweepFolder.resume(spec)

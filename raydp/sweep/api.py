@@ -86,6 +86,7 @@ class Sweep:
 
         Raises:
             ValueError: spec, model, data or folder is wrong. In this case nothing was trained.
+            KeyboardInterrupt: Ctrl-C came. Running runs have saved their state, and `resume` goes on from there.
         """
         if not resume:
             warm_up(self.spec.cluster)

@@ -14,6 +14,7 @@ from rich.console import Console
 from raydp.analysis import Selection
 from raydp.analysis.tables.shown import html_table
 from raydp.io.cache import remove_abandoned
+from raydp.io.interrupted import Interrupted
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, CanaryEnding, Finish, SelectionEnding
 from raydp.sweep.engine.committer import Committer
@@ -69,7 +70,7 @@ class SweepResult:
         best_utility: the selection of the rule best-utility.
         reason: why nothing was selected.
         report: the HTML report.
-        interrupted: whether the sweep was stopped before all runs had a result.
+        interrupted: whether the sweep was stopped before its end. Only the result in `Interrupted` has it set.
     """
 
     folder: Path
@@ -123,6 +124,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
     Raises:
         ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. In this case
             nothing was trained.
+        Interrupted: Ctrl-C or SIGTERM came. The folder is in order, and the sweep can be resumed.
     """
     if callbacks:
         spec.privacy.require_ignored_tuning(
@@ -177,12 +179,17 @@ def ending_of(context: SweepContext) -> Ending:
 
 
 def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> SweepResult:
-    """Run a sweep that has a folder. If the user interrupts it anywhere, return a result that says so."""
+    """Run a sweep that has a folder.
+
+    Raises:
+        Interrupted: the user interrupted it anywhere.
+    """
     folder = context.folder
     try:
         finished = _train_and_finish(context, task, console, callbacks)
     except KeyboardInterrupt:
-        return SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
+        stopped = SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
+        raise Interrupted(stopped) from None
     finally:
         # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for a resume.
         remove_abandoned(prefix_folder())

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DRIVER = """
 import os, subprocess, sys
 from raydp.spec.sections import ClusterSpec
-from raydp.sweep.engine.slots import start_ray
+from raydp.sweep.engine.ray_start import start_ray
 import ray
 start_ray(ClusterSpec())
 from ray._raylet import AuthenticationMode, get_authentication_mode

@@ -14,6 +14,7 @@ import yaml
 from raydp.analysis import load_points
 from raydp.analysis.seeds.allocation import NextSeed
 from raydp.analysis.selection.choice import select as select_from
+from raydp.io.interrupted import Interrupted
 from raydp.scores.base import Measurement
 from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
@@ -273,7 +274,8 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert trained.folder.plan() == before
     with pytest.raises(ValueError, match="seeds must hold the"):
         Sweep(data).run(resume=True)
-    assert Sweep(more).run(resume=True).interrupted
+    with pytest.raises(Interrupted):
+        Sweep(more).run(resume=True)
     after = trained.folder.plan()
     added = {t.run_id for t in after.trials} - {t.run_id for t in before.trials}
     assert sorted((t.num_steps, t.seed) for t in after.trials if t.run_id in added) == [(2, 3), (2, 4), (3, 3), (3, 4)]
@@ -284,7 +286,8 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert trained.folder.seeds_end() is None
     assert len(left[0]) == 6, "the results that there are stay"
     trained.folder.set_seeds_end(end)
-    Sweep(more).run(resume=True)
+    with pytest.raises(Interrupted):
+        Sweep(more).run(resume=True)
     assert trained.folder.seeds_end() == end, "nothing was added"
 
 

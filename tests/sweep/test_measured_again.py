@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raydp import Sweep
+from raydp.io.interrupted import Interrupted
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Measurement
 from raydp.scores.memorisation.logprob import LogProbability
@@ -155,7 +156,8 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
 
     with monkeypatch.context() as patch:
         patch.setattr(Measurements, "commit", interrupted)
-        assert Sweep(trained.content).run(resume=True).interrupted
+        with pytest.raises(Interrupted):
+            Sweep(trained.content).run(resume=True)
     assert folder.seeds_end() is None
     assert points_table(folder).set_index("run_id")["score.logprob"].equals(before["score.logprob"]), "no mixture"
     note = counts(folder).note

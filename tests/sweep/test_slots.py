@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +16,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine import slots as module
-from raydp.sweep.engine.slots import SilentScalingPolicy, Slots, start_ray
+from raydp.sweep.engine.ray_start import start_ray
+from raydp.sweep.engine.slots import SilentScalingPolicy, Slots
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 
@@ -29,23 +27,6 @@ def interrupt(slots: Slots, *, running: bool) -> None:
         while running and len(ray.get(slots.queue.controllers.remote())) < 2:
             time.sleep(0.1)  # then the controllers wait for workers, which wait for what the driver never shares
         raise KeyboardInterrupt
-
-
-def test_a_sigterm_while_ray_starts_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own handler, which it installs before it has started, ends the process by SystemExit."""
-
-    def init(**options: object) -> None:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    monkeypatch.setattr(module.ray, "init", init)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            start_ray(ClusterSpec())
-        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from raydp import Sweep
+from raydp.io.interrupted import Interrupted
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_machine, fitting_groups
@@ -76,6 +78,27 @@ def test_a_simulated_cluster_need_not_be_here(raydp: Command, write_spec: Callab
     spec = write_spec(cluster={"gpus_per_worker": 1000})
     hardware = "nodes=2,gpus_per_node=1000,seconds_per_example=0.01"
     assert raydp("plan", spec, "--simulate", hardware).code == 0
+
+
+@pytest.mark.parametrize("partly", [[], ["--json"]])
+def test_an_interruption_reaches_the_caller_once_the_folder_is_in_order(
+    partly: list[str], raydp: Command, write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script does not go on after Ctrl-C. The command answers, and ends with 1."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raydp.sweep.driver.train", interrupted)
+    spec = write_spec()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Sweep(spec).run()
+    assert isinstance(caught.value, Interrupted)
+    assert caught.value.partial.interrupted
+    assert caught.value.partial.counts.pending == 2
+    answer = raydp("sweep", spec, "--resume", *partly)
+    assert answer.code == 1
+    assert ('"interrupted": true' if partly else "go on with the same command and --resume") in answer.out
 
 
 class NoSlots:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydp import Sweep
+from raydp.io.interrupted import Interrupted
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import show_model
@@ -29,7 +30,10 @@ def test_an_interruption_after_the_last_run_is_an_answer_too(done: Done, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr("raydp.sweep.ending.finish.finish", interrupted)
-        stopped = done.sweep.run(resume=True)
+        with pytest.raises(KeyboardInterrupt) as caught:  # a user's script stops too
+            done.sweep.run(resume=True)
+    assert isinstance(caught.value, Interrupted)
+    stopped = caught.value.partial
     assert stopped.interrupted
     assert stopped.selected is None
     assert stopped.counts.finished == 4

@@ -1,4 +1,4 @@
-"""The slots of a sweep: they start Ray, the queue, and one long-lived worker group of Ray Train for each slot.
+"""The slots of a sweep: they start the queue, and one long-lived worker group of Ray Train for each slot.
 
 A worker group takes its runs from the queue. A slot is a thread of the driver that starts a worker group, waits for its
 end and starts the next group.
@@ -8,36 +8,29 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import ray.train
-from ray._private import node, parameter
-from ray.air._internal import usage
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.io.output import phase, stderr
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.context import WorkerInputs
 from raydp.sweep.engine.group import Announce, LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
-from raydp.sweep.engine.machine import check_address, fitting_groups
+from raydp.sweep.engine.machine import fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
+from raydp.sweep.engine.ray_start import stop_ray
 from raydp.sweep.engine.stopping import EarlyStopping
-from raydp.sweep.engine.warm.start import forked_workers
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -58,90 +51,11 @@ TRIALS_PER_GROUP = 200
 CALLS_PER_SLOT = 10
 """Calls of the queue that may be in progress at once, for each slot: waits for results and leases, and heartbeats."""
 
-NODE_SECONDS = 3600
-"""How long a worker group waits for a node that an autoscaler adds."""
-
 DRAIN_SECONDS = 2.0
 """Time between two checks for nodes that will be removed."""
 
 CLOSE_SECONDS = 30.0
 """How long the end of a sweep waits for its worker groups to end."""
-
-
-def start_ray(cluster: ClusterSpec) -> None:
-    """Start Ray here, or join the cluster.
-
-    Raises:
-        ValueError: nothing answers at the cluster's address.
-    """
-    check_address(cluster.address)
-    quiet = {
-        "RAY_AIR_NEW_OUTPUT": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing anywhere, and saves a process
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to the sweep's folder and to MLflow
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor for each slot; `Slots` watches the nodes
-        "TUNE_WARN_THRESHOLD_S": "5",
-        "WANDB_ERROR_REPORTING": "false",  # W&B would send figures of its own use, also offline
-        **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
-    }
-    for name, value in quiet.items():
-        os.environ.setdefault(name, value)
-    # Ray prints warnings of its own processes, whatever log_to_driver says. One would come in every sweep: that there
-    # are more processes than CPUs, because each slot has helpers.
-    ray._private.worker._worker_logs_enabled = False
-    # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into its logs in the
-    # clear. A trial of a sweep does not need them, because it only waits for the queue.
-    class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
-    # Tune counts its callbacks for statistics that are switched off, and imports every logger that it knows for it.
-    usage.tag_callbacks = lambda callbacks: False
-    local = cluster.address == "local"
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        with forked_workers(cluster), _fewer_processes() if local else nullcontext():
-            ray.init(
-                address=cluster.address,  # "local" never joins an instance that someone else started
-                include_dashboard=False if local else None,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env=None if local else _environment(cluster, quiet),  # local processes inherit it
-            )
-    except SystemExit as stop:  # Ray's handler answers a SIGTERM during the start
-        raise KeyboardInterrupt from stop
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a stack trace
-
-
-@contextmanager
-def _fewer_processes() -> Iterator[None]:
-    """Let Ray, which starts on this machine in the block, start no process without work.
-
-    Its log monitor has no reader, its autoscaler no node to add, and its API server no dashboard. Each takes a second
-    to start.
-    """
-    params, fewer = parameter.RayParams, dict[str, Any](include_log_monitor=False, no_monitor=True)
-    start_api_server = node.Node.start_api_server
-    parameter.RayParams = partial(params, **fewer)  # type: ignore[misc, assignment]
-    node.Node.start_api_server = lambda self, **_: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        parameter.RayParams = params  # type: ignore[misc]
-        node.Node.start_api_server = start_api_server  # type: ignore[method-assign]
-
-
-def stop_ray() -> None:
-    """Stop Ray here, or leave the cluster."""
-    ray.shutdown()
-
-
-def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, object]:
-    """Return the runtime environment of a sweep's processes on every node."""
-    code = {} if cluster.working_dir is None else {"working_dir": cluster.working_dir}
-    return {"env_vars": variables, **code}
 
 
 def beside_driver(cls: type[T], **options: object) -> ActorClass[T]:

@@ -20,7 +20,8 @@ from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
-from raydp.sweep.engine.slots import Slots, start_ray
+from raydp.sweep.engine.ray_start import start_ray
+from raydp.sweep.engine.slots import Slots
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
 from raydp.sweep.engine.tune.loggers import run_logs

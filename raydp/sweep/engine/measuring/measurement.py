@@ -16,7 +16,7 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.measuring.models import FETCHED, model_folders
 from raydp.sweep.engine.measuring.scorers import Job, ScorerInputs, run_jobs
 from raydp.sweep.engine.progress import MeasurementProgress
-from raydp.sweep.engine.slots import start_ray, stop_ray
+from raydp.sweep.engine.ray_start import start_ray, stop_ray
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements
 from raydp.tasks.base import Task

@@ -17,10 +17,14 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 PRELOADED = ("raydp.sweep.engine.trial", "pandas", "pyarrow")
+LOOK_SECONDS = 0.5
+"""Time between two looks whether the driver has ended."""
 OOM_SCORE = "1000"
 """Ray has this score set for its workers, so that the system ends them first where memory is too small."""
 
@@ -36,7 +40,8 @@ def serve(listener: socket.socket, control: socket.socket, folder: Path) -> None
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as Ray does for its processes
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forgets a child that has ended
     gc.disable()
-    _import(PRELOADED)
+    with _ending_with(control, folder):
+        _import(PRELOADED)
     while True:
         ready, _, _ = select.select([control, listener], [], [])
         if control in ready:
@@ -44,7 +49,8 @@ def serve(listener: socket.socket, control: socket.socket, folder: Path) -> None
             if names is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 return
-            _import(names)
+            with _ending_with(control, folder):
+                _import(names)
             assert "ray" not in sys.modules, "a fork would have the server's settings of Ray"
             continue
         connection, _ = listener.accept()
@@ -54,6 +60,25 @@ def serve(listener: socket.socket, control: socket.socket, folder: Path) -> None
             control.close()
             _become_worker(connection)
         connection.close()
+
+
+@contextmanager
+def _ending_with(control: socket.socket, folder: Path) -> Iterator[None]:
+    """End soon after the driver also in the block, which takes long on a busy machine and holds much memory."""
+
+    def look(*_: object) -> None:
+        with suppress(BlockingIOError):
+            if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _import(names: Any) -> None:

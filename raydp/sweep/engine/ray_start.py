@@ -1,0 +1,324 @@
+"""Starts Ray, joins a cluster, and stops again. Every wait for Ray's start can be interrupted.
+
+Ray waits for its processes in calls of C++, in which Python handles no signal. So a thread starts Ray, and the caller
+waits for the thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import _raylet
+from ray._private import node, services
+from ray.air._internal import usage
+from ray.tune.execution import class_cache
+
+from raydp.io.files import private_folder
+from raydp.io.output import stderr
+from raydp.spec.sections import ClusterSpec
+from raydp.sweep.engine.machine import check_address
+from raydp.sweep.engine.warm.start import forked_workers
+
+NODE_SECONDS = 3600
+"""How long a worker group waits for a node that an autoscaler adds."""
+START_SECONDS = (60.0, 240.0)
+"""How long each attempt to start Ray may take. A busy machine may need the second one."""
+LOCAL_CONFIG = {
+    "agent_register_timeout_ms": int(1000 * START_SECONDS[-1]),
+    "worker_register_timeout_seconds": int(START_SECONDS[-1]),
+    "prestart_worker_first_driver": False,
+    "enable_metrics_collection": False,
+}
+"""Ray's settings on one machine. A raylet waits long enough for its agents and workers, also on a busy machine. The
+driver waits for no worker: it would wait for ever for one that did not start in time. No metrics have a reader."""
+SAID_SECONDS = 10.0
+"""Time between two lines on what the start waits for."""
+END_SECONDS = 1.0
+"""How long a given-up start may take to end. Its processes are killed at once."""
+POLL_SECONDS = 0.1
+LOOPBACK = "127.0.0.1"
+RAYLET: Any = _raylet
+NODE: Any = node
+"""Ray's modules without their types: what is used of them is private."""
+UNUSED_PORTS = (
+    RAYLET.METRICS_AGENT_PORT_NAME,
+    RAYLET.METRICS_EXPORT_PORT_NAME,
+    RAYLET.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+)
+"""Ports of Ray's dashboard agent, which nobody asks here."""
+
+
+class LocalNode(node.Node):
+    """Ray's processes on this machine alone: reachable from this machine only, and without a process that has no work.
+
+    Ray's log monitor has no reader, its autoscaler no node to add, and its API server no dashboard. Each takes a second
+    to start.
+    """
+
+    newest: LocalNode | None = None
+    """The node that starts, or has started."""
+
+    def __init__(self, ray_params: Any, **options: Any) -> None:
+        LocalNode.newest = self
+        self.all_processes: dict[str, Any] = {}
+        ray_params.node_ip_address = LOOPBACK  # `ray.init` would take the machine's address in its place
+        ray_params.temp_dir = str(private_folder("ray"))
+        ray_params.include_log_monitor = False
+        ray_params.no_monitor = True
+        ray_params.runtime_env_agent_port = _free_port()
+        super().__init__(ray_params, **options)
+
+    def start_api_server(self, **_: Any) -> None:
+        """Start no API server."""
+
+    def start_raylet(self, *args: Any, **options: Any) -> None:
+        """Start the raylet, which needs the ports of its agents.
+
+        Otherwise the raylet would wait 15 s for each port and abort, however busy the machine is.
+        """
+        ports = {
+            RAYLET.RUNTIME_ENV_AGENT_PORT_NAME: self._ray_params.runtime_env_agent_port,
+            **dict.fromkeys(UNUSED_PORTS, -1),
+        }
+        for name, port in ports.items():
+            RAYLET.persist_port(self._session_dir, self._node_id, name, port)
+        super().start_raylet(*args, **options)
+
+    def awaited(self) -> str:
+        """Return what the start waits for."""
+        return {0: "its processes", 1: "its control store (gcs_server)"}.get(
+            len(self.all_processes), "its node manager (raylet)"
+        )
+
+    def is_registered(self) -> bool:
+        """Return whether the control store knows this node."""
+        try:
+            nodes = self.get_gcs_client().get_all_node_info(timeout=1)  # type: ignore[no-untyped-call]
+        except ray.exceptions.RpcError:
+            return False
+        return self._node_id in {node_id.hex() for node_id in nodes}
+
+    def has_failed(self) -> bool:
+        """Return whether one of the processes has ended."""
+        return any(started.process.poll() is not None for group in self.all_processes.values() for started in group)
+
+    def kill(self) -> None:
+        """Kill the processes that have started. Processes that start meanwhile need another call."""
+        with suppress(RuntimeError, AttributeError, KeyError):  # they are about to be made, or to be killed
+            self.kill_all_processes(check_alive=False)
+
+
+class Start(threading.Thread):
+    """An attempt to start Ray. The thread lives as long as Ray: the system kills Ray's processes with the thread."""
+
+    def __init__(self, options: dict[str, object]) -> None:
+        super().__init__(daemon=True, name="ray-start")
+        self._options = options
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        try:
+            ray.init(**self._options)  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 - the caller of `start_ray` raises it
+            self.error = error
+            self.ended.set()
+            return
+        self.ended.set()
+        self.stopped.wait()
+
+
+_running: Start | None = None
+
+
+def start_ray(cluster: ClusterSpec) -> None:
+    """Start Ray here, or join the cluster.
+
+    Raises:
+        ValueError: nothing answers at the cluster's address.
+        TimeoutError: Ray has not started in time, twice.
+    """
+    check_address(cluster.address)
+    options, local = _options(cluster), cluster.address == "local"
+    for seconds, following in zip(START_SECONDS, (*START_SECONDS[1:], None), strict=True):
+        with forked_workers(cluster), _own_node(seconds) if local else nullcontext():
+            reason = _attempt(options, seconds)
+        if reason is None:
+            return
+        if following is None:
+            raise TimeoutError(
+                f"Ray must start within {seconds:g} s, got {reason} ({_load()}). End other programs, or wait until "
+                "they have ended, and give the command again."
+            )
+        stderr.print(f"starting Ray: {reason} ({_load()}). Trying again, for at most {following:g} s", markup=False)
+
+
+def _options(cluster: ClusterSpec) -> dict[str, object]:
+    """Quieten Ray in this process, and return the arguments of `ray.init`."""
+    quiet = {
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing anywhere, and saves a process
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to the sweep's folder and to MLflow
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor for each slot; `Slots` watches the nodes
+        "TUNE_WARN_THRESHOLD_S": "5",
+        "WANDB_ERROR_REPORTING": "false",  # W&B would send figures of its own use, also offline
+        **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    # Ray prints warnings of its own processes, whatever log_to_driver says. One would come in every sweep: that there
+    # are more processes than CPUs, because each slot has helpers.
+    ray._private.worker._worker_logs_enabled = False
+    # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into its logs in the
+    # clear. A trial of a sweep does not need them, because it only waits for the queue.
+    class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
+    # Tune counts its callbacks for statistics that are switched off, and imports every logger that it knows for it.
+    usage.tag_callbacks = lambda callbacks: False
+    logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` warns before it reads its logging_level
+    local = cluster.address == "local"
+    return {
+        "address": cluster.address,  # "local" never joins an instance that someone else started
+        "include_dashboard": False if local else None,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": None if local else _environment(cluster, quiet),  # local processes inherit it
+        "_system_config": LOCAL_CONFIG if local else None,
+    }
+
+
+def _attempt(options: dict[str, object], seconds: float) -> str | None:
+    """Start Ray in a thread. Return None if it has started, else the reason why not.
+
+    Raises:
+        KeyboardInterrupt: the wait was interrupted. No process is left.
+        ValueError: an argument is wrong.
+    """
+    global _running
+    LocalNode.newest = None
+    start = Start(options)
+    began = said = time.monotonic()
+    try:
+        start.start()
+        while not start.ended.wait(POLL_SECONDS) and (now := time.monotonic()) - began < seconds:
+            _keep_sigterm()
+            if now - said >= SAID_SECONDS:
+                said = now
+                stderr.print(f"starting Ray: waiting for {_awaited()} since {now - began:.0f} s ({_load()})")
+        if start.ended.is_set() and start.error is None:
+            _running = start
+            return None
+        awaited = _awaited()
+    finally:
+        _keep_sigterm()
+        if _running is not start:
+            _give_up(start)
+    if isinstance(start.error, ValueError):
+        raise start.error
+    if start.error is not None:
+        return next(iter(str(start.error).strip().splitlines()), type(start.error).__name__)
+    return f"no answer from {awaited} after {seconds:g} s"
+
+
+def _keep_sigterm() -> None:
+    """Install Python's handler of SIGTERM again. Ray replaces it by one that prints a stack trace and aborts."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def _awaited() -> str:
+    return "the cluster" if LocalNode.newest is None else LocalNode.newest.awaited()
+
+
+def _load() -> str:
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+
+
+def _give_up(start: Start) -> None:
+    """Kill what an attempt has started, until its thread has ended or waits for nothing that could start."""
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        if LocalNode.newest is not None:
+            LocalNode.newest.kill()
+        if start.ended.wait(POLL_SECONDS) or time.monotonic() > deadline:
+            break
+    start.stopped.set()
+    if start.error is None:
+        ray.shutdown()
+
+
+@contextmanager
+def _own_node(seconds: float) -> Iterator[None]:
+    """Let Ray, which starts in the block, start a `LocalNode`, and wait for it this long. What it makes is private."""
+    own, get_node, wait_for_port = NODE.Node, services.get_node, NODE.wait_for_persisted_port
+    umask = os.umask(0o077)
+    deadline = time.monotonic() + seconds
+
+    def started() -> LocalNode:
+        assert LocalNode.newest is not None
+        return LocalNode.newest
+
+    def registered(*args: Any) -> Any:
+        _poll(started().is_registered, started(), deadline)
+        return get_node(*args)  # type: ignore[no-untyped-call]
+
+    def port(folder: str, node_id: str, name: str, **_: Any) -> Any:
+        _poll((Path(folder) / NODE.get_port_filename(node_id, name)).exists, started(), deadline)
+        return wait_for_port(folder, node_id, name)
+
+    NODE.Node, services.get_node, NODE.wait_for_persisted_port = LocalNode, registered, port
+    try:
+        yield
+    finally:
+        NODE.Node, services.get_node, NODE.wait_for_persisted_port = own, get_node, wait_for_port
+        os.umask(umask)
+
+
+def _poll(condition: Callable[[], bool], started: LocalNode, deadline: float) -> None:
+    """Wait for a condition. Ray's own waits let no other thread run, so that no signal would be handled.
+
+    Raises:
+        OSError: the time is over, or a process has ended.
+    """
+    while not condition():
+        if started.has_failed():
+            raise ChildProcessError("a process of Ray has ended while it started")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no answer from {started.awaited()}")
+        time.sleep(POLL_SECONDS)
+
+
+def _free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
+    with socket.socket() as one:
+        one.bind((LOOPBACK, 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def stop_ray() -> None:
+    """Stop Ray here, or leave the cluster."""
+    global _running
+    ray.shutdown()
+    if _running is not None:
+        _running.stopped.set()
+        _running = None
+
+
+def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, object]:
+    """Return the runtime environment of a sweep's processes on every node."""
+    code = {} if cluster.working_dir is None else {"working_dir": cluster.working_dir}
+    return {"env_vars": variables, **code}

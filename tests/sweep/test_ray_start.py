@@ -1,0 +1,146 @@
+"""Ray's start on a machine that is too slow for it: waits end on a signal, leave no process, and are tried again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raydp.io.files import LONGEST_FOLDER, private_folder
+
+SECONDS = 20.0
+"""Far below the minute of an attempt, and above the 5 s of a quiet machine."""
+DRIVER = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from raydp.spec.sections import ClusterSpec
+from raydp.sweep.engine import ray_start
+from ray._private import services
+
+name, times, *seconds = sys.argv[1:]
+start, left = getattr(services, name), int(times)
+if seconds:
+    ray_start.START_SECONDS = tuple(map(float, seconds))
+
+def stopped(*arguments, **options):
+    global left
+    started = start(*arguments, **options)
+    if left:
+        left -= 1
+        os.kill(started.process.pid, signal.SIGSTOP)  # as slow as a process can be
+        print("stopped", flush=True)
+    return started
+
+setattr(services, name, stopped)
+try:
+    ray_start.start_ray(ClusterSpec())
+    print("started", flush=True)
+    sys.stdin.readline()
+    ray_start.stop_ray()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+except OSError as error:
+    print("refused:", error, flush=True)
+"""
+
+
+def driver(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *map(str, arguments)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, umask=0,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+
+
+def of_session(pid: int) -> list[psutil.Process]:
+    """Return the processes of the Ray session that a process has started. Its agents end a moment after the others."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(f"_{pid}/" in part or part.endswith(f"_{pid}") for part in process.info["cmdline"] or ())
+    ]
+
+
+def assert_nothing_is_left(pid: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while left := of_session(pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("process", "number"), [("start_gcs_server", signal.SIGTERM), ("start_raylet", signal.SIGINT)])
+def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, process: str, number: signal.Signals) -> None:
+    """Ray waits for the file of a port in C++, where Python handles no signal for up to 30 s."""
+    with driver(tmp_path, process, 9) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "stopped\n"
+        time.sleep(0.5)
+        started.send_signal(number)
+        began = time.monotonic()
+        assert started.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - began < SECONDS
+        assert started.wait(SECONDS) == 0
+        assert_nothing_is_left(started.pid)
+
+
+@pytest.mark.slow
+def test_a_start_that_takes_too_long_is_tried_again_with_more_time(tmp_path: Path) -> None:
+    """What starts is reachable from this machine and by this user alone, whatever the umask."""
+    with driver(tmp_path, "start_gcs_server", 1, 10, 200) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        assert started.stderr is not None
+        assert [started.stdout.readline() for _ in range(2)] == ["stopped\n", "started\n"]
+        sockets = [link for process in of_session(started.pid) for link in process.net_connections("tcp")]
+        listening = [link.laddr.ip for link in sockets if link.status == psutil.CONN_LISTEN]
+        assert len(listening) >= 3
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+        token = tmp_path / ".ray" / "auth_token"
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
+        started.stdin.write("\n")
+        started.stdin.flush()
+        assert started.wait(SECONDS) == 0
+        said = started.stderr.read()
+        assert "starting Ray: no answer from its control store (gcs_server) after 10 s (load average" in said
+        assert "Trying again, for at most 200 s" in said
+        assert_nothing_is_left(started.pid)
+
+
+@pytest.mark.slow
+def test_a_start_that_never_ends_is_one_sentence(tmp_path: Path) -> None:
+    with driver(tmp_path, "start_gcs_server", 9, 1, 2) as started:
+        out, err = started.communicate(timeout=5 * SECONDS)
+        assert "Traceback" not in out + err
+        assert "refused: Ray must start within 2 s, got no answer from its control store (gcs_server)" in out
+        assert_nothing_is_left(started.pid)
+
+
+def test_a_private_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the umask is 0, where its path would be too long for a socket, and where a link is in its place."""
+    umask = os.umask(0)
+    try:
+        for base in (tmp_path / "t", tmp_path / ("long" * LONGEST_FOLDER)):
+            base.mkdir()
+            monkeypatch.setattr("tempfile.tempdir", str(base))
+            folder = private_folder("test")
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert stat.S_IMODE(folder.parent.stat().st_mode) & 0o077 in (0, 0o077)
+            assert len(str(folder)) <= LONGEST_FOLDER or folder.parent == Path("/tmp")
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+        monkeypatch.setattr("raydp.io.files.LONGEST_FOLDER", 1000)
+        (elsewhere := tmp_path / "elsewhere").mkdir()
+        taken = private_folder("taken")
+        taken.rmdir()
+        taken.symlink_to(elsewhere)
+        assert private_folder("taken").parent == Path("/tmp")
+    finally:
+        os.umask(umask)
