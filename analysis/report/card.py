@@ -92,6 +92,12 @@ def contenders_table(selected: Selection) -> str:
     return "\n".join([table(caption, headers, rows, marked=marked), note])
 
 
+def steps_table(selected: Selection) -> str:
+    """Return the table of what each step of the rule dropped and kept, as HTML."""
+    rows: list[list[Cell]] = [[step.name, step.rule, len(step.dropped), len(step.survivors)] for step in selected.steps]
+    return table(f"Steps of the rule {selected.rule}", ["Step", "Rule", "Dropped", "Kept"], rows)
+
+
 def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_secret: tuple[pd.DataFrame, str]) -> str:
     """Return a table of each secret's score under the selected models, as HTML.
 
@@ -132,6 +138,8 @@ def _score(selected: Selection) -> str:
     for row in selected.contenders.rows if selected.contenders else ():
         if Configuration.from_json(row) == selected.configuration and row["std_error"] is not None:
             return f"{number(selected.score)} ± {row['std_error']:.2g}"
+    if selected.score is None:
+        return "not measured"
     return number(selected.score)
 
 

@@ -23,9 +23,15 @@ from raydp.analysis.figures import (
     training_curves,
 )
 from raydp.analysis.figures.style import configuration_in_words
-from raydp.analysis.report.card import card, contenders_table, guarantee_in_words, secret_means, secrets_table
+from raydp.analysis.report.card import (
+    card,
+    contenders_table,
+    guarantee_in_words,
+    secret_means,
+    secrets_table,
+    steps_table,
+)
 from raydp.analysis.report.markup import (
-    Cell,
     bullets,
     code,
     contents,
@@ -35,7 +41,6 @@ from raydp.analysis.report.markup import (
     percent,
     plot,
     section,
-    table,
 )
 from raydp.analysis.report.parallel import parallel_data, parallel_section
 from raydp.analysis.report.tables import (
@@ -53,6 +58,7 @@ from raydp.analysis.report.threshold_slider import (
     threshold_chart,
     threshold_section,
 )
+from raydp.analysis.report.unscored_page import write_unscored
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
 from raydp.analysis.selection.choice import Selection, select
 from raydp.analysis.selection.constraints import Constraints
@@ -92,7 +98,7 @@ def write_report(
     """Write the report.
 
     Args:
-        points: the points table that the selections were made from.
+        points: the points table that the selections were made from. Without scores, the page has no figures.
         selections: the first is the headline. Best-utility and oracle under the same constraints are added for
             comparison if they are not given.
         path: path of the HTML file. It loads nothing: plotly.js is included, and its policy forbids requests.
@@ -118,8 +124,20 @@ def write_report(
     given = [selections] if isinstance(selections, Selection) else list(selections)
     if not given:
         raise ValueError("selections must have at least one selection, got none. Call select first.")
-    points = require_hyperparameters(points)
-    means = configuration_means(points)
+    points = require_hyperparameters(points, scored=False)
+    means = configuration_means(points, scored=False)
+    if means["score"].isna().all():
+        write_unscored(
+            points,
+            means,
+            given,
+            Path(path),
+            title=title,
+            card_rows=card_rows or {},
+            warnings=warnings,
+            notes=notes,
+        )
+        return NamedFigures()
     if base_utility_loss is None and "base_utility_loss" in means and means["base_utility_loss"].notna().all():
         base_utility_loss = float(means["base_utility_loss"].mean())
     # Select, also by the baselines and along the thresholds.
@@ -150,7 +168,7 @@ def write_report(
         "What every rule selects": threshold_section(
             at_thresholds, headline.rule, base_utility_loss, relative=relative
         ),
-        "How sure is the choice": [paragraph(_FIXED, css="soft"), contenders_table(headline), _steps_table(headline)],
+        "How sure is the choice": [paragraph(_FIXED, css="soft"), contenders_table(headline), steps_table(headline)],
         **_analyses(points),
         **({"Runs": [_curves(curves)]} if curves else {}),
         "Configurations": [configurations_table(at_thresholds, headline.rule)],
@@ -266,6 +284,8 @@ def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -
     start = f"Not decided. The best guess is {name}" if undecided else f"Use {name}"
     if selected.configuration == best.configuration:
         return start + f"It is also the best-utility configuration (score {number(selected.score)})."
+    assert selected.score is not None, "points without scores have a page of their own"
+    assert best.score is not None, "points without scores have a page of their own"
     difference = selected.score - best.score
     share = ""
     if relative and best.score > 0 and difference:
@@ -355,8 +375,3 @@ def _counts(points: pd.DataFrame, means: pd.DataFrame) -> str:
         f"{len(means)} configurations, {len(points)} finished rows, seeds per configuration: {seeds}. "
         "Figures are means over seeds unless they say otherwise."
     )
-
-
-def _steps_table(selected: Selection) -> str:
-    rows: list[list[Cell]] = [[step.name, step.rule, len(step.dropped), len(step.survivors)] for step in selected.steps]
-    return table(f"Steps of the rule {selected.rule}", ["Step", "Rule", "Dropped", "Kept"], rows)

@@ -15,7 +15,7 @@ from raydp.analysis.selection.evidence import Evidence, certainty_at
 from raydp.analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from raydp.analysis.selection.thresholds import select_at_thresholds
 from raydp.analysis.surface.surrogate import TooManyError
-from raydp.analysis.tables.points import configuration_means, configurations, require_hyperparameters
+from raydp.analysis.tables.points import configuration_means, configurations, known, require_hyperparameters
 from raydp.analysis.tables.thinning import evenly
 from raydp.analysis.tables.utility_filter import shown_threshold, within
 from raydp.search_spaces.configuration import Configuration
@@ -66,14 +66,15 @@ class ThresholdChange:
     Attributes:
         threshold: the utility threshold.
         text: the threshold as a short text that, entered as `max_loss`, gives the same pool.
-        configuration, utility_loss, score: the configuration that the rule selects there, and its means over seeds.
+        configuration, utility_loss, score: the configuration that the rule selects there, and its means over seeds. The
+            score is None if none was measured.
     """
 
     threshold: float
     text: str
     configuration: Configuration
     utility_loss: float
-    score: float
+    score: float | None
 
     def to_dict(self) -> dict[str, object]:
         """Return the change as data for JSON."""
@@ -179,7 +180,7 @@ def threshold_changes(
             text=shown_threshold(loss, float(thresholds[at])),
             configuration=listed[positions[at]],
             utility_loss=float(loss[positions[at]]),
-            score=float(means["score"].iloc[positions[at]]),
+            score=known(means["score"].iloc[positions[at]]),
         )
         for at in nearest
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.by_threshold import ThresholdChange, threshold_changes
+from raydp.analysis.selection.by_threshold import Narrowing, ThresholdChange, threshold_changes
 from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
@@ -24,7 +26,7 @@ from raydp.analysis.selection.cautions import (
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders, contenders
 from raydp.analysis.selection.decision import Decision, decide, what_would_decide
-from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
 from raydp.analysis.selection.evidence import Evidence
 from raydp.analysis.selection.reference import REFERENCE_RULES
@@ -32,6 +34,7 @@ from raydp.analysis.selection.rules import (
     BEST_UTILITY,
     LEAKAGE_CHECK,
     UTILITY_CHECK,
+    Layout,
     Rule,
     choose,
     dominates,
@@ -40,9 +43,13 @@ from raydp.analysis.selection.rules import (
 )
 from raydp.analysis.statistics.results import because
 from raydp.analysis.surface.outlook import Outlook
+from raydp.analysis.tables.per_secret import own_score, score_names, score_values
 from raydp.analysis.tables.points import (
+    KEY,
     configuration_means,
     configurations,
+    known,
+    largest,
     require_hyperparameters,
 )
 from raydp.analysis.tables.shown import html_table
@@ -91,7 +98,7 @@ class Selection:
     Attributes:
         configuration: the selected configuration.
         utility_loss: the configuration's mean loss over seeds; lower is better.
-        score: the configuration's mean score over seeds; higher is more leakage.
+        score: the configuration's mean score over seeds; higher is more leakage. None if none was measured.
         rule: the name of the rule.
         steps: what each step kept, the utility threshold first if there is one.
         model_uri: models:/name/version of its first listed seed that finished, None if the table has none.
@@ -106,11 +113,16 @@ class Selection:
         outlook_fn: computes `outlook`, None if the selection was not made by a rule.
         contenders: which configurations may have the lowest score, None if that was not computed.
         constraints: the constraints that were applied, None if the selection was not made by a rule.
+        epsilon, delta: the guarantee of the configuration's models, the largest of its seeds. None if it is not known.
+        score_name: the name of the score, None if it is not known.
+        scores: name -> mean over seeds of every named score of the configuration.
+        sweep: the name of the sweep, None for a points table.
+        load_fn: loads the selected model, None if the selection has no model.
     """
 
     configuration: Configuration
     utility_loss: float
-    score: float
+    score: float | None
     rule: str
     steps: tuple[SelectionStep, ...]
     model_uri: str | None
@@ -123,6 +135,25 @@ class Selection:
     constraints: Constraints | None = None
     decision: Decision | None = None
     changes: tuple[ThresholdChange, ...] | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    score_name: str | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    sweep: str | None = None
+    load_fn: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+
+    def load(self) -> Any:
+        """Load the selected model from the sweep's own tracking store, as `raydp.load_model` does.
+
+        Raises:
+            ValueError: the selection was made from a points table, which names no tracking store, or has no model.
+        """
+        if self.load_fn is None:
+            raise ValueError(
+                f"Selection.load must be called on the selection of a sweep with a registered model, got model_uri "
+                f"{self.model_uri!r} of sweep {self.sweep!r}. Use raydp.load_model(model_uri, tracking_uri=...)."
+            )
+        return self.load_fn()
 
     @cached_property
     def outlook(self) -> Outlook | None:
@@ -141,8 +172,13 @@ class Selection:
         """Return the document that `raydp select --json` prints."""
         return {
             **self.configuration.to_json(),
+            "sweep": self.sweep,
+            "epsilon": "inf" if self.epsilon == math.inf else self.epsilon,
+            "delta": self.delta,
             "utility_loss": self.utility_loss,
             "score": self.score,
+            "score_name": self.score_name,
+            "scores": dict(self.scores),
             "rule": self.rule,
             "max_loss": self.max_loss,
             "explanation": self.explanation,
@@ -171,7 +207,8 @@ class Selection:
 
     def _summary(self) -> dict[str, object]:
         """Return the fields that a reader looks for first."""
-        figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": f"{self.score:.4g}", "rule": self.rule}
+        score = "not measured" if self.score is None else f"{self.score:.4g}"
+        figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": score, "rule": self.rule}
         decided = {} if self.decision is None else {"state": self.decision.state}
         num_warnings = len(self.cautions) + (self.undecided is not None)
         warned = {"warnings": num_warnings} if num_warnings else {}
@@ -195,7 +232,8 @@ def select(
     """Select one configuration by its means over seeds, and say how far the data support the choice.
 
     Args:
-        points: a points table (see `load_points`); the order of its rows never matters for what is selected.
+        points: a points table (see `load_points`); the order of its rows never matters for what is selected. Without
+            scores, the selection has no probability and no decision.
         rule: a name in `RULES`: "informed" (the most useful of equivalent scores, else the lowest expected score),
             "procedure" (Algorithm 1: needs no score of its own), "best-utility", ...; or in `REFERENCE_RULES`, of
             training and reference data: "public-reference", ...
@@ -212,16 +250,23 @@ def select(
         The selection. If a rule leaves several configurations, the first in the order (T, b, η) is selected.
 
     Raises:
-        ValueError: an unknown rule, a table that `configuration_means` refuses, a constraint that no configuration
-            keeps to (the message gives the lowest figure), or no configuration that keeps to all constraints together.
+        ValueError: an unknown rule, a rule that needs scores where the table has none, a table that
+            `configuration_means` refuses, a constraint that no configuration keeps to (the message gives the lowest
+            figure), or no configuration that keeps to all constraints together.
 
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
     # Gather the means, the models of the figures and the configurations that keep to the constraints.
     steps = _steps(rule)
     precision = Precision(confidence=confidence, tolerance=tolerance)
-    points = require_hyperparameters(points)
-    means = configuration_means(points)
+    points = require_hyperparameters(points, scored=False)
+    means = configuration_means(points, scored=False)
+    scored = bool(means["score"].notna().all())
+    if not scored and rule not in WITHOUT_SCORES:
+        raise ValueError(
+            f"rule must need no score if none was measured, got {rule!r}. Use {', '.join(WITHOUT_SCORES)}, or measure "
+            "a score by `raydp score`."
+        )
     constraints = Constraints(
         max_loss=max_loss,
         min_utility_gain=min_utility_gain,
@@ -233,6 +278,8 @@ def select(
     narrowings = constraints.narrowings(points, means, by_secret)
     narrowings += [REFERENCE_RULES[rule].narrowing(points)] if rule in REFERENCE_RULES else []
     passed, record = _narrowed(listed, narrowings)
+    if not scored:
+        return _without_scores(rule, points, means, constraints, narrowings, passed, record)
     evidence = Evidence.of(
         points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic, precision=precision
     )
@@ -274,13 +321,9 @@ def select(
         *beaten(means, passed, selected, rule=rule),
     ]
     return Selection(
-        configuration=listed[selected],
-        utility_loss=float(means["utility_loss"].iloc[selected]),
-        score=float(means["score"].iloc[selected]),
+        **_facts(points, means, constraints, selected),
         rule=rule,
         steps=tuple(record),
-        model_uri=means["model_uri"].iloc[selected],
-        max_loss=None if (threshold := constraints.threshold(means)) is None else float(threshold.max()),
         explanation=_explanation(rule, quiet, evidence, passed, listed),
         cautions=tuple(cautions),
         undecided=undecided(rivals, int(compared.sum())) if by_scores else None,
@@ -288,12 +331,71 @@ def select(
             what_would_decide, decision, points, compared, by_secret=by_secret, logarithmic=evidence.logarithmic
         ),
         contenders=rivals,
-        constraints=constraints,
+        score_name=by_secret[1] if by_secret is not None else own_score(points),
         decision=decision,
         changes=None
         if rule in REFERENCE_RULES
         else threshold_changes(rule, evidence.layout, means, narrowings, passed, selected),
     )
+
+
+def _without_scores(
+    rule: str,
+    points: pd.DataFrame,
+    means: pd.DataFrame,
+    constraints: Constraints,
+    narrowings: list[Narrowing],
+    passed: NDArray[np.bool_],
+    record: list[SelectionStep],
+) -> Selection:
+    """Select by a rule that needs no score. Nothing is known of leakage, so there is no decision."""
+    layout, listed = Layout.of(means.assign(score=0.0)), np.array(configurations(means), dtype=object)
+    pool, steps = passed, list(record)
+    for step in rule_steps(rule):
+        kept = step.keep(layout, pool)
+        steps.append(_step(step.name, step.text, listed, pool, kept))
+        pool = kept
+    selected = int(pool.argmax())
+    corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
+    return Selection(
+        **_facts(points, means, constraints, selected),
+        rule=rule,
+        steps=tuple(steps),
+        cautions=(*without_guarantee(points, listed[selected]), *left_out(points), *corner),
+        changes=threshold_changes(rule, layout, means, narrowings, passed, selected),
+    )
+
+
+class _Facts(TypedDict):
+    """The fields of a selection that the points table holds."""
+
+    configuration: Configuration
+    utility_loss: float
+    score: float | None
+    model_uri: str | None
+    max_loss: float | None
+    constraints: Constraints
+    epsilon: float | None
+    delta: float | None
+    scores: dict[str, float]
+
+
+def _facts(points: pd.DataFrame, means: pd.DataFrame, constraints: Constraints, selected: int) -> _Facts:
+    """Return the figures of the selected configuration."""
+    own = means.iloc[selected]
+    runs = points[np.all([points[name] == own[name] for name in KEY], axis=0)]
+    threshold = constraints.threshold(means)
+    return {
+        "configuration": configurations(means.iloc[[selected]])[0],
+        "utility_loss": float(own["utility_loss"]),
+        "score": known(own["score"]),
+        "model_uri": own["model_uri"],
+        "max_loss": None if threshold is None else float(threshold.max()),
+        "constraints": constraints,
+        "epsilon": largest(runs, "epsilon"),
+        "delta": largest(runs, "delta"),
+        "scores": {name: mean for name in score_names(runs) if not math.isnan(mean := score_values(runs, name).mean())},
+    }
 
 
 def _narrowed(

@@ -73,6 +73,11 @@ class Constraints:
             if threshold.min() < threshold.max():
                 text += ", or less where base_utility_loss is less"
             kept_by.append(("utility threshold", text, pool_within(means, threshold)))
+        if self.max_score is not None and means["score"].isna().all():
+            raise ValueError(
+                f"max_score must be left out if no score was measured, got {self.max_score:g}. Measure a score by "
+                "`raydp score`, or leave it out."
+            )
         if self.max_score is not None:
             limit, of_what = upper_limit(points, means, by_secret)
             text = f"keep {of_what} of at most {self.max_score:g}"

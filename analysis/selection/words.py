@@ -5,11 +5,13 @@ from __future__ import annotations
 from raydp.analysis.selection.by_threshold import ThresholdChange
 from raydp.analysis.selection.choice import Selection
 from raydp.analysis.selection.decision import Alternative, Decision, chance
-from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.search_spaces.configuration import Configuration
 
-_BY_UTILITY = ("procedure", "best-utility", "worst-utility")
-"""Rules that do not look at the scores, whose measured scores are therefore not biased by the selection."""
+NOT_MEASURED = (
+    "No score was measured: the rule looked at hyperparameters and utility alone. How much the model leaks, and how "
+    "probable it is that another leaks less, is not known."
+)
 _LARGEST_SHARE = 10.0
 """A larger share of the lowest score is not shown as a percentage."""
 
@@ -17,9 +19,12 @@ _LARGEST_SHARE = 10.0
 def in_words(selection: Selection) -> list[str]:
     """Return sentences that say how sure a selection is, what it may cost and what else could be chosen.
 
-    They follow a line that names the selected configuration. The list is empty if there is no decision.
+    They follow a line that names the selected configuration. The list is empty if there is no decision though there
+    are scores.
     """
     decision = selection.decision
+    if selection.score is None:
+        return [NOT_MEASURED, *_changes(selection)]
     if decision is None:
         return []
     first = _alone(decision) if decision.pool_size == 1 else _state(decision)
@@ -28,16 +33,23 @@ def in_words(selection: Selection) -> list[str]:
         sentences.append(f"{_capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
         sentences += _estimate(decision, selection.rule)
+    further = [f"{name} {score:.4g}" for name, score in selection.scores.items() if name != selection.score_name]
+    if further:
+        sentences.append(f"Its other scores: {', '.join(further)}.")
     if decision.utility_probability is not None:
         kept = chance(decision.utility_probability)
         sentences.append(f"Its utility keeps to the threshold with a probability of {kept}.")
     if decision.alternatives:
         others = "; ".join(_alternative(each) for each in decision.alternatives)
         sentences.append(f"What else may have the lowest score: {others}.")
-    if selection.changes:
-        others = "; ".join(_change(each) for each in selection.changes)
-        sentences.append(f"What would change the choice: {others}.")
-    return sentences
+    return [*sentences, *_changes(selection)]
+
+
+def _changes(selection: Selection) -> list[str]:
+    """Say which thresholds would change the choice."""
+    if not selection.changes:
+        return []
+    return [f"What would change the choice: {'; '.join(map(_change, selection.changes))}."]
 
 
 def _alone(decision: Decision) -> str:
@@ -104,7 +116,7 @@ def _estimate(decision: Decision, rule: str) -> list[str]:
     if decision.interval is None:
         return []
     low, high = decision.interval
-    chosen = decision.pool_size > 1 and rule not in _BY_UTILITY
+    chosen = decision.pool_size > 1 and rule not in WITHOUT_SCORES  # such a rule does not bias the score
     corrected = ", corrected for having been selected" if chosen else ""
     return [
         f"Its expected score is {decision.estimate:.4g}{corrected}; "
@@ -127,9 +139,10 @@ def _loss_in_words(loss_difference: float) -> str:
 
 
 def _change(other: ThresholdChange) -> str:
+    score = "" if other.score is None else f" and score {other.score:.4g}"
     return (
         f"at a utility threshold of {other.text} the rule selects {other.configuration}, with utility loss "
-        f"{other.utility_loss:.4f} and score {other.score:.4g}"
+        f"{other.utility_loss:.4f}{score}"
     )
 
 

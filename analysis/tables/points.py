@@ -41,7 +41,7 @@ LARGEST = 1e100
 longer doubles."""
 
 
-def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
+def load_points(path: str | Path, *, by: str | None = None, scored: bool = True) -> pd.DataFrame:
     """Read a points table.
 
     Args:
@@ -49,6 +49,7 @@ def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
             lower is better) and score (higher is more leakage); other columns are kept. If there is a column `status`,
             only rows with "finished" are used. A column `settings` has the further fields that a configuration sets.
         by: a column that splits the table into groups, each a points table of its own (`split_by`).
+        scored: as in `check_points`.
 
     Returns:
         The finished rows in the file's order, checked as by `check_points`.
@@ -62,7 +63,7 @@ def load_points(path: str | Path, *, by: str | None = None) -> pd.DataFrame:
     if not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
     # The real columns are read as text, because pandas' parser does not promise the nearest double.
-    return check_points(read_table(path, as_text=[*_REALS, SETTINGS]), by=by)
+    return check_points(read_table(path, as_text=[*_REALS, SETTINGS]), by=by, scored=scored)
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:
@@ -84,12 +85,14 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
         raise ValueError(f"points must go to a .csv or .parquet file, got {str(path)!r}. Rename it.")
 
 
-def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
+def check_points(table: pd.DataFrame, *, by: str | None = None, scored: bool = True) -> pd.DataFrame:
     """Validate a points table and keep its finished rows.
 
     Args:
         table: the table to check.
         by: as in `load_points`.
+        scored: whether every finished row must have a score. If not, a table whose finished rows have none is allowed.
+            Its column `score` is NaN, and is added if it is missing.
 
     Returns:
         A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64, and
@@ -101,6 +104,8 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
         ValueError: missing columns, no finished rows, text or NaN or infinity in place of a number, values that are
             not positive, or a (configuration, seed) that occurs twice. Rows are counted from 1.
     """
+    if not scored and "score" not in table.columns:
+        table = table.assign(score=np.nan)
     missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
     if missing:
         raise ValueError(
@@ -110,7 +115,15 @@ def check_points(table: pd.DataFrame, *, by: str | None = None) -> pd.DataFrame:
     if len(table) == 0:
         raise ValueError("points must have at least one row, got none. Run the sweep first.")
     points, others = _finished(table.reset_index(drop=True))
-    for name in REQUIRED_COLUMNS:
+    measured = not points["score"].isna().all()
+    if scored and not measured:
+        raise ValueError(
+            "score must be measured in the finished rows, got none. Measure one by `raydp score`, or select by a rule "
+            "that needs none, such as procedure."
+        )
+    if not measured:
+        points["score"] = np.nan
+    for name in REQUIRED_COLUMNS if measured else REQUIRED_COLUMNS[:-1]:
         column = points[name]
         if (checked := check_column(column)) is not column:
             points[name] = checked
@@ -154,11 +167,12 @@ def other_rows(points: pd.DataFrame) -> dict[str, int]:
     return dict(counts)
 
 
-def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
+def configuration_means(points: pd.DataFrame, *, scored: bool = True) -> pd.DataFrame:
     """Return one row per configuration with averages over its seeds. All analyses start from these averages.
 
     Args:
         points: a points table, which is checked here.
+        scored: as in `check_points`. The means and errors of scores that were not measured are NaN.
 
     Returns:
         Rows sorted by (T, b, η, settings), with batch_size, num_steps, learning_rate, settings and num_seeds.
@@ -169,7 +183,7 @@ def configuration_means(points: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
     """
-    points = require_hyperparameters(points)
+    points = require_hyperparameters(points, scored=scored)
     order, starts = _by_configuration(points)
     columns = {name: points[name].to_numpy()[order[starts]] for name in (*HYPERPARAMETERS, SETTINGS)}
     columns["num_seeds"] = np.diff(starts, append=len(points))
@@ -200,13 +214,13 @@ def _by_configuration(points: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[
     return order, np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
-def require_hyperparameters(points: pd.DataFrame) -> pd.DataFrame:
+def require_hyperparameters(points: pd.DataFrame, *, scored: bool = True) -> pd.DataFrame:
     """Check a table, and check that every finished row has (b, T, η).
 
     Raises:
         ValueError: as `check_points`, or rows without b, T or η. The message tells how many.
     """
-    points = check_points(points)
+    points = check_points(points, scored=scored)
     nulls = int(np.any([points[name].isna() for name in HYPERPARAMETERS], axis=0).sum())
     if nulls:
         raise ValueError(
@@ -290,6 +304,17 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
             f"{name} must be a number, got {cell_in_words(cells[bad])} in row {column.index[bad] + 1}. Correct the row."
         )
     return np.array(values, dtype=np.float64)
+
+
+def known(value: float) -> float | None:
+    """Return a number, None for NaN."""
+    return None if math.isnan(value) else value
+
+
+def largest(points: pd.DataFrame, column: str) -> float | None:
+    """Return the largest value of a column, such as epsilon; None if there is no such column or a value is missing."""
+    values = pd.to_numeric(points[column], errors="coerce") if column in points.columns else pd.Series([math.nan])
+    return None if values.isna().any() else float(values.max())
 
 
 def _number(cell: object) -> float | None:

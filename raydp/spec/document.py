@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.plugins import registries
 from raydp.plugins.described import Plugin, PluginField, listed, messages_of
 from raydp.search_spaces.settings import settings_in_words, settings_of, settings_text
@@ -56,8 +56,9 @@ class SweepSpec(Section):
     ] = (0,)
     """Labels of repetitions (initialisation, score sampling), or {first, at_most, ...} for seeds where they matter. The
     labels are public and never the source of the noise."""
-    scores: Annotated[tuple[PluginField, ...], Field(min_length=1)]
-    """The scores that are measured of every trained model, each written {name: ..., **parameters}."""
+    scores: tuple[PluginField, ...]
+    """The scores that are measured of every trained model, each written {name: ..., **parameters}. With [] nothing is
+    measured, and the selection is by hyperparameters and utility alone."""
     select: SelectSpec
     """How one configuration is chosen at the end."""
     stopping: StoppingSpec | None = None
@@ -90,6 +91,14 @@ class SweepSpec(Section):
     @classmethod
     def _private_selection_has_one_rule(cls, data: object) -> object:
         return with_the_only_rule(data)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_scores_the_procedure_selects(cls, data: object) -> object:
+        if not isinstance(data, Mapping) or data.get("scores") not in ([], ()):
+            return data
+        select = data.get("select", {})
+        return {**data, "select": {"rule": "procedure", **select}} if isinstance(select, Mapping) else data
 
     @model_validator(mode="after")
     def _private_selection_is_covered(self) -> SweepSpec:
@@ -250,6 +259,10 @@ class SweepSpec(Section):
         names = [score.name for score in self.scores]
         if len(set(names)) < len(names):
             raise ValueError(f"scores must be distinct, got {names}. Remove the repeated ones.")
+        if not names:
+            return self._checked_without_scores()
+        if self.select.score is None:
+            raise ValueError(f"select.score must name the score to select by, got none. Use {' or '.join(names)}.")
         if self.select.score not in names and self.select.score in registries.names("scores"):
             raise ValueError(
                 f"select.score {self.select.score!r} is not measured in this sweep. Add it to scores, or choose one "
@@ -257,6 +270,23 @@ class SweepSpec(Section):
             )
         if self.select.score not in names:
             raise ValueError(registries.unknown_name("select.score", self.select.score, names))
+        return self
+
+    def _checked_without_scores(self) -> SweepSpec:
+        """Refuse what needs a score."""
+        given = "if scores is empty, got"
+        if self.select.rule not in WITHOUT_SCORES:
+            raise ValueError(
+                f"select.rule must need no score {given} {self.select.rule!r}. Use {', '.join(WITHOUT_SCORES)}, or "
+                "measure a score."
+            )
+        for name in ("score", "max_score"):
+            if (value := getattr(self.select, name)) is not None:
+                raise ValueError(f"select.{name} must be left out {given} {value!r}. Remove it, or measure a score.")
+        if self.space.search is not None and self.space.search.name != "random":
+            raise ValueError(
+                f"space.search must be random or left out {given} {self.space.search.name!r}. It chooses by scores."
+            )
         return self
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, PrecisionArguments, SelectSpec
+from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.engine.warm.start import warm_up
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
 from raydp.sweep.store.folder import SweepFolder
@@ -113,6 +114,26 @@ class Sweep:
     def points(self) -> pd.DataFrame:
         """Return the points table of the runs so far."""
         return points_table(self.folder)
+
+    @property
+    def result(self) -> SweepResult:
+        """Return the result of the sweep as it stands: what `run` returned, or that the sweep has not ended."""
+        from raydp.sweep.driver import SweepResult
+
+        folder, numbers = self.folder, self.status()
+        summary, selected, best = folder.summary(), None, None
+        if summary is not None:
+            selected = self.select()
+            best = self.select(rule="best-utility")
+        return SweepResult(
+            folder=folder.path,
+            counts=numbers,
+            selected=selected,
+            best_utility=best,
+            reason=None if summary is not None else "the sweep has not ended with a selection",
+            report=folder.report if folder.report.is_file() else None,
+            interrupted=numbers.pending > 0,
+        )
 
     def select(
         self,
@@ -224,10 +245,10 @@ def select(
         return select_released(folder, score=score, worst_case=worst_case or None, rule=rule, **bounds)
     if rule in REFERENCE_RULES:
         _check_accuracies(folder, rule)
-    table, own = points_of(points, storage, score=score, worst_case=worst_case)
+    table, own = points_of(points, storage, score=score, worst_case=worst_case, scored=False)
     values = None if worst_case else secrets_of(points, storage, score)
     logarithmic = logarithmic_of(points, storage, score)
-    return select_from(
+    selection = select_from(
         table,
         rule=rule_of(own, rule),
         by_secret=values,
@@ -235,6 +256,7 @@ def select(
         **precision_of(points, storage),
         **with_given(own, bounds),
     )
+    return selection if folder is None else of_sweep(selection, folder, score=score, worst_case=worst_case)
 
 
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
@@ -299,6 +321,7 @@ def points_of(
     score: str | None = None,
     worst_case: bool = False,
     by: str | None = None,
+    scored: bool = True,
 ) -> tuple[pd.DataFrame, SelectSpec | None]:
     """Load the points of a file, a sweep's folder, or a sweep by its name under storage.
 
@@ -306,14 +329,14 @@ def points_of(
         source: the file or the sweep.
         storage: the folder that sweeps live in, for a name.
         score, worst_case: the content of the column `score`, as in `select`.
-        by: see `load_points`.
+        by, scored: see `load_points`.
 
     Returns:
         The table, and the section `select` of the sweep's spec. The section is None for a file that is not the
         points.csv of a sweep.
     """
     folder, file = _table_of(source, storage)
-    table = load_points(file, by=by)
+    table = load_points(file, by=by, scored=scored and not worst_case and score is None)
     if worst_case:
         name = score or (folder.select().score if folder is not None else None)
         if name is None:

@@ -38,6 +38,8 @@ def compare(
             "that of SWEEP_WITH with task {name: without, of: {...}, secrets: ...}."
         )
     chosen = score or specs[0].select.score
+    if chosen is None:
+        raise ValueError("--score must be given for sweeps without scores, got none. Measure one by `raydp score`.")
     facts = [folder.plan().facts for folder in folders]
     answer = counterfactual(
         *(_values(folder, chosen) for folder in folders), left_out=facts[1].notes["left_out_secrets"]

@@ -32,12 +32,14 @@ from raydp.sweep.private_selection.release import PrivateSelectionEnding
 from raydp.sweep.run_logs import log_commands
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
-from raydp.sweep.store.points import counts
+from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.summary import RunCounts
 from raydp.tasks.base import Task
 from raydp.training.gradients.prefix_shares import remove_abandoned_shares
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raydp.sweep.engine.tune.callbacks import Callback
     from raydp.sweep.engine.tune.result_grid import SweepGrid
 
@@ -87,6 +89,10 @@ class SweepResult:
         from raydp.sweep.engine.tune.result_grid import SweepGrid
 
         return SweepGrid(SweepFolder.open(self.folder))
+
+    def points(self) -> pd.DataFrame:
+        """Return the sweep's points table, as `Sweep.points` does."""
+        return points_table(SweepFolder.open(self.folder))
 
     def document(self) -> dict[str, object]:
         """Return the document of `raydp sweep --json`."""

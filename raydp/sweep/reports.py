@@ -55,7 +55,7 @@ def report(
     Returns:
         The figures of the report by name.
     """
-    table, own = points_of(points, storage, score=score, worst_case=worst_case)
+    table, own = points_of(points, storage, score=score, worst_case=worst_case, scored=False)
     folder = folder_of(points, storage)
     values = None if worst_case else secrets_of(points, storage, score)
     if folder is not None and not folder.disclosure().shows_runs:

@@ -199,13 +199,13 @@ def _show_loaded(sweep: Sweep, selected: Selection) -> None:
     points = points[points["status"] == "finished"]
     points = points[[each == selected.configuration for each in configurations(points)]]
     own = points[points["model_uri"] == selected.model_uri]
-    if len(points) > 1 and len(own) == 1:
-        seed, score = own["seed"].iloc[0], float(own["score"].iloc[0])
-        stdout.print(
-            f"What is loaded is the model of seed {seed}, whose own score is {score:.4g}. {selected.score:.4g} is the "
-            f"mean of {len(points)} seeds.",
-            markup=False,
-        )
+    if len(points) == 1 or len(own) != 1:
+        return
+    sentence = f"What is loaded is the model of seed {own['seed'].iloc[0]}"
+    if selected.score is not None:
+        score = float(own["score"].iloc[0])
+        sentence += f", whose own score is {score:.4g}. {selected.score:.4g} is the mean of {len(points)} seeds"
+    stdout.print(f"{sentence}.", markup=False)
 
 
 def _show_guarantee(sweep: Sweep) -> None:
@@ -299,12 +299,16 @@ def _from_here(path: Path) -> str:
 
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     """Print one row per configuration, means over seeds, with marks for the selected and the best-utility one."""
-    from raydp.analysis import configuration_means
-    from raydp.analysis.tables.points import configurations
+    from raydp.analysis import configuration_means, score_names
+    from raydp.analysis.tables.per_secret import PREFIX
+    from raydp.analysis.tables.points import column_means, configurations, known
 
     points = sweep.points()
     base = points["base_utility_loss"].iloc[0]
-    means = configuration_means(points[points["status"] == "finished"])
+    finished = points[points["status"] == "finished"]
+    means = configuration_means(finished, scored=False)
+    scores = {name: column_means(finished, PREFIX + name) for name in score_names(finished)}
+    score = sweep.spec.select.score
     listed = configurations(means)
     paths = sorted({path for configuration in listed for path in configuration.fields})
     rows = [
@@ -314,8 +318,8 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
             "seeds": row["num_seeds"],
             "utility_loss": row["utility_loss"],
             "utility_gain": base - row["utility_loss"],
-            "score": row["score"],
-            "score std": row["score_std"],
+            **({} if score is None else {"score": row["score"], "score std": row["score_std"]}),
+            **{name: known(means[position]) for name, means in scores.items() if name != score},
         }
         for position, row in enumerate(means.to_dict("records"))
     ]
@@ -324,8 +328,8 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
         for position, configuration in enumerate(listed):
             if selection and selection.configuration == configuration:
                 marks[position] = f"{marks[position]}, {mark}" if position in marks else mark
-    score = sweep.spec.select.score
-    title = f"{sweep.spec.name}: the base model's loss is {base:.4f}; the score is {score}, its std is over seeds"
+    by = "no score was measured" if score is None else f"the score is {score}, its std is over seeds"
+    title = f"{sweep.spec.name}: the base model's loss is {base:.4f}; {by}"
     print_table(title, rows, marks=marks, spare=("score std", "seeds", "utility_gain"))
 
 
@@ -339,4 +343,5 @@ def show_failures(failures: Sequence[RunFailure]) -> None:
 
 def _figures(selection: Selection | SelectedConfiguration) -> str:
     """Return the selected configuration with its utility loss and its score."""
-    return f"{selection.configuration} utility_loss {selection.utility_loss:.4f}, score {selection.score:.4g}"
+    score = "no score" if selection.score is None else f"score {selection.score:.4g}"
+    return f"{selection.configuration} utility_loss {selection.utility_loss:.4f}, {score}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.attack import attack_bounds
-from raydp.privacy.accounting.base import Accountant, AccountantError
+from raydp.privacy.accounting.base import Accountant, AccountantError, merged
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
@@ -47,11 +48,44 @@ def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | Non
     return result
 
 
-def composed(events: Sequence[Event], delta: float, accountant_name: str) -> ComposedCost:
-    """Return the joint cost of several releases. The conditions of `composed_epsilon` apply."""
+def composed(
+    events: Sequence[Event], delta: float, accountant_name: str, *, cache_dir: Path | str | None = None
+) -> ComposedCost:
+    """Return the joint cost of several releases. The conditions of `composed_epsilon` apply.
+
+    Args:
+        events: what the releases are.
+        delta: δ of all releases together.
+        accountant_name: registry name.
+        cache_dir: folder of computed costs; None computes always. What identifies a cost is the composition, whatever
+            the order of its events, with δ and the accountant's version and settings.
+    """
     answer: ComposedCost = {"epsilon": None, "delta": delta, "accountant": accountant_name}
+    private = [event for event in events if not isinstance(event, NonPrivateEvent)]
+    if cache_dir is None or not events or len(private) < len(events):
+        return _composed(events, answer)
+    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    problem = {
+        "composed": _ALGORITHM_VERSION,
+        "accountant": accountant.name,
+        "accountant_version": accountant.version,
+        "settings": accountant.settings,
+        "delta": delta,
+        "events": [[each.sample_rate, each.noise_multiplier, each.num_steps] for each in merged(private)],
+    }
+    cache = SolutionCache(cache_dir)
+    if (stored := cache.load(problem)) is not None:
+        return {**answer, "epsilon": stored["epsilon"]}
+    result = _composed(events, answer)
+    if result["epsilon"] is not None and math.isfinite(result["epsilon"]):
+        cache.save(problem, {"epsilon": result["epsilon"]})
+    return result
+
+
+def _composed(events: Sequence[Event], answer: ComposedCost) -> ComposedCost:
+    """Fill in the joint ε, or why the accountant has no answer."""
     try:
-        return {**answer, "epsilon": composed_epsilon(events, delta, accountant_name)}
+        return {**answer, "epsilon": composed_epsilon(events, answer["delta"], answer["accountant"])}
     except AccountantError as error:
         return {**answer, "reason": str(error)}
 

@@ -37,12 +37,13 @@ class SelectSpec(Section):
     selection that the guarantee covers: the rule best-utility without a constraint.
     """
 
-    score: str
-    """Name of the score that the selection uses; it must be one of `scores`."""
+    score: str | None = None
+    """Name of the score that the selection uses; it must be one of `scores`. Leave it out if `scores` is empty."""
     rule: str = DEFAULT_RULE
     """Name of the rule that selects. The default takes the lowest expected score, given all measured scores and their
     errors, or the most useful of configurations whose scores are known to be equivalent. Others are procedure
-    (Algorithm 1 of Hu et al. 2025), best-utility and oracle."""
+    (Algorithm 1 of Hu et al. 2025), best-utility and oracle. If `scores` is empty, the default is procedure, and a rule
+    must be procedure, best-utility or worst-utility."""
     min_utility_gain: Annotated[float, Field(ge=0, le=1)] | None = 0.9
     """Keep configurations with at least this share of the best gain over the untrained model's utility; 0.9 as in Hu et
     al. 2025."""

@@ -15,6 +15,7 @@ from raydp.analysis import Selection, load_points, select, write_report
 from raydp.analysis.selection.words import in_words
 from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
+from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder
@@ -67,24 +68,26 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     """Finish a sweep whose runs MLflow has."""
     spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
     ended = counts(folder)
-    with phase(stderr, f"writing the joint cost of all {ended.finished} models onto their cards"):
-        together = recorder.release()
+    together = recorder.release()
     tracking = spec.tracking
     set_alarms(tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri)
     if not ended.finished:
         return _nothing_selected(recorder, ended, "no run has finished")
-    points, chosen = load_points(path), spec.select
+    points, chosen = load_points(path, scored=False), spec.select
     values, logarithmic = values_by_secret(path, chosen.score), is_logarithmic(folder, chosen.score)
     try:
         with phase(stderr, "selecting a configuration"):
             selections = {
-                rule: select(
-                    points,
-                    rule=rule,
-                    by_secret=values,
-                    logarithmic=logarithmic,
-                    **folder.precision(),
-                    **chosen.constraints(),
+                rule: of_sweep(
+                    select(
+                        points,
+                        rule=rule,
+                        by_secret=values,
+                        logarithmic=logarithmic,
+                        **folder.precision(),
+                        **chosen.constraints(),
+                    ),
+                    folder,
                 )
                 for rule in dict.fromkeys([chosen.rule, "best-utility"])
             }

@@ -29,7 +29,7 @@ class ReportTexts(TypedDict, total=False):
 
     title: Required[str]
     base_score: float | None
-    score_name: str
+    score_name: str | None
     logarithmic: bool | None
     score_text: str
     card_rows: Mapping[str, str]
@@ -49,15 +49,15 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     plan = folder.plan()
     # Reading the whole spec would import the training code.
     written, selected_by = folder.names(), folder.select().score
-    measured = scores_of(folder, BASE_RUN, measured_later(folder)).get(score or selected_by)
-    base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     named, private = score or selected_by, folder.disclosure().note
+    measured = None if named is None else scores_of(folder, BASE_RUN, measured_later(folder)).get(named)
+    base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
     return {
         "title": f"{written['sweep']}{f'{by}{named}' if by else ''}",
         "base_score": base,
-        "score_name": f"{'worst case of ' if worst_case else ''}{named}",
-        "score_text": _meaning(named),
+        "score_name": None if named is None else f"{'worst case of ' if worst_case else ''}{named}",
+        "score_text": "" if named is None else _meaning(named),
         "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
             **card_of(plan),
@@ -70,7 +70,7 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
             *_searched(folder, written["search"]),
         ],
         "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
-        "curves": _curves(folder, plan, named),
+        "curves": [] if named is None else _curves(folder, plan, named),
     }
 
 

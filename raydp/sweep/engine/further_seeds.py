@@ -95,6 +95,7 @@ class SeedSource(StepwiseSource):
         if points.empty:
             return NextSeed(state="no selection", reason="No run of the first pass has finished.")
         score, values = self.spec.select.score, secrets_table(self.folder)
+        assert score is not None, "adaptive seeds follow a score"
         by_secret = (values, score) if (values["score"] == score).any() else None
         limits = SeedLimits(
             at_most=self.seeds.at_most,

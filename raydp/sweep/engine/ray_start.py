@@ -142,6 +142,11 @@ class Start(threading.Thread):
 _running: Start | None = None
 
 
+def ray_phase(cluster: ClusterSpec) -> str:
+    """Return what `start_ray` does, in words."""
+    return "starting Ray" if cluster.address == "local" else f"connecting to Ray at {cluster.address}"
+
+
 def start_ray(cluster: ClusterSpec) -> None:
     """Start Ray here, or join the cluster.
 

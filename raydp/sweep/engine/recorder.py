@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NotRequired, Self, TypedDict, cast
 
 from raydp.io.cache import cache_dir
-from raydp.io.output import strict
+from raydp.io.output import phase, stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
@@ -155,15 +155,20 @@ class Recorder:
         released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
         if not released:
             return None
-        accountant = self.context.spec.privacy.accountant
+        delta, accountant = self.context.plan.delta, self.context.spec.privacy.accountant
+        with phase(stderr, f"composing the joint ε of {len(released)} models by accountant {accountant}"):
+            cost = cost_together(
+                self._methods(released), released, delta, accountant, cache_dir=cache_dir() / "guarantee"
+            )
         together = ReleasedModels(
             run_ids=tuple(t.run_id for t in released),
-            **cost_together(self._methods(released), released, self.context.plan.delta, accountant),
+            **cost,
             note=self._steered(),
         )
         self.context.folder.set_released(together)
-        for trial in released:
-            self._update_card(trial, together)
+        with phase(stderr, f"writing the joint ε onto the cards of {len(released)} models"):
+            for trial in released:
+                self._update_card(trial, together)
         return together
 
     def reopened(self) -> None:
@@ -241,7 +246,7 @@ class Recorder:
             step_metrics=result.history or (),
             metrics={
                 "utility_loss": result.loss,
-                "score": scores[spec.select.score].value,
+                **({"score": scores[spec.select.score].value} if spec.select.score is not None else {}),
                 **_against(base, result.loss),
                 **{f"score.{name}": m.value for name, m in scores.items()},
                 **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
@@ -261,7 +266,12 @@ class Recorder:
 
 
 def cost_together(
-    methods: Mapping[str, Method], trials: Sequence[TrialPlan], delta: float, accountant: str
+    methods: Mapping[str, Method],
+    trials: Sequence[TrialPlan],
+    delta: float,
+    accountant: str,
+    *,
+    cache_dir: Path | None = None,
 ) -> ComposedCost:
     """Return the joint cost of the models of all these runs. Each run counts, also if runs have equal events.
 
@@ -269,9 +279,10 @@ def cost_together(
         methods: settings -> the method of the runs with these settings.
         trials: the runs.
         delta, accountant: δ of all models together, and the accountant.
+        cache_dir: folder of computed costs; None computes always.
     """
     events = [methods[trial.settings].event(trial, trial.noise_multiplier) for trial in trials]
-    return composed(events, delta, accountant)
+    return composed(events, delta, accountant, cache_dir=cache_dir)
 
 
 def _against(base: RunResult | None, utility_loss: float) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from raydp.analysis.selection.default import WITHOUT_SCORES
 from raydp.privacy import Searched
 from raydp.privacy.records.card_content import Strategy
 from raydp.search_spaces.configuration import HYPERPARAMETERS
@@ -12,9 +13,6 @@ from raydp.search_spaces.settings import value_in_words
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.training.trial_plan import TrialPlan
-
-BLIND = {"procedure", "best-utility", "worst-utility"}
-"""The rules that do not look at the score."""
 
 
 def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
@@ -26,7 +24,7 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
     measured = search is not None and search.name != "random"
     if chosen.rule != "oracle" or chosen.min_utility_gain or chosen.max_loss is not None or measured:
         on.append("utility_loss of the task's held-out records")
-    if chosen.rule not in BLIND or chosen.max_score is not None or measured:
+    if chosen.rule not in WITHOUT_SCORES or chosen.max_score is not None or measured:
         on.append(f"{chosen.score} of secrets in the training data")
     on += [f"at most {bound:g} of {column}" for column, bound in chosen.at_most.items()]
     strategy: Strategy = {} if search is None else {"search": search.as_dict()}

@@ -164,7 +164,7 @@ class Slots:
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._pause()
-        with phase(stderr, "stopping Ray"):
+        with phase(stderr, "stopping Ray" if self._cluster.address == "local" else "leaving the Ray cluster"):
             try:
                 deadline = time.monotonic() + CLOSE_SECONDS  # a worker group may still wait for a node
                 for thread in self._threads[: self.num_slots] if kind is None else []:

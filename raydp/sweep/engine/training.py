@@ -20,7 +20,7 @@ from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
-from raydp.sweep.engine.ray_start import start_ray
+from raydp.sweep.engine.ray_start import ray_phase, start_ray
 from raydp.sweep.engine.slots import Slots
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
@@ -67,7 +67,7 @@ def train(
     spec, folder = context.spec, context.folder
     guarded = [GuardedCallback(callback) for callback in (*run_logs(spec.tracking, folder), *callbacks)]
     measure_base = not folder.is_finished(BASE_RUN)
-    with phase(console, "starting Ray"):
+    with phase(console, ray_phase(spec.cluster)):
         start_ray(spec.cluster)
     with (
         Slots(

@@ -16,6 +16,7 @@ from raydp.analysis.tables.points import configurations
 from raydp.privacy import PrivacyCard, selection_guarantee
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
+from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.engine.recorder import Recorder
@@ -85,7 +86,7 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     folder = context.folder
     releaser = Releaser.open(context)
     together = releaser.release_run(run_id)
-    points = load_points(write_tables(folder))
+    points = load_points(write_tables(folder), scored=False)
     selection = released_selection(folder)
     set_aliases(releaser.tracker, {"best-utility": selection, PRIVACY_PREFERRED: selection})
     report = folder.report
@@ -119,14 +120,18 @@ def released_selection(folder: SweepFolder) -> Selection:
         survivors=(configuration,),
         dropped=(),
     )
-    return Selection(
+    score = row["score"]
+    selection = Selection(
         configuration=configuration,
         utility_loss=row["utility_loss"],
-        score=row["score"],
+        score=None if score is None or pd.isna(score) else float(score),
         rule="best-utility",
         steps=(step,),
         model_uri=row["model_uri"],
+        epsilon=float(row["epsilon"]),
+        delta=row["delta"],
     )
+    return of_sweep(selection, folder)
 
 
 def select_released(folder: SweepFolder, **options: object) -> Selection:

@@ -19,7 +19,7 @@ from raydp.io.files import write_atomically
 from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
-from raydp.spec.sections import AdaptiveSeeds, PrecisionArguments, PrivacySpec, SelectSpec
+from raydp.spec.sections import AdaptiveSeeds, PrecisionArguments, PrivacySpec, SelectSpec, TrackingSpec
 from raydp.sweep.store.disclosure import AllRuns, Disclosure, ReleasedRunAlone
 from raydp.sweep.store.json_files import read_json, read_state, write_json
 from raydp.sweep.store.noise_key import fingerprint, read_key, write_key
@@ -264,6 +264,10 @@ class SweepFolder:
         """Return the confidence and the tolerance that the sweep's spec gives to its decision, if it gives them."""
         seeds = self._written().get("seeds")
         return self._section("seeds", AdaptiveSeeds).precision() if isinstance(seeds, dict) else {}
+
+    def tracking(self) -> TrackingSpec:
+        """Return the section `tracking` of the sweep's spec."""
+        return self._section("tracking", TrackingSpec) if "tracking" in self._written() else TrackingSpec()
 
     def privacy(self) -> PrivacySpec:
         """Return the section `privacy` of the sweep's spec."""

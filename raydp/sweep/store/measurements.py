@@ -180,8 +180,13 @@ def _about(document: AboutMeasurement) -> AboutMeasurement:
     return document
 
 
-def is_logarithmic(folder: SweepFolder, label: str) -> bool | None:
-    """Return whether the score behind a label is logarithmic. Return None if the score's package is not installed."""
+def is_logarithmic(folder: SweepFolder, label: str | None) -> bool | None:
+    """Return whether the score behind a label is logarithmic.
+
+    Return None if there is no score, or the score's package is not installed.
+    """
+    if label is None:
+        return None
     about = Measurements(folder=folder, label=label).about()
     name = label if about is None else str(about["score"]["name"])
     logarithmic: bool | None = constant("scores", name, "logarithmic") if name in names("scores") else None

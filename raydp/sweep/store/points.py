@@ -187,7 +187,7 @@ def _row(
     folder: SweepFolder,
     trial: TrialPlan,
     plan: Plan,
-    score: str,
+    score: str | None,
     base: RunResult | None,
     later: list[Measurements],
     skipped: set[str],

@@ -167,7 +167,7 @@ class SelectedConfiguration:
 
     configuration: Configuration
     utility_loss: float
-    score: float
+    score: float | None
     rule: str
     model_uri: str | None
     document: Mapping[str, object]

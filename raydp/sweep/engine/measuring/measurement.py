@@ -16,7 +16,7 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.measuring.models import FETCHED, model_folders
 from raydp.sweep.engine.measuring.scorers import Job, ScorerInputs, run_jobs
 from raydp.sweep.engine.progress import MeasurementProgress
-from raydp.sweep.engine.ray_start import start_ray, stop_ray
+from raydp.sweep.engine.ray_start import ray_phase, start_ray, stop_ray
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements
 from raydp.tasks.base import Task
@@ -122,7 +122,7 @@ def measure(
         if not jobs:
             return True
         # Measure the models in parallel.
-        with phase(console, "starting Ray, loading the base model"):
+        with phase(console, f"{ray_phase(spec.cluster)}, loading the base model"):
             start_ray(spec.cluster)
             trials = {trial.run_id: trial for trial in folder.plan().trials}
             settings = {name: trials[name].settings if name in trials else "" for name in folders}

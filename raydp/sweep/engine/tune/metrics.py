@@ -38,12 +38,12 @@ def config_of(trial: TrialPlan) -> TrialConfig:
     return config
 
 
-def final_metrics(result: RunResult, score: str) -> dict[str, str | float | None]:
+def final_metrics(result: RunResult, score: str | None) -> dict[str, str | float | None]:
     """Return the metrics of a run that has ended.
 
     Args:
         result: the run's result.
-        score: the score that the sweep selects by.
+        score: the score that the sweep selects by, None if it measures none.
 
     Returns:
         "status", and as far as the run has them: "utility_loss", "score", "score.NAME" and "score.NAME.std_error" of

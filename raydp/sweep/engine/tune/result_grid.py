@@ -107,7 +107,7 @@ class SweepGrid(ResultGrid):
         return pd.DataFrame(rows)
 
 
-def _result(folder: SweepFolder, trial: TrialPlan, result: RunResult, score: str) -> Result:
+def _result(folder: SweepFolder, trial: TrialPlan, result: RunResult, score: str | None) -> Result:
     """One run's result."""
     model = folder.model(trial.run_id)
     history = pd.DataFrame(result.history or [])

@@ -135,7 +135,7 @@ class TuneRun:
         queue: the actor of the sweep's TrialQueue.
         committer: commits the results.
         trials: run_id -> the planned run.
-        score: the score that the sweep selects by.
+        score: the score that the sweep selects by, None if it measures none.
         shown: whether step metrics, utility and scores go through Tune. Those of a private selection do not.
         callbacks: the user's own callbacks of Tune.
     """
@@ -145,7 +145,7 @@ class TuneRun:
     folder: SweepFolder
     num_slots: int
     trials: Mapping[str, TrialPlan]
-    score: str
+    score: str | None
     shown: bool
     callbacks: Sequence[GuardedCallback]
 

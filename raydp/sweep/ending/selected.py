@@ -1,0 +1,34 @@
+"""A selection that knows its sweep: its name, its score, and how to load its model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from raydp.analysis import Selection
+from raydp.sweep.store.folder import SweepFolder
+
+
+def of_sweep(
+    selection: Selection, folder: SweepFolder, *, score: str | None = None, worst_case: bool = False
+) -> Selection:
+    """Return a selection with the sweep's name, the score's name and the function that loads the model.
+
+    Args:
+        selection: a selection from the sweep's points.
+        folder: the sweep's folder.
+        score: the score that the selection is by; by default the sweep's own.
+        worst_case: whether the score is the largest value over the secrets.
+    """
+    from raydp.tracking import load_model
+
+    name = (score or folder.select().score) if selection.score is not None else None
+    load_fn = None
+    if selection.model_uri is not None:
+        load_fn = partial(load_model, selection.model_uri, tracking_uri=folder.tracking().uri)
+    return replace(
+        selection,
+        sweep=folder.names()["sweep"],
+        score_name=f"worst case of {name}" if worst_case and name is not None else name,
+        load_fn=load_fn,
+    )
