@@ -123,3 +123,13 @@ def test_sparks_package_of_the_same_name_is_said(
     answer = raydp("spaces", "list")
     assert answer.code == 0
     assert "Spark's RayDP (raydp 1.6.0)" in " ".join(answer.err.split())
+
+
+def test_texts_name_extras_of_the_repository_and_not_of_an_index() -> None:
+    """The distribution is in no package index, so `pip install raydp-tune[...]` installs nothing."""
+    folders = ("raydp", "analysis", "docs", "benchmarks", "deploy")
+    paths = [
+        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".ipynb"}
+    ]
+    texts = {path: path.read_text(encoding="utf-8") for path in [*paths, ROOT / "README.md"]}
+    assert not [str(path) for path, text in texts.items() if "raydp-tune[" in text]

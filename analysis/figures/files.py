@@ -32,7 +32,7 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
         from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
     except ImportError as error:
         raise ValueError(
-            "figures must have kaleido to become files, got none. Run pip install 'raydp-tune[figures]'."
+            "figures must have kaleido to become files, got none. Run pip install '.[figures]'."
         ) from error
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -149,7 +149,7 @@ def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
     Raises:
         ValueError: as `privacy_risk`.
 
-    Source: Hu et al. 2025, §4.3, Table 4 and App. D.
+    Source: Hu et al. 2025, §4.3 (Figure 10) and App. D.3.
     """
     risks = {name: privacy_risk(points)["rules"] for name, points in groups.items()}
     relative = all("oracle" in rules and rules["oracle"]["relative"] is not None for rules in risks.values())

@@ -21,7 +21,7 @@ def check_quantization(quantization: str | None) -> None:
     if quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError(
             f"model.quantization {quantization!r} must have the package bitsandbytes, got none. Run "
-            "`pip install 'raydp-tune[quantization]'`, or leave it out."
+            "`pip install '.[quantization]'`, or leave it out."
         )
 
 

@@ -205,6 +205,7 @@ def _automaton(strings: Sequence[str]) -> AhoCorasick:
         from ahocorasick_rs import AhoCorasick
     except ModuleNotFoundError as error:
         raise ValueError(
-            "`raydp data absent` must have the package ahocorasick-rs, got none. Install raydp-tune[secrets]."
+            "`raydp data absent` must have the package ahocorasick-rs, got none. Run `pip install '.[secrets]'` in the "
+            "repository."
         ) from error
     return AhoCorasick(strings)

@@ -1,7 +1,7 @@
 """Phone numbers, e-mail addresses, street addresses, keys and account numbers in a text.
 
 Phone numbers are recognised by phonenumbers (Google's libphonenumber), and keys by detect-secrets.
-`raydp-tune[secrets]` installs both. Street addresses are recognised by our own rule, for the United States. presidio's
+the extra `secrets` installs both. Street addresses are recognised by our own rule, for the United States. presidio's
 recognisers of names and places are not used, because they need a spaCy model, which is a separate download.
 """
 
@@ -141,5 +141,5 @@ def _library(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"phone numbers and keys must be detected with the package {name.replace('_', '-')}, got none. Run "
-            "`pip install 'raydp-tune[secrets]'`, or leave phone and key out of --detect."
+            "`pip install '.[secrets]'`, or leave phone and key out of --detect."
         ) from error

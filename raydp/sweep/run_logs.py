@@ -22,7 +22,7 @@ def check_loggers(loggers: Sequence[str]) -> None:
         if importlib.util.find_spec(WRITERS[logger]) is None:
             raise ValueError(
                 f"tracking.loggers {logger!r} must have the package {WRITERS[logger]}, got none. Run "
-                f"`pip install 'raydp-tune[{logger}]'`, or leave it out."
+                f"`pip install '.[{logger}]'`, or leave it out."
             )
 
 
@@ -30,7 +30,7 @@ def log_commands(folder: SweepFolder, loggers: Sequence[str]) -> list[str]:
     """Return shell commands that show the run logs of a sweep. `wandb sync` uploads them."""
     commands = []
     if "tensorboard" in loggers:
-        viewer = "" if importlib.util.find_spec("tensorboard") else "  # pip install 'raydp-tune[tensorboard]'"
+        viewer = "" if importlib.util.find_spec("tensorboard") else "  # pip install '.[tensorboard]'"
         commands.append(f"tensorboard --logdir {shlex.quote(str(folder.tensorboard_logs))}{viewer}")
     if "wandb" in loggers:
         commands.append(f"wandb sync {shlex.quote(str(folder.wandb_logs))}/offline-run-*")

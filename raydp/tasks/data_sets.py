@@ -40,7 +40,7 @@ def load_data_set(
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{field} must be an existing file where the package datasets is not installed, got {path!r}. Check the "
-            "path, or install raydp-tune[datasets] to read data sets."
+            "path, or run `pip install '.[datasets]'` in the repository."
         ) from error
     on_hub: dict[str, Any] = {"name": config, "revision": revision} if config or revision else {}
     on_hub |= {"streaming": True} if streaming else {}

@@ -182,6 +182,6 @@ def test_a_missing_package_is_an_error_before_anything_trains(
     spec = write_spec(tracking=tracking(tmp_path, logger))
     answer = raydp("sweep", spec)
     assert answer.code == 2
-    remedy = f"Run `pip install 'raydp-tune[{logger}]'`, or leave it out."
+    remedy = f"Run `pip install '.[{logger}]'`, or leave it out."
     assert f"tracking.loggers '{logger}' must have the package {package}, got none. {remedy}" in answer.err
     assert not (tmp_path / "runs").exists()

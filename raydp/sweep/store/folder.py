@@ -71,7 +71,7 @@ class SweepFolder:
     | audits.json                 | `raydp audit`              | the end of the sweep     | written whole           |
     | selected.json               | a private selection        | its release              | written whole, once     |
     | released.json               | the end of the sweep       | reports                  | written whole           |
-    | points.csv, secrets.parquet | the end, `raydp points`    | people, analysis         | may be written again    |
+    | points.csv, secrets.parquet | the end, analysis commands | people, analysis         | may be written again    |
     | report.html                 | the end of the sweep       | people                   | may be written again    |
     | summary.json                | the end of the sweep       | status, list             | written whole           |
     | logs/tensorboard, wandb     | `tracking.loggers`         | their programs           | the run has ended       |

@@ -34,7 +34,7 @@ class OpenSSFSigner:
             import model_signing.signing  # noqa: F401
         except ImportError as error:
             raise ValueError(
-                "--openssf-key must have the package model-signing, got none. pip install 'raydp-tune[signing]'."
+                "--openssf-key must have the package model-signing, got none. pip install '.[signing]'."
             ) from error
         if not isinstance(private_key(key, "--openssf-key", REMEDY), EllipticCurvePrivateKey):
             raise ValueError(
