@@ -4,7 +4,8 @@
 
 Regressions (5.1, 5.2): data as in his appendix B: 800 examples to train on and 200 to test, x ~ N(0, I), noise 0.1,
 w = 10 or (10, 5), b = 0. Steps, sampling and noise are ours: Poisson batches of 10 on average, Gaussian noise on the
-sum. Images (5.3): his R and λ on scikit-learn's digits. LoRA: the demo's task.
+sum. The listings of his appendix B are run too, as printed and with gradients cleared. Images
+(5.3): his R and λ on scikit-learn's digits. LoRA: the demo's task.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SETTINGS = {
 """100 epochs; 200 with the small R, as he has them."""
 GUO = {
     ("simple", "baseline"): (5.93, 0.51), ("simple", "small R"): (84.81, 0.51), ("simple", "large λ"): (79.74, 4.81),
-    ("multiple", "baseline"): (13.26, None), ("multiple", "small R"): (101.66, 0.63),
+    ("multiple", "baseline"): (13.26, 0.63), ("multiple", "small R"): (101.66, 0.63),
     ("multiple", "large λ"): (95.47, 5.96),
 }  # fmt: skip
 """What he prints: decoupled, in the loss. The second has λ/2 ‖w‖² in it, as his test loss has."""
@@ -99,6 +100,52 @@ def run(weights: list[float], setting: str, decay: str, seed: int, noise_multipl
         size = sum(float(p.square().sum()) for p in model.parameters())
     return {"test_loss": error, "with_penalty": error + options["weight_decay"] / 2 * size,
             "weights": model.weight[0].tolist()}  # fmt: skip
+
+
+def as_listed(weights: list[float], setting: str, seed: int, *, in_loss: bool, clear: bool, decay: bool) -> float:
+    """Test loss by the arithmetic of his listings B.2 and B.3, with λ/2 ‖w‖² in it for his method.
+
+    Args:
+        in_loss: his method, else DP-SGD with decoupled decay.
+        clear: whether gradients are cleared between the examples of a batch. His listings do not clear them.
+        decay: whether the penalty has a gradient. In his listings it is computed from `.data`, and has none.
+    """
+    options, rng = SETTINGS[setting], np.random.default_rng(seed)
+    bound, decay_rate, rate = options["max_grad_norm"], options["weight_decay"], options["learning_rate"]
+    x = rng.normal(size=(TRAIN + TEST, len(weights)))
+    y = x @ np.array(weights) + 0.1 * rng.normal(size=len(x))
+    inputs = np.column_stack([x, np.ones(len(x))])  # the last weight is the bias
+    theta = rng.uniform(-1, 1, len(weights) + 1) / np.sqrt(len(weights))
+    for _ in range(options["num_steps"] * BATCH // TRAIN):
+        for batch in rng.permutation(TRAIN).reshape(-1, BATCH):
+            gradients = 2 * (inputs[batch] @ theta - y[batch])[:, None] * inputs[batch]
+            gradients = gradients + decay_rate * theta if in_loss and decay else gradients
+            gradients = gradients if clear else gradients.cumsum(axis=0)
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            step = (gradients * np.minimum(bound / (1e-8 + norms), 1)).mean(axis=0)
+            shrunk = theta if in_loss else (1 - rate * decay_rate) * theta
+            theta = shrunk - rate * step + 0.1 * bound * rng.normal(size=len(theta))
+    error = float(np.square(inputs[TRAIN:] @ theta - y[TRAIN:]).mean())
+    return error + decay_rate / 2 * float(theta @ theta) if in_loss else error
+
+
+VARIANTS = {"as listed": (False, False), "cleared": (True, False), "cleared, with decay": (True, True)}
+"""clear and decay of `as_listed`."""
+
+
+def listing_rows(seeds: int) -> list[dict[str, Any]]:
+    """One row per model, setting, method and variant of the listings: the test losses of all seeds."""
+    rows = []
+    for model, weights in (("simple", [10.0]), ("multiple", [10.0, 5.0])):
+        for setting, in_loss, (name, (clear, decay)) in product(SETTINGS, (False, True), VARIANTS.items()):
+            if decay and not in_loss:
+                continue
+            losses = [as_listed(weights, setting, k, in_loss=in_loss, clear=clear, decay=decay) for k in range(seeds)]
+            row = {"model": model, "setting": setting, "in_loss": in_loss, "variant": name, "test_losses": losses,
+                   "guo": GUO[model, setting][in_loss]}  # fmt: skip
+            rows.append(row)
+            print(" ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+    return rows
 
 
 CLIPPING = (0.03, 0.15, 0.5, 1.5, 3.0)
@@ -223,7 +270,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    regressions = regression_rows(args.seeds, args.noise_multiplier)
+    regressions, listings = regression_rows(args.seeds, args.noise_multiplier), listing_rows(args.seeds)
     images = digits_rows(args.seeds)
     args.storage.mkdir(parents=True, exist_ok=True)
     lora = lora_rows(args.storage)
@@ -232,7 +279,7 @@ def main() -> None:
     if args.output:
         settings = {"regressions": SETTINGS, "digits": DIGITS}
         document = {**describe("torch", "raydp-tune"), "settings": settings, "regressions": regressions,
-                    "digits": images, "lora": lora}  # fmt: skip
+                    "listings": listings, "digits": images, "lora": lora}  # fmt: skip
         args.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -163,7 +163,7 @@ def write_report(
         css="decision",
     )
     model = card(points, headline, card_rows or {})
-    load = code(f"raydp.load_model({headline.model_uri!r})") if headline.model_uri else ""
+    load = "" if headline.load_call is None else code(headline.load_call)
     sections = {
         "What every rule selects": threshold_section(
             at_thresholds, headline.rule, base_utility_loss, relative=relative

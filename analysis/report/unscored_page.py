@@ -30,7 +30,7 @@ def write_unscored(
     """Write the page. For the arguments see `write_report`; `means` are the configuration means of the points."""
     headline = selections[0]
     words = [guarantee_in_words(points, headline, card_rows), *in_words(headline)]
-    load = code(f"raydp.load_model({headline.model_uri!r})") if headline.model_uri else ""
+    load = "" if headline.load_call is None else code(headline.load_call)
     sections = {
         "How it was selected": [steps_table(selection) for selection in selections],
         "Configurations": [_configurations(means, selections)],

@@ -117,6 +117,7 @@ class Selection:
         score_name: the name of the score, None if it is not known.
         scores: name -> mean over seeds of every named score of the configuration.
         sweep: the name of the sweep, None for a points table.
+        tracking_uri: the store of the selected model, None if it is not known.
         load_fn: loads the selected model, None if the selection has no model.
     """
 
@@ -140,7 +141,22 @@ class Selection:
     score_name: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     sweep: str | None = None
+    tracking_uri: str | None = None
     load_fn: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def load_call(self) -> str | None:
+        """Return the Python call that loads the model; None without a model.
+
+        A store with an absolute path or with credentials is written as "...", because reports leave the machine.
+        """
+        if self.model_uri is None:
+            return None
+        if self.tracking_uri is None:
+            return f"raydp.load_model({self.model_uri!r})"
+        store = self.tracking_uri
+        private = "@" in store or store.startswith(("/", "file:", "sqlite:////"))
+        return f"raydp.load_model({self.model_uri!r}, tracking_uri={'...' if private else store!r})"
 
     def load(self) -> Any:
         """Load the selected model from the sweep's own tracking store, as `raydp.load_model` does.

@@ -35,6 +35,8 @@ OpenSSFKey = Annotated[
     Path | None,
     typer.Option("--openssf-key", help="EC private key: also sign as OpenSSF Model Signing does, model.sig."),
 ]
+PAGE_COLUMNS = 100
+"""The columns of a page that a person reads from a pipe or a file."""
 SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
 SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
 """Columns that a narrow terminal omits, in this order."""
@@ -111,7 +113,7 @@ def models_show(
     from raydp.tracking import show_model
 
     answer = show_model(model, tracking_uri=uri, trusted_keys=trusted_key, verify=verify)
-    print_json(answer) if json else print_document(answer)
+    print_json(answer) if json else print_document(answer, width=PAGE_COLUMNS)
 
 
 @models_app.command("promote")

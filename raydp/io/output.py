@@ -155,42 +155,58 @@ def print_table(
         stdout.print(line.text, style=_STYLES.get(line.kind), markup=False, soft_wrap=True)
 
 
-def print_document(document: Mapping[str, object], title: str = "") -> None:
-    """Print a document for people: a line for each plain value, and a table for each part that has the form of one."""
+def print_document(document: Mapping[str, object], title: str = "", *, width: int | None = None) -> None:
+    """Print a document for people: a line for each plain value, and a table for each part that has the form of one.
+
+    Args:
+        document: the document.
+        title: the title of a document that is one table.
+        width: the columns of a file or a pipe, where longer lines are broken between words. None keeps lines whole.
+    """
     if document and (whole := _rows(document)) is not None:
         print_table(title, whole)
     else:
-        _print_parts(document, "")
+        _print_parts(document, "", width)
 
 
-def _print_parts(document: Mapping[str, object], title: str) -> None:
+def _say(text: str, width: int | None, style: str | None = None) -> None:
+    """Print a text, broken between words if it does not fit."""
+    stdout.print(text if width is None or stdout.is_terminal else _wrapped(text, width), style=style, markup=False)
+
+
+def _print_parts(document: Mapping[str, object], title: str, width: int | None) -> None:
     for name, value in document.items():
         if isinstance(value, list | tuple) and any(isinstance(v, str) and len(v) > LONG_ITEM for v in value):
-            stdout.print(f"{name}:", markup=False)
+            _say(f"{name}:", width)
             for item in value:
-                stdout.print(f"  - {cell_text(item)}", markup=False)
+                _say(f"  - {cell_text(item)}", width)
         elif _is_line(value):
             inner = (
                 ", ".join(f"{k} {cell_text(v)}" for k, v in value.items())
                 if isinstance(value, Mapping)
                 else cell_text(value)
             )
-            stdout.print(f"{name}: {inner}", markup=False)
+            _say(f"{name}: {inner}", width)
     for name, value in document.items():
         heading = f"{title} {name}".strip()
         if _is_line(value):
             continue
         stdout.print()
-        if (rows := _rows(value)) is not None:
+        rows = _rows(value)
+        if rows and width is not None and not stdout.is_terminal:
+            _say(heading, width)
+            for line in lay_out(rows, width=width, whole=True):
+                _say(line.text, width)
+        elif rows is not None:
             print_table(heading, rows)
         elif isinstance(value, Mapping):
-            stdout.print(heading, style="bold", markup=False)
-            _print_parts(value, heading)
+            _say(heading, width, "bold")
+            _print_parts(value, heading, width)
         elif isinstance(value, list | tuple):
             for position, part in enumerate(value):
                 if position:
                     stdout.print()
-                _print_parts(part, heading)
+                _print_parts(part, heading, width)
 
 
 def _is_plain(value: object) -> bool:

@@ -88,6 +88,7 @@ def lay_out(
     width: int | None,
     keep: Sequence[str] = (),
     spare: Sequence[str] = (),
+    whole: bool = False,
 ) -> list[Line]:
     """Lay out rows with the same keys.
 
@@ -97,6 +98,7 @@ def lay_out(
         width: number of columns of the terminal. None for a file or a pipe, where every row is whole on one line.
         keep: keys that are never omitted, beside the first one.
         spare: keys that are omitted first, in this order. The other keys follow from the right.
+        whole: whether no key is omitted. A table that is too wide then gets one field per line.
 
     Returns:
         The lines. A line is wider than the terminal only if a single cell or header is.
@@ -118,7 +120,7 @@ def lay_out(
         return [*stated, *_table(varying)]
     # Omit columns, or print one field per line.
     left = _fitting(varying, width, keep, spare)
-    if len(rows) <= FEW_ROWS or left is None:
+    if whole or len(rows) <= FEW_ROWS or left is None:
         return [*stated, *_records(varying, width)]
     names = [column.header for column in varying if column not in left]
     remark = [f"Left out to fit {width} columns:", *_listed(names), *ELSEWHERE.split()]

@@ -164,7 +164,7 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
     "purchase": _purchase,  # Nasr et al. 2018; Kaplan et al. 2024, section 4.2.1
     "cnn": _cnn,
     "cnn-mnist": _cnn_mnist,  # Opacus's example; Guo 2024, section 5.3
-    "cnn-cifar": _cnn_cifar,  # Opacus's example; Guo 2024, section 5.4
+    "cnn-cifar": _cnn_cifar,  # Opacus's example, which pools by average; Guo 2024, section 5.4, says by maximum
     "resnet18": _resnet18,  # Kaplan et al. 2024, section 4.2.1
 }
 """Name -> builder of the layers, from (input shape, number of classes)."""

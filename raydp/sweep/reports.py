@@ -22,6 +22,7 @@ from raydp.sweep.api import (
     with_given,
 )
 from raydp.sweep.ending.notes import ReportTexts, about
+from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.planning.sources import named
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def report(
         logarithmic = logarithmic_of(points, storage, score)
         precision = precision_of(points, storage)
         selections = _selections(table, rule_of(own, rule), with_given(own, bounds), values, logarithmic, precision)
+        if folder is not None:
+            selections = [of_sweep(each, folder, score=score, worst_case=worst_case) for each in selections]
     texts: ReportTexts = (
         {"title": Path(points).stem} if folder is None else about(folder, score=score, worst_case=worst_case)
     )

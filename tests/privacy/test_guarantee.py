@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import raydp.privacy.records.guarantee as guarantee_module
 from raydp.privacy import (
     AccountedEpsilon,
     LedgerSummary,
@@ -23,6 +26,7 @@ from raydp.privacy import (
     guarantee,
     privacy_record,
 )
+from raydp.privacy.accounting.events import Event
 from raydp.privacy.accounting.profile import DELTAS
 from raydp.privacy.records.guarantee import profile_rows
 
@@ -140,3 +144,32 @@ def test_what_is_released_together_costs_more_than_one_and_says_why_it_is_not_kn
     unknown = composed([EVENT], 1e-16, "pld")
     assert unknown["epsilon"] is None
     assert "delta must be >" in unknown["reason"]
+
+
+def test_a_joint_cost_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the releases does not matter; each of their figures, δ and the accountant do."""
+    events = [PoissonGaussian(sample_rate=0.1, noise_multiplier=s, num_steps=t) for s, t in ((2.0, 3), (3.0, 5))]
+    calls = []
+    computed = guarantee_module.composed_epsilon
+
+    def counted(events: Sequence[Event], delta: float, accountant_name: str) -> float:
+        calls.append(accountant_name)
+        return computed(events, delta, accountant_name)
+
+    monkeypatch.setattr(guarantee_module, "composed_epsilon", counted)
+    first = composed(events, 1e-5, "rdp", cache_dir=tmp_path)
+    assert first == composed(events, 1e-5, "rdp")
+    for again in (events, events[::-1]):
+        assert composed(again, 1e-5, "rdp", cache_dir=tmp_path) == first
+    assert len(calls) == 2
+    others = [
+        ([*events, events[0]], 1e-5, "rdp"),
+        ([replace(events[0], num_steps=4), events[1]], 1e-5, "rdp"),
+        ([replace(events[0], noise_multiplier=2.5), events[1]], 1e-5, "rdp"),
+        ([replace(events[0], sample_rate=0.2), events[1]], 1e-5, "rdp"),
+        (events, 1e-6, "rdp"),
+        (events, 1e-5, "pld"),
+    ]
+    for other in others:
+        assert composed(*other, cache_dir=tmp_path) == composed(*other) != first
+    assert composed([*events, NonPrivateEvent()], 1e-5, "rdp", cache_dir=tmp_path)["epsilon"] == math.inf

@@ -177,6 +177,23 @@ def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(monkeypatch
     )
 
 
+@pytest.mark.parametrize("waited", [0.0, 10.0, 29.0])
+def test_a_step_that_has_not_ended_makes_the_others_no_slower(monkeypatch: pytest.MonkeyPatch, waited: float) -> None:
+    """Six steps of 30 s: after the second one, 120 s are left, less those of the third that have gone by."""
+    clock = [100.0]
+    monkeypatch.setattr("raydp.sweep.engine.progress.time.monotonic", lambda: clock[0])
+    running = {"a": (1, 6)}
+    progress = SweepProgress(Console(), {"a": 60}, 0, lambda: QueueStatus(running=dict(running), waiting=0), names={})
+    progress._refresh()
+    clock[0] += 30.0
+    running["a"] = (2, 6)
+    progress._refresh()
+    clock[0] += waited
+    progress._refresh()
+    left = 120 - waited
+    assert f"about {int(left // 60)} min {int(left % 60):02d} s left, scores not counted" in progress._line()
+
+
 def test_the_start_says_what_each_worker_does() -> None:
     """In a file a line comes when something has changed, at most every five seconds."""
     works = (

@@ -11,6 +11,7 @@ from raydp import Sweep, find_models, load_model, report, select
 from raydp.analysis.selection.words import NOT_MEASURED
 from raydp.spec.reading import load_spec
 from tests.builders.specs import small_spec
+from tests.sweep.trained import Trained
 
 
 def unscored(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -38,10 +39,10 @@ def test_what_needs_a_score_is_refused(tmp_path: Path, changes: dict[str, Any], 
         load_spec(unscored(tmp_path, **changes))
 
 
-@pytest.mark.slow
 def test_an_unscored_sweep_ends_with_a_selection_and_a_model(tmp_path: Path) -> None:
-    sweep = Sweep(unscored(tmp_path))
-    result = sweep.run()
+    content = Trained(tmp_path, scores=[], select={"min_utility_gain": None}, seeds=[0]).content
+    sweep = Sweep(content)
+    result = sweep.run(resume=True)
     chosen = result.selected
     assert chosen is not None
     assert chosen.score is chosen.decision is None
@@ -52,4 +53,4 @@ def test_an_unscored_sweep_ends_with_a_selection_and_a_model(tmp_path: Path) -> 
     found = find_models(tracking_uri=sweep.spec.tracking.uri)
     assert len(found) == 2
     assert load_model("models:/small@privacy-preferred", tracking_uri=sweep.spec.tracking.uri)
-    assert Sweep(unscored(tmp_path)).run(resume=True).selected == chosen
+    assert Sweep(content).run(resume=True).selected == chosen

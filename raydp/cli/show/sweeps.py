@@ -136,7 +136,7 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
     summary, path = folder.summary(), folder.path
     if counts.note is not None:
         stdout.print(counts.note, markup=False)
-    stdout.print(f"{path}: " + ", ".join(f"{n} {name}" for name, n in counts.numbers.items()), markup=False)
+    stdout.print(f"{path}: {counts.sentence}", markup=False)
     if progress is not None:
         _show_progress(folder, progress)
     show_ends(counts)

@@ -101,7 +101,8 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     # An audit that refutes the guarantee keeps the alias away too.
     if alarm is not None and aliases.pop(PRIVACY_PREFERRED, None) is not None:
         LOGGER.warning("privacy-preferred is not set: %s", alarm)
-    set_aliases(recorder.tracker, aliases if spec.task.params.for_use else {})
+    aliases = aliases if spec.task.params.for_use else {}
+    set_aliases(recorder.tracker, aliases)
     report = folder.report
     with phase(stderr, "writing the report"):
         write_report(points, list(selections.values()), report, by_secret=values, **about(folder))
@@ -111,8 +112,10 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         best_utility=SelectedConfiguration.from_json(best.to_dict()),
         released=together,
         audit_alarm=alarm,
+        aliases={alias: str(selection.model_uri) for alias, selection in aliases.items()},
     )
     folder.set_summary(summary)
+    write_tables(folder)  # again, now with the aliases
     with phase(stderr, "recording the end of the sweep in MLflow"), TemporaryDirectory() as published:
         for file in (folder.path / POINTS_FILE, folder.report):
             shutil.copy(file, published)

@@ -23,12 +23,13 @@ def of_sweep(
     from raydp.tracking import load_model
 
     name = (score or folder.select().score) if selection.score is not None else None
-    load_fn = None
+    store, load_fn = folder.tracking().uri, None
     if selection.model_uri is not None:
-        load_fn = partial(load_model, selection.model_uri, tracking_uri=folder.tracking().uri)
+        load_fn = partial(load_model, selection.model_uri, tracking_uri=store)
     return replace(
         selection,
         sweep=folder.names()["sweep"],
         score_name=f"worst case of {name}" if worst_case and name is not None else name,
+        tracking_uri=store,
         load_fn=load_fn,
     )

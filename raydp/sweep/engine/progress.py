@@ -112,7 +112,9 @@ class SweepProgress:
         self._statuses: dict[str, str] = {}
         self._best: tuple[float, str] | None = None
         self._started = time.monotonic()
-        self._first_steps: tuple[float, float] | None = None  # when steps were first seen, and the compute by then
+        # When steps were first seen and when the last one was, each with the compute by then.
+        self._first_steps: tuple[float, float] | None = None
+        self._last_steps = (self._started, 0.0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
@@ -163,8 +165,11 @@ class SweepProgress:
         before, self._status = self._status, self._poll()
         for run_id in self._status.running.keys() - before.running.keys():
             LOGGER.debug("%s has begun, run %s", self._names.get(run_id, run_id), run_id)
-        if self._first_steps is None and (computed := self._computed()):
-            self._first_steps = time.monotonic(), sum(computed.values())
+        computed = sum(self._computed().values())
+        if computed > self._last_steps[1]:
+            self._last_steps = time.monotonic(), computed
+        if self._first_steps is None and computed:
+            self._first_steps = self._last_steps
         for run_id, reason in self._status.retried[len(before.retried) :]:
             name = self._names.get(run_id, run_id)
             self._console.print(f"{name}: {reason}. The run is tried again.", markup=False)
@@ -202,13 +207,15 @@ class SweepProgress:
     def _time_left(self) -> str:
         """Estimate the time left in proportion to compute.
 
-        Before the first run has ended, only the time of its steps is known, not the time of its scores.
+        Before the first run has ended, only the time of its steps is known, not the time of its scores. It counts from
+        the first step that was seen to the last one, so that a step that has not ended makes the others no slower.
         """
-        spent = self._computed()
+        spent, since_last = self._computed(), 0.0
         computed, elapsed, without = sum(spent.values()), time.monotonic() - self._started, ""
         if not self._statuses and self._first_steps is not None:
-            first_time, first_computed = self._first_steps
-            done, elapsed, without = computed - first_computed, time.monotonic() - first_time, ", scores not counted"
+            (began, before), (last, _) = self._first_steps, self._last_steps
+            done, elapsed, without = computed - before, last - began, ", scores not counted"
+            since_last = time.monotonic() - last
         else:
             done = computed if self._statuses else 0.0
         if done <= 0:
@@ -222,7 +229,7 @@ class SweepProgress:
             else:
                 left = sum(self._costs[run_id] - spent.get(run_id, 0.0) for run_id in first)
                 about, of = "about", " of the first pass"
-        seconds = elapsed * left / done
+        seconds = max(0.0, elapsed * left / done - since_last)
         return f"{about} {int(seconds // 60)} min {int(seconds % 60):02d} s left{of}{without}"
 
     def _text(self) -> str:

@@ -88,12 +88,18 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     together = releaser.release_run(run_id)
     points = load_points(write_tables(folder), scored=False)
     selection = released_selection(folder)
-    set_aliases(releaser.tracker, {"best-utility": selection, PRIVACY_PREFERRED: selection})
+    aliases = dict.fromkeys(("best-utility", PRIVACY_PREFERRED), selection)
+    set_aliases(releaser.tracker, aliases)
     report = folder.report
     write_report(points, selection, report, **about(folder))
     chosen = selection.to_dict()
     folder.set_summary(
-        SweepSummary(counts=counts(folder), selected=SelectedConfiguration.from_json(chosen), released=together)
+        SweepSummary(
+            counts=counts(folder),
+            selected=SelectedConfiguration.from_json(chosen),
+            released=together,
+            aliases=dict.fromkeys(aliases, str(selection.model_uri)),
+        )
     )
     public = {name: value for name, value in chosen.items() if name != "score"}
     releaser.tracker.finish_sweep({"selected": public, "released_together": together.to_json()})

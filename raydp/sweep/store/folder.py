@@ -265,6 +265,11 @@ class SweepFolder:
         seeds = self._written().get("seeds")
         return self._section("seeds", AdaptiveSeeds).precision() if isinstance(seeds, dict) else {}
 
+    def first_seeds(self) -> tuple[int, ...] | None:
+        """Return the seeds of the first pass; None if the sweep's seeds are a list."""
+        adaptive = isinstance(self._written().get("seeds"), dict)
+        return self._section("seeds", AdaptiveSeeds).first_labels if adaptive else None
+
     def tracking(self) -> TrackingSpec:
         """Return the section `tracking` of the sweep's spec."""
         return self._section("tracking", TrackingSpec) if "tracking" in self._written() else TrackingSpec()

@@ -41,8 +41,9 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
     base = folder.result(BASE_RUN)
     later = measured_later(folder)
     skipped = folder.skipped_runs()
-    score = folder.select().score
-    rows = [_row(folder, trial, plan, score, base, later, skipped) for trial in plan.trials]
+    score, summary = folder.select().score, folder.summary()
+    aliases = {} if summary is None else summary.aliases
+    rows = [_row(folder, trial, plan, score, base, later, skipped, aliases) for trial in plan.trials]
     method = folder.method()
     parameters = [_parameters(method, plan.facts.content_hash, trial) for trial in plan.trials]
     return pd.concat([pd.DataFrame(rows), pd.DataFrame(parameters)], axis=1)
@@ -154,7 +155,16 @@ def counts(folder: SweepFolder) -> RunCounts:
         search=search,
         seeds=seeds,
         note=folder.disclosure().note or _open_note(folder),
+        optional=_optional(folder, trials, statuses),
     )
+
+
+def _optional(folder: SweepFolder, trials: Sequence[TrialPlan], statuses: Sequence[str]) -> int:
+    """Count the pending runs after the first pass of adaptive seeds, which the decision may not need."""
+    first = folder.first_seeds()
+    if first is None:
+        return 0
+    return sum(s == "pending" and trial.seed not in first for trial, s in zip(trials, statuses, strict=True))
 
 
 def _open_note(folder: SweepFolder) -> str | None:
@@ -191,6 +201,7 @@ def _row(
     base: RunResult | None,
     later: list[Measurements],
     skipped: set[str],
+    aliases: Mapping[str, str],
 ) -> dict[str, object]:
     result = folder.result(trial.run_id)
     status = _status(trial, result, skipped)
@@ -217,5 +228,8 @@ def _row(
         **{f"score.{name}.std_error": measured.std_error for name, measured in scores.items()},
         **claimed_figures(result),
         **_stated(result),
-        "model_uri": folder.model_uri(trial.run_id),
+        "train_seconds": None if result is None else result.train_seconds,
+        "score_seconds": None if result is None else result.score_seconds,
+        "model_uri": (uri := folder.model_uri(trial.run_id)),
+        "alias": ", ".join(alias for alias, model in aliases.items() if model == uri) or None,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from raydp.privacy import ReleasedTogether
@@ -49,6 +49,7 @@ class RunCounts:
         search: how the search ended; None if none has ended.
         seeds: how the adaptive seeds ended; None if they have not.
         note: a sentence that must be shown with the numbers.
+        optional: how many of the pending runs adaptive seeds run only where the decision needs them.
     """
 
     runs: int
@@ -61,6 +62,15 @@ class RunCounts:
     search: SearchEnd | None = None
     seeds: SeedsEnd | None = None
     note: str | None = None
+    optional: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """Return the numbers in words."""
+        words = {name: f"{number} {name}" for name, number in self.numbers.items()}
+        if self.optional:
+            words["pending"] += f" ({self.optional} of them only if the decision needs them)"
+        return ", ".join(words.values())
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -74,6 +84,7 @@ class RunCounts:
         return {
             **_known(note=self.note),
             **self.numbers,
+            **({"optional": self.optional} if self.optional else {}),
             **_known(search=None if self.search is None else self.search.to_json()),
             **_known(seeds=None if self.seeds is None else self.seeds.to_json()),
             "failures": [failure.to_json() for failure in self.failures],
@@ -94,6 +105,7 @@ class RunCounts:
             search=None if search is None else SearchEnd.from_json(search),
             seeds=None if seeds is None else SeedsEnd.from_json(seeds),
             note=document.get("note"),
+            optional=document.get("optional", 0),
         )
 
 
@@ -204,6 +216,7 @@ class SweepSummary:
         best_utility: the configuration with the best utility; None for a private selection, which has one choice.
         released: the joint cost of all registered models; None if none is registered.
         audit_alarm: the alarm that an audit raised for the selected configuration.
+        aliases: alias -> the model that the end of the sweep gave it to. An alias may have moved since.
     """
 
     counts: RunCounts
@@ -211,6 +224,7 @@ class SweepSummary:
     best_utility: SelectedConfiguration | None = None
     released: ReleasedModels | None = None
     audit_alarm: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the content of summary.json."""
@@ -220,6 +234,7 @@ class SweepSummary:
             **_known(best_utility=None if self.best_utility is None else self.best_utility.to_json()),
             "released_together": None if self.released is None else self.released.to_json(),
             **_known(audit_alarm=self.audit_alarm),
+            **({"aliases": dict(self.aliases)} if self.aliases else {}),
         }
 
     @classmethod
@@ -232,6 +247,7 @@ class SweepSummary:
             best_utility=None if best is None else SelectedConfiguration.from_json(best),
             released=None if released is None else ReleasedModels.from_json(released),
             audit_alarm=document.get("audit_alarm"),
+            aliases=document.get("aliases", {}),
         )
 
 
