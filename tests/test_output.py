@@ -46,6 +46,20 @@ def test_a_document_that_is_a_table_is_one(capsys: pytest.CaptureFixture[str]) -
     assert lines == [["accuracy"], ["name", "correct", "pairs"], ["compute", "4", "6"], ["updates", "5", "-"]]
 
 
+def test_a_document_of_a_page_breaks_long_lines_and_shows_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe otherwise gets whole lines: a reason of a promotion is a paragraph."""
+    reason = "It has the lowest score of the 15 that may be selected, and was promoted for that. " * 4
+    promoted = [{"alias": f"alias-{k}", "reason": reason, "by": f"user-{k}", "at": f"time-{k}"} for k in range(6)]
+    document = {"caveat": reason, "lists": [reason, "short"], "promotions": promoted, "inner": {"one": {"a": [reason]}}}
+    print_document(document, width=100)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    assert out.split().count("promoted") == 4 * 4, "a reason that all rows share is stated once"
+    assert all(f"{name}-{k}" in out for name in ("alias", "user", "time") for k in range(6))
+    print_document(document)
+    assert max(map(len, capsys.readouterr().out.splitlines())) > 300
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_phase_is_said_where_it_is_not_shown(terminal: bool) -> None:
     console = Console(file=StringIO(), force_terminal=terminal)

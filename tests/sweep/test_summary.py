@@ -96,3 +96,11 @@ def test_what_was_released_by_an_earlier_version_is_read_and_written_alike(
 def test_the_counts_of_status_are_read_back() -> None:
     assert RunCounts.from_json(COUNTS).to_json() == COUNTS
     assert list(RunCounts.from_json(COUNTS).to_json()) == list(COUNTS)
+
+
+def test_runs_that_only_the_decision_may_ask_for_are_counted_apart() -> None:
+    counts = RunCounts(runs=216, finished=72, failed=0, stopped=0, pending=144, optional=120)
+    assert counts.sentence.endswith("144 pending (120 of them only if the decision needs them)")
+    assert RunCounts.from_json(counts.to_json()) == counts
+    assert counts.to_json()["optional"] == 120
+    assert "optional" not in RunCounts(runs=1, finished=1, failed=0, stopped=0, pending=0).to_json()
