@@ -156,7 +156,8 @@ class Selection:
             return f"raydp.load_model({self.model_uri!r})"
         store = self.tracking_uri
         private = "@" in store or store.startswith(("/", "file:", "sqlite:////"))
-        return f"raydp.load_model({self.model_uri!r}, tracking_uri={'...' if private else store!r})"
+        shown = "..." if private else repr(store)
+        return f"raydp.load_model({self.model_uri!r}, tracking_uri={shown})"
 
     def load(self) -> Any:
         """Load the selected model from the sweep's own tracking store, as `raydp.load_model` does.
