@@ -35,7 +35,7 @@ FLOW = {
     ],
     "raydp.training": [
         "comm", "trial_plan", "ledger", "checkpoint", "schedule", "corrected_adam", "logistic", "sharding", "noise",
-        "rank0", "gradients", "trial", "batch_loop", "resuming", "aggregation", "loop",
+        "rank0", "gradients", "trial", "batch_loop", "resuming", "aggregation", "loop", "probe",
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
@@ -47,7 +47,7 @@ FLOW = {
         "comparable", "counterfactual", "reports", "imported",
     ],
     "raydp.selftest": [
-        "base", "observe", "odd_layers", "linear", "ranks", "subjects", "reduced", "spec_subject", "checks", "run",
+        "base", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",
     ],
     "raydp.cli": [
         "show", "arguments", "interrupts", "errors",

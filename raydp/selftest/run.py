@@ -37,7 +37,7 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
 
     Args:
         spec: also check its task and model for sensitivity, and its method for noise and sampling. The model has two
-            layers of each kind then (`raydp.selftest.reduced`). If its space varies further fields, sensitivity is
+            layers of each kind then (`raydp.models.reduced`). If its space varies further fields, sensitivity is
             checked for each combination of their values that are no numbers. Output perturbation and PATE are checked
             on generated examples instead.
         progress: called with the name of the current check.

@@ -15,8 +15,8 @@ from raydp.analysis.tables.coordinates import is_numeric
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
+from raydp.models.reduced import renamed, with_few_layers, with_few_tokens
 from raydp.search_spaces.settings import settings_in_words
-from raydp.selftest.reduced import renamed, with_few_layers, with_few_tokens
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_training_context
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, task_of
@@ -49,7 +49,7 @@ def kinds_of_runs(spec: SweepSpec) -> list[SweepSpec]:
 def spec_subjects(spec: SweepSpec) -> list[Subject]:
     """Return the subjects of a spec: units from the longest to the shortest, of its own task and kinds of layers.
 
-    The model has its weights, type and adapter, and of each kind of layer two (see `raydp.selftest.reduced`). The
+    The model has its weights, type and adapter, and of each kind of layer two (see `raydp.models.reduced`). The
     tokens that do not occur in the chosen units are left out. If the spec's sweep uses a frozen prefix, so does the
     first subject. The second one computes every layer, in float32, because the layers of the prefix must not mix
     examples either. It is left out for a quantised model.

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from raydp.methods.dp import DPSGD
-from raydp.models import adapters
 from raydp.models.pretrained import PretrainedModel
 from raydp.scores.language.decoding import input_embeddings
 from raydp.selftest.observe import NoisyMethod
@@ -22,6 +21,7 @@ from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.users import Users
+from raydp.training.probe import start_training_context
 from raydp.training.trial import TrainingContext
 
 NUM_EXAMPLES = 6
@@ -166,21 +166,6 @@ def typed_training_context(
     base.model.to(getattr(torch, spec.weight_dtype))
     context = start_training_context(base, spec.adapter, microbatch_size)
     return replace(context, autocast=torch.bfloat16 if spec.autocasts_on("cpu") else None)
-
-
-def start_training_context(
-    base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None
-) -> TrainingContext:
-    """Return the model with its adapter. LoRA's B is moved away from 0, where A would have no gradient."""
-    model = adapters.attach_adapter(base, adapter)
-    parameters = adapters.trainable_parameters(model, adapter)
-    adapters.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if ".lora_B." in name:
-                parameter.normal_(std=0.1, generator=generator)
-    return TrainingContext(model=model, parameters=parameters, microbatch_size=microbatch_size)
 
 
 def _pretrained(build: Callable[[], PreTrainedModel]) -> PretrainedModel:

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from raydp.models.adapters import attach_adapter, decoder_layers
 from raydp.models.pretrained import PretrainedModel
+from raydp.models.reduced import _writes_out, renamed, with_few_layers, with_few_tokens
 from raydp.selftest import spec_subject
 from raydp.selftest.checks.sensitivity import sensitivity_checks
-from raydp.selftest.reduced import _writes_out, renamed, with_few_layers, with_few_tokens
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec
 from raydp.training.gradients import clipping, layers, prefix

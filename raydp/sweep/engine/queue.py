@@ -384,12 +384,12 @@ class TrialQueue:
             item.outcome = RunResult(run_id=run_id, status=item.outcome.status, reason=item.outcome.reason)
 
     @ray.method
-    async def fail(self, run_id: str, token: int, reason: str) -> None:
-        """Note that an attempt failed, and why."""
+    async def fail(self, run_id: str, token: int, reason: str, *, retry: bool = True) -> None:
+        """Note that an attempt failed, and why. Without `retry`, the run has failed for good."""
         async with self._changed:
             item = self._items[run_id]
             if item.is_held_with(token):
-                self._retry_or_fail(item, reason)
+                self._retry_or_fail(item, reason, retry=retry)
 
     @ray.method
     async def explain(self, slot: int, reason: str) -> None:
@@ -457,10 +457,10 @@ class TrialQueue:
         item.slot = None
         del self._held[item.run_id]
 
-    def _retry_or_fail(self, item: _Item, reason: str) -> None:
+    def _retry_or_fail(self, item: _Item, reason: str, *, retry: bool = True) -> None:
         self._let_go(item)
         item.reasons.append(reason)
-        if item.attempts <= self._max_retries:
+        if retry and item.attempts <= self._max_retries:
             self._waiting.appendleft(item.run_id)
             self._retried.append((item.run_id, reason))
         else:

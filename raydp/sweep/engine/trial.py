@@ -31,7 +31,7 @@ from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.canaries import with_gradient_canaries
 from raydp.tasks.wrappers.twins import for_seed
-from raydp.training import sharding
+from raydp.training import probe, sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.canaries import GradientCanaries
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
@@ -136,11 +136,19 @@ class TrialRunner:
             tokenizer=with_chat_template(pretrained.tokenizer, task.facts().chat_template),
             base_weights=self._start if full else {},  # an adapter is switched off instead
         )
+        self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
+        self._task = task
+        say("checks that examples do not depend on each other")
+        probe.check(
+            TrainingContext(model=model, parameters=self._parameters, autocast=self._autocast),
+            task,
+            model=spec.model.name,
+            clipped=spec.method.params.max_grad_norm is not None,
+            sharded=self._sharded,
+        )
         if spec.cluster.gradient_checkpointing:
             recompute_layers(model)
         self._budget = _budget(spec, pretrained, comm.device)
-        self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
-        self._task = task
         if isinstance(task, LanguageModelingTask) and not self._sharded:
             say("looks for the frozen prefix, which the workers compute together")
             self._task = with_frozen_prefix(

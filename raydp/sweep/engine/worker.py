@@ -22,6 +22,7 @@ from raydp.sweep.engine.queue import LEASE_SECONDS, Order, TrialQueue
 from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.training.comm import Comm, DistributedComm, LocalComm
+from raydp.training.probe import DependentExamples
 from raydp.training.trial import Paused
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
         runners = Runners(shared, comm, partial(queue.prepare.remote, slot) if comm.rank == 0 else None)
         runners.of(shared.first)
+    except DependentExamples as error:
+        ray.get(queue.give_up.remote(slot, str(error)))
+        raise
     except Exception as error:
         ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
         raise
@@ -86,7 +90,9 @@ def _run_lease(runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQu
             ray.get(queue.release.remote(run_id, token))  # changes nothing if the lease was lost
             return
         except Exception as error:
-            ray.get(queue.fail.remote(run_id, token, f"{type(error).__name__}: {error}"))
+            refused = isinstance(error, DependentExamples)  # another attempt would find the same
+            reason = str(error) if refused else f"{type(error).__name__}: {error}"
+            ray.get(queue.fail.remote(run_id, token, reason, retry=not refused))
             raise
     if outcome is not None:
         ray.get(queue.complete.remote(run_id, token, outcome))

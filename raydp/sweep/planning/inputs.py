@@ -8,11 +8,17 @@ from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.canaries import with_gradient_canaries
+from raydp.training import probe
 from raydp.training.gradients.canaries import check_room
+
+SIZES = {"adapter": {"r", "alpha", "lora_dropout", "num_virtual_tokens"}}
+"""Fields of a model's section that change no layer's kind. Models that differ in them alone are probed once."""
 
 
 def build_task(spec: SweepSpec) -> tuple[Task, str]:
     """Read and tokenise the task's data, after a check that the model exists and the adapter fits the model.
+
+    A few examples show that the examples of model and task do not depend on each other (`raydp.training.probe`).
 
     Returns:
         The task, and the hash of the base weights.
@@ -33,12 +39,17 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
     else:
         tokenizer, weight_hash = models.check(spec.model, sharded=sharded)
         task = task_of(spec, tokenizer)
-    checked = set[str]()
+    checked, probed = set[str](), set[str]()
     for own in [spec, *spec.run_specs()]:
         section = own.model.model_dump_json()
         if section not in checked:
             _check_model(own, task, sharded=sharded)
             checked.add(section)
+        clipped = own.method.params.max_grad_norm is not None
+        kind = f"{clipped} {own.model.model_dump_json(exclude=SIZES)}"
+        if kind not in probed:
+            probe.check_architecture(own.model, task, clipped=clipped)
+            probed.add(kind)
         _check_canaries(own, task)
         _check_dropout(own)
         _check_between_steps(own)

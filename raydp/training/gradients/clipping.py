@@ -116,8 +116,15 @@ class ClippedGradients:
         self._recomputes = recomputes_layers(model)
         assert not (self._sharded and weight_decay), "no worker has all weights; the spec refuses it"
         self._reads_checked = self._sharded  # gathering a sharded layer's weights would count as a read outside it
+        owners: dict[str, list[str]] = defaultdict(list)  # parameter -> paths of the modules that count it
         for path, module in model.named_modules():
-            own = {n: by_id[id(p)] for n, p in module._parameters.items() if p is not None and id(p) in by_id}
+            own: dict[str, str] = {}
+            for attribute, parameter in module._parameters.items():
+                name = by_id.get(id(parameter))
+                # A parameter of nested modules counts once: the outer module's gradient includes the inner one's.
+                if name is not None and not any(_is_within(path, outer) for outer in owners[name]):
+                    owners[name].append(path)
+                    own[attribute] = name
             if own:
                 self._modules[module] = own
                 self._names[module] = f"{type(module).__name__} {path!r}"
@@ -308,6 +315,11 @@ class ClippedGradients:
             output = module(call.x) if call.output is None else call.output
             gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
         return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
+
+
+def _is_within(path: str, outer: str) -> bool:
+    """Return whether the module at a path is the outer one or inside it."""
+    return not outer or f"{path}.".startswith(f"{outer}.")
 
 
 def _no_view(output: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A spec's base model with fewer layers and fewer tokens, for checks that need its kinds of layers and not its size."""
+"""A base model with fewer layers and fewer tokens, for checks that need its kinds of layers and not its size."""
 
 from __future__ import annotations
 
@@ -11,15 +11,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from raydp.models.adapters import decoder_layers
 from raydp.spec.sections import AdapterSpec
 
 LAYERS_OF_A_KIND = 2
 """Number of layers of each kind that stay. One of two frozen layers, or one of two trained ones, is then never the only
 layer between the embeddings and the output."""
 SIMPLE = (bool, int, float, str, type(None))
+
+
+def random_form(
+    config: PreTrainedConfig, adapter: AdapterSpec, most_weights: int
+) -> tuple[PreTrainedModel, AdapterSpec] | None:
+    """Return a model of an architecture with few layers and random weights in float32, frozen and in eval mode.
+
+    Only the weights of the layers that stay are made (see `with_few_layers`). They are the same in every call.
+
+    Returns:
+        The model, and the adapter for its layers; None if these have more than `most_weights` weights.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fewer = with_few_layers(model, adapter)
+    if sum(parameter.numel() for parameter in model.parameters()) > most_weights:
+        return None
+    model.to_empty(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.detach().zero_()  # architectures initialise no tensor that a checkpoint always has
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.initialize_weights()
+    model.tie_weights()
+    return model.requires_grad_(False).eval(), fewer
 
 
 def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec:
@@ -30,11 +54,10 @@ def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec
     adapter. A layer that shares a tensor with another module stays. A model whose layers are not in one list stays
     whole, as does a model under an adapter that names layers by their full path.
     """
-    found = decoder_layers(model)
+    layers = _layers(model)
     names = [*adapter.target_modules, *adapter.modules_to_save] if isinstance(adapter.target_modules, tuple) else []
-    if found is None or any(re.search(r"\.\d+\.", f".{name}.") for name in names):
+    if layers is None or any(re.search(r"\.\d+\.", f".{name}.") for name in names):
         return adapter
-    _, layers = found
     count, chosen = len(layers), adapter.layers_to_transform
     kept = _kept_layers(layers, chosen, _shared_tensors(model, layers))
     for position in sorted(set(range(count)) - set(kept), reverse=True):
@@ -51,6 +74,13 @@ def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec
     if chosen is None:
         return adapter
     return adapter.model_copy(update={"layers_to_transform": tuple(i for i, old in enumerate(kept) if old in chosen)})
+
+
+def _layers(model: PreTrainedModel) -> nn.ModuleList | None:
+    """Return a model's layers; None if they are not in one list."""
+    count = getattr(model.config, "num_hidden_layers", None)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    return lists[0] if len(lists) == 1 else None
 
 
 def _kept_layers(layers: nn.ModuleList, chosen: Sequence[int] | None, shared: set[int]) -> list[int]:

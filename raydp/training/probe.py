@@ -1,0 +1,348 @@
+"""Checks, before training, that the examples of a model and a task do not depend on each other.
+
+The guarantee of DP-SGD assumes that an example's loss depends on that example alone. Rows of a batch are padded on the
+right without a mask, so the assumption needs causal attention. A few short examples show whether it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoConfig
+
+from raydp.models import adapters
+from raydp.models.base_models import load_base, model_folder
+from raydp.models.networks import Network, NetworkName
+from raydp.models.pretrained import PretrainedModel
+from raydp.models.reduced import random_form
+from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.tasks.base import Batch, Examples, Task
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.token_loss import IGNORE, token_logits
+from raydp.training.gradients.clipping import ClippedGradients
+from raydp.training.gradients.thresholds import Clipping
+from raydp.training.loop import losses_of
+from raydp.training.trial import TrainingContext
+
+LENGTHS = (12, 9, 5)
+"""Largest number of tokens of each example that is tried."""
+MORE_PADDING = 3
+"""Columns of padding beyond the longest example, in one of the two batches that are compared."""
+VOCABULARY = 256
+"""Number of tokens of an architecture that is tried on a language modelling task."""
+MOST_WEIGHTS = 1 << 30
+"""Largest number of weights that are made up to try an architecture."""
+INT8_ROUNDING = 2.0**-7
+"""Distance between two neighbouring numbers in 8 bits, as a share of the largest."""
+
+
+class DependentExamples(ValueError):  # noqa: N818 - named after what is wrong
+    """Examples of a model and a task depend on each other, or are not trained as the model reads them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured difference, which is 0 but for rounding.
+
+    Attributes:
+        name: what is compared.
+        difference: the difference, relative to the size of what is compared.
+        rounding: the largest difference that rounding explains: half of the digits of the type of the products.
+        refusal: a sentence with the places {model}, {difference} and {rounding}, for a difference above the rounding.
+    """
+
+    name: str
+    difference: float
+    rounding: float
+    refusal: str
+
+    @property
+    def holds(self) -> bool:
+        """Return whether rounding explains the difference. It does not explain a difference that is not a number."""
+        return self.difference <= self.rounding
+
+
+_LATER_TOKENS = (
+    "model.name must predict each token from the tokens before it, got {model!r}: a later token changes the logits of "
+    "earlier positions by {difference:.2g} of their size (rounding: {rounding:.1g}). Rows are padded without a mask, "
+    "so examples would change each other's gradients and no ε would hold. Use a model with causal attention, such as "
+    "Llama, Qwen or GPT-2."
+)
+_PLAIN_CALL = (
+    "model.name must give in training the logits that it gives alone, got {model!r}: they differ by {difference:.2g} "
+    "of their size from a call with input_ids and attention_mask (rounding: {rounding:.1g}). It counts positions in "
+    "its own way, or rows of a batch change each other. Use a model such as Llama, Qwen or GPT-2."
+)
+_COMPANY = (
+    "task and model.name must give each example a loss that depends on it alone, got {model!r}: the loss or the "
+    "gradient of an example differs by {difference:.2g} between the example alone and in a batch (rounding: "
+    "{rounding:.1g}). No ε would hold. Let the model and the task's per_example_loss treat each example by itself."
+)
+_CLIPPED_SUM = (
+    "model.adapter must train weights whose per-example gradients are known, got {model!r}: the gradients that are "
+    "clipped differ by {difference:.2g} from those of autograd (rounding: {rounding:.1g}). No ε would hold. Use "
+    "`type: lora`, or another model."
+)
+
+
+def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
+    """Check a model's architecture with few layers and random weights, on a few examples of its task.
+
+    The weights of a language model are not read. A classification network is checked as it is. A language model whose
+    few layers have more than `MOST_WEIGHTS` weights is not checked here.
+
+    Args:
+        clipped: whether the gradient of each example is clipped.
+
+    Raises:
+        DependentExamples: the examples depend on each other, or the loss is not the model's own.
+        ValueError: a trained layer has no per-example gradients.
+    """
+    try:
+        context = _architecture(spec, task)
+        if context is not None:
+            check(context, task, model=spec.name, clipped=clipped)
+    except (RuntimeError, TypeError, AttributeError, LookupError) as error:
+        # Some architectures cannot be built with few layers or tokens. The worker checks the whole model.
+        logging.getLogger(__name__).debug("%s: %s", spec.name, error)
+
+
+def check(context: TrainingContext, task: Task, *, model: str, clipped: bool, sharded: bool = False) -> None:
+    """Check a model that is about to be trained; see `check_architecture`.
+
+    Args:
+        model: its name in the spec.
+        sharded: whether its weights are spread over workers. Its gradients are then not checked.
+    """
+    for figure in figures(context, task, clipped=clipped, sharded=sharded):
+        if not figure.holds:
+            values = {"difference": figure.difference, "rounding": figure.rounding}
+            raise DependentExamples(figure.refusal.format(model=model, **values))
+
+
+def figures(context: TrainingContext, task: Task, *, clipped: bool, sharded: bool = False) -> Iterator[Figure]:
+    """Yield the differences that are 0 for a sound model and task, but for rounding.
+
+    A language model must not change the logits of a position if a later token changes. It must give the same logits
+    in a row of a batch as in a plain call with `input_ids` and `attention_mask`. For any task, an example must have
+    the same loss and gradient alone and in a batch. With clipping, the gradients must be those of autograd.
+    """
+    figure = partial(Figure, rounding=_largest_rounding(context))
+    if not isinstance(context.model, Network):
+        rows = _made_up_tokens(context.model)
+        yield figure(name="later tokens", difference=_later_tokens(context, rows[0]), refusal=_LATER_TOKENS)
+        yield figure(name="plain call", difference=_plain_call(context, rows), refusal=_PLAIN_CALL)
+    few = _Few.of(task, context)
+    yield figure(name="losses in a batch", difference=_losses_apart(context, few), refusal=_COMPANY)
+    if not sharded:
+        in_batch, clipping = _gradients_apart(context, few, clipped=clipped)
+        yield figure(name="gradients in a batch", difference=in_batch, refusal=_COMPANY)
+        if clipped:
+            yield figure(name="clipped gradients", difference=clipping, refusal=_CLIPPED_SUM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Few:
+    """A few examples of a task.
+
+    Attributes:
+        indices: their positions in the training data.
+        rows: each example as a batch of one, cut to a few tokens; None if the form of the task's batches is not known.
+    """
+
+    task: Task
+    device: torch.device
+    indices: NDArray[np.int64]
+    rows: list[Batch] | None
+
+    @classmethod
+    def of(cls, task: Task, context: TrainingContext) -> _Few:
+        """Return short examples, of different lengths where there are some."""
+        lengths = task.lengths()
+        _, of_each_length = np.unique(lengths, return_index=True)
+        others = np.setdiff1d(np.arange(min(len(lengths), len(LENGTHS))), of_each_length)
+        indices = np.concatenate([of_each_length[::-1][-len(LENGTHS) :], others])[: len(LENGTHS)]
+        batches = [task.batch(indices[i : i + 1]) for i in range(len(indices))]
+        rows = None
+        if all(type(batch) is Batch for batch in batches):
+            size = _vocabulary(context.model)
+            rows = [_cut(b, length, size) for b, length in zip(cast("list[Batch]", batches), LENGTHS, strict=False)]
+        return cls(task=task, device=_device(context), indices=indices, rows=rows)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, order: Sequence[int], padding: int = 0) -> Examples:
+        """Return the examples in an order, with further columns of padding if the form of the batches is known."""
+        if self.rows is None:
+            examples: Examples = self.task.batch(self.indices[list(order)])
+            return examples.to(self.device)
+        chosen = [self.rows[i] for i in order]
+        width = max(row.input_ids.shape[1] for row in chosen) + padding
+        ids, labels = (
+            torch.cat([F.pad(tensor, (0, width - tensor.shape[1]), value=value) for tensor in tensors])
+            for tensors, value in (([r.input_ids for r in chosen], 0), ([r.labels for r in chosen], IGNORE))
+        )
+        return Batch(input_ids=ids, labels=labels).to(self.device)
+
+
+def _cut(batch: Batch, length: int, vocabulary: int) -> Batch:
+    """Return the last tokens of an example up to its last target, as ids that a vocabulary has."""
+    end = int((batch.labels[0] != IGNORE).nonzero().max()) + 1
+    cut = slice(max(0, end - length), end)
+    ids, labels = batch.input_ids[:, cut], batch.labels[:, cut]
+    if int(ids.max()) >= vocabulary:
+        ids = 2 + ids % (vocabulary - 2)
+        labels = torch.where(labels == IGNORE, IGNORE, ids)
+    return Batch(input_ids=ids, labels=labels)
+
+
+def _made_up_tokens(model: nn.Module) -> list[torch.Tensor]:
+    """Return rows of token ids of the model's vocabulary. Ordinary tokens are in its middle."""
+    generator, half = torch.Generator().manual_seed(0), _vocabulary(model) // 2
+    return [half + torch.randint(max(1, half - 1), (length,), generator=generator) for length in LENGTHS]
+
+
+def _vocabulary(model: nn.Module) -> int:
+    embeddings = adapters.causal_model(model).get_input_embeddings()
+    return int(cast(nn.Embedding, embeddings).weight.shape[0])
+
+
+def _device(context: TrainingContext) -> torch.device:
+    return next(iter(context.parameters.values())).device
+
+
+def _largest_rounding(context: TrainingContext) -> float:
+    """Return half of the digits of the numbers that the model multiplies, as a relative difference."""
+    types = {context.autocast} if context.autocast else {p.dtype for p in context.model.parameters()}
+    eps = [torch.finfo(dtype).eps for dtype in types if dtype is not None and dtype.is_floating_point]
+    return float(max([*eps, *([INT8_ROUNDING] if torch.int8 in types else [])]) ** 0.5)
+
+
+def _autocast(context: TrainingContext) -> torch.autocast:
+    return torch.autocast(_device(context).type, dtype=context.autocast, enabled=context.autocast is not None)
+
+
+def _logits(context: TrainingContext, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return [B, L - 1, V] the logits of rows of tokens in one batch, as training computes them."""
+    ids = nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(_device(context))
+    with torch.no_grad(), _autocast(context):
+        return token_logits(context.model, Batch(input_ids=ids, labels=ids)).float()
+
+
+def _later_tokens(context: TrainingContext, row: torch.Tensor) -> float:
+    """Return how far logits change if later tokens change."""
+    kept = len(row) // 2
+    changed = torch.cat([row[:kept], row[:kept].flip(0), row[2 * kept :]])
+    first, second = (_logits(context, [ids])[0, :kept] for ids in (row, changed))
+    return _difference(second, first)
+
+
+def _plain_call(context: TrainingContext, rows: Sequence[torch.Tensor]) -> float:
+    """Return how far the logits of rows in a batch are from those of a plain call of the model for each row."""
+    together, largest = _logits(context, rows), 0.0
+    for row, own in zip(rows, together, strict=True):
+        ids = row[None].to(_device(context))
+        with torch.no_grad(), _autocast(context):
+            outputs = context.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        plain = outputs.logits[0, -len(row) : -1].float()
+        largest = _larger(largest, _difference(own[: len(row) - 1], plain))
+    return largest
+
+
+def _losses_apart(context: TrainingContext, few: _Few) -> float:
+    """Return the largest difference between an example's loss alone and in two batches of other orders and widths."""
+    order = list(range(len(few)))
+    with torch.no_grad():
+        alone = torch.cat([losses_of(context, few.task, few.batch([i])) for i in order])
+        together = losses_of(context, few.task, few.batch(order))
+        turned = losses_of(context, few.task, few.batch(order[::-1], MORE_PADDING)).flip(0)
+    return _larger(_difference(together, alone), _difference(turned, alone))
+
+
+def _gradients_apart(context: TrainingContext, few: _Few, *, clipped: bool) -> tuple[float, float]:
+    """Return how far an example's gradients are apart between itself alone and a batch, and between clipping and
+    autograd; 0 for the latter without clipping."""
+    order = list(range(len(few)))
+    total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in context.parameters.items()}
+    norms = torch.zeros(len(few))
+    if clipped:
+        unscaled = ClippedGradients(context.model, context.parameters, Clipping(1e30))
+        norms = unscaled.accumulate(lambda: losses_of(context, few.task, few.batch(order)), total)[1].cpu()
+    together = losses_of(context, few.task, few.batch(order))
+    in_batch, of_norms, squares = 0.0, 0.0, 0.0
+    for row in order:
+        alone = _gradient(context, losses_of(context, few.task, few.batch([row]))[0])
+        own = _gradient(context, together[row])
+        size = _norm(alone)
+        in_batch = _larger(in_batch, _norm([a - b for a, b in zip(own, alone, strict=True)]) / max(size, 1e-30))
+        of_norms = _larger(of_norms, abs(float(norms[row]) - size) / max(size, 1e-30))
+        squares += size**2
+        for sums, gradient in zip(total.values(), alone, strict=True):
+            sums -= gradient
+    if not clipped:
+        return in_batch, 0.0
+    return in_batch, _larger(of_norms, _norm(list(total.values())) / max(squares**0.5, 1e-30))
+
+
+def _gradient(context: TrainingContext, loss: torch.Tensor) -> list[torch.Tensor]:
+    parameters = list(context.parameters.values())
+    return list(torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True))
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    return float(torch.stack([torch.linalg.vector_norm(t.detach().double()) for t in tensors]).norm())
+
+
+def _difference(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return ‖values - expected‖ over ‖expected‖. Logits count without their mean over the vocabulary."""
+    expected, difference = expected.double(), (values - expected).double()
+    if expected.dim() > 1:
+        expected = expected - expected.mean(dim=-1, keepdim=True)
+    return float(difference.norm() / expected.norm().clamp(min=1e-30))
+
+
+def _larger(first: float, second: float) -> float:
+    """Return the larger number, or one that is not a number."""
+    return first if first != first else max(second, first)
+
+
+def start_training_context(
+    base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None
+) -> TrainingContext:
+    """Return the model with its adapter. LoRA's B is moved away from 0, where A would have no gradient."""
+    model = adapters.attach_adapter(base, adapter)
+    parameters = adapters.trainable_parameters(model, adapter)
+    adapters.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.1, generator=generator)
+    return TrainingContext(model=model, parameters=parameters, microbatch_size=microbatch_size)
+
+
+def _architecture(spec: ModelSpec, task: Task) -> TrainingContext | None:
+    """Return the model that `check_architecture` checks; None if its few layers are too large."""
+    if NetworkName.parse(spec.name) is not None:
+        return start_training_context(load_base(spec, new_tokens=task.facts().num_new_tokens), spec.adapter)
+    config = AutoConfig.from_pretrained(model_folder(spec.name)[0])
+    if isinstance(task, LanguageModelingTask):  # its losses read no token by its id
+        text = config.get_text_config()
+        text.vocab_size = min(text.vocab_size, VOCABULARY)
+        if (text.pad_token_id or 0) >= text.vocab_size:
+            text.pad_token_id = 0
+    made = random_form(config, spec.adapter, MOST_WEIGHTS)
+    if made is None:
+        return None
+    model, adapter = made
+    return start_training_context(PretrainedModel(name=spec.name, model=model, tokenizer=None, weight_hash=""), adapter)
