@@ -20,6 +20,7 @@ from raydp.selftest.checks.cuts import cut_checks
 from raydp.selftest.checks.descent import descent_checks
 from raydp.selftest.checks.divisions import division_checks
 from raydp.selftest.checks.draws import draw_checks
+from raydp.selftest.checks.independence import independence_checks
 from raydp.selftest.checks.noise import noise_checks
 from raydp.selftest.checks.release import release_checks
 from raydp.selftest.checks.sampling import sampling_checks
@@ -28,7 +29,7 @@ from raydp.selftest.checks.sweeps import ACCOUNTANT, sweep_checks
 from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.observe import with_fixed_threshold
 from raydp.selftest.spec_subject import kinds_of_runs, spec_subjects
-from raydp.selftest.subjects import toy_subjects
+from raydp.selftest.subjects import Subject, toy_subjects
 from raydp.spec.document import SweepSpec
 
 
@@ -65,7 +66,8 @@ def _one_thread() -> Iterator[None]:
 
 def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Check]:
     """Run all checks. Before each group, `say` is called with its name."""
-    subjects = toy_subjects()
+    toys = toy_subjects()
+    of_spec = list[Subject]()
     # Choose the method of each group of checks: the spec's own if it fits, else a default.
     own = None if spec is None else spec.method.params
     released = own if isinstance(own, OutputPerturbation) else OutputPerturbation()
@@ -74,12 +76,15 @@ def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Chec
     if spec is not None and in_steps:
         say("reading the spec's data and model")
         for kind in kinds_of_runs(spec):
-            subjects += spec_subjects(kind)
+            of_spec += spec_subjects(kind)
     # Check the steps of training, then the other methods, then sweeps and accountants.
     checks: list[Check] = []
-    for subject in subjects:
+    for subject in [*toys, *of_spec]:
         say(f"sensitivity: {subject.name}")
         checks += sensitivity_checks(subject)
+    say("independence of examples")
+    for subject in [*toys[:1], *of_spec]:
+        checks += independence_checks(subject)
     chosen = DPSGD() if own is None or not in_steps else own
     method = with_fixed_threshold(chosen)
     say("noise")

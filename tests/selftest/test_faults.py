@@ -15,11 +15,13 @@ from raydp.selftest import observe, ranks
 from raydp.selftest.base import Check
 from raydp.selftest.checks import audit, noise
 from raydp.selftest.checks.audit import audit_check, mu_lower_bound
+from raydp.selftest.checks.independence import independence_checks
 from raydp.selftest.checks.noise import noise_checks
 from raydp.selftest.checks.release import release_checks
 from raydp.selftest.checks.sampling import sampling_checks
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.subjects import DTYPES, toy_subjects
+from raydp.tasks.text import token_loss
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.training import comm, loop
@@ -85,6 +87,25 @@ def test_a_mean_over_the_tokens_of_the_batch(plant: pytest.MonkeyPatch) -> None:
 
     plant.setattr(LanguageModelingTask, "per_example_loss", token_mean)
     assert "alone as in company" in sensitivity_failures("LoRA")
+
+
+def independence_failures(only: str) -> set[str]:
+    subject = next(s for s in toy_subjects(DTYPES[:1]) if s.name.startswith(only))
+    return failed(independence_checks(subject))
+
+
+def test_examples_that_depend_on_each_other(plant: pytest.MonkeyPatch) -> None:
+    assert not independence_failures("GPT-2")
+    with plant.context() as shifted:
+        rewrite(shifted, token_loss, "reading", ("positions = cached + (", "positions = 1 + cached + ("))
+        assert independence_failures("GPT-2") == {"plain call"}
+    with plant.context() as both_ways:
+        both_ways.setattr("transformers.models.gpt2.modeling_gpt2.create_causal_mask", lambda **_: None)
+        both_ways.setattr("transformers.models.gpt2.modeling_gpt2.GPT2Attention.is_causal", False, raising=False)
+        assert "later tokens" in independence_failures("GPT-2")
+    counted = "uses[own[weight]].append(use.grouped(examples_per_unit))"
+    rewrite(plant, ClippedGradients, "_collect", (counted, "uses[own[weight]] += 2 * [use.grouped(examples_per_unit)]"))
+    assert independence_failures("GPT-2") == {"clipped gradients"}
 
 
 @pytest.mark.slow

@@ -77,6 +77,16 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
     run(scenario())
 
 
+def test_a_refused_run_is_not_retried() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=5)
+        (waiting,) = await submitted(queue, "refused")
+        await queue.fail(*await queue.lease(0), "its examples depend on each other", retry=False)
+        assert (await waiting).reason == "its examples depend on each other"
+
+    run(scenario())
+
+
 def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=0)

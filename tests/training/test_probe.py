@@ -1,0 +1,222 @@
+"""The probe refuses models and tasks whose examples depend on each other, and no sound ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from raydp.models.networks import NetworkName
+from raydp.models.pretrained import PretrainedModel
+from raydp.models.quantization import quantise
+from raydp.models.reduced import random_form
+from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.tasks.base import TaskFacts
+from raydp.tasks.classification.digits import DigitsTask
+from raydp.tasks.text.examples import TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
+from raydp.training import probe
+from raydp.training.probe import DependentExamples
+from raydp.training.trial import TrainingContext
+
+SMALL = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+PLAIN = {**SMALL, "intermediate_size": 64, "max_position_embeddings": 64}
+GROUPED = {**PLAIN, "num_key_value_heads": 2}
+GPT = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GEMMA = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8}
+FULL = AdapterSpec(type="none")
+LORA = AdapterSpec(r=2, alpha=4, target_modules="all-linear")
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+
+
+def lora(*targets: str) -> AdapterSpec:
+    return LORA.model_copy(update={"target_modules": targets})
+
+
+SOUND: dict[str, tuple[Callable[[], Any], tuple[AdapterSpec, ...]]] = {
+    "gpt2": (lambda: hf.GPT2Config(**GPT), (LORA, FULL, AdapterSpec(type="bitfit"))),
+    "llama": (
+        lambda: hf.LlamaConfig(**GROUPED),
+        (
+            FULL,
+            AdapterSpec(type="soft_prompt", num_virtual_tokens=3),
+            AdapterSpec(type="prefix", num_virtual_tokens=3),
+            AdapterSpec(type="ia3", target_modules="all-linear"),
+            LORA.model_copy(update={"use_dora": True}),
+        ),
+    ),
+    "qwen2": (lambda: hf.Qwen2Config(**GROUPED), (LORA,)),
+    "qwen3": (lambda: hf.Qwen3Config(**GROUPED, head_dim=8), (FULL,)),
+    "mistral, window 4": (lambda: hf.MistralConfig(**GROUPED, sliding_window=4), (LORA,)),
+    "gemma2": (lambda: hf.Gemma2Config(**GEMMA), (FULL,)),
+    "gemma3": (lambda: hf.Gemma3TextConfig(**GEMMA), (LORA,)),
+    "gpt_neox": (lambda: hf.GPTNeoXConfig(**PLAIN), (FULL,)),
+    "gpt_neo": (
+        lambda: hf.GPTNeoConfig(
+            vocab_size=300, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=64, window_size=4,
+            attention_types=[[["global", "local"], 1]],
+        ),
+        (LORA,),
+    ),
+    "opt": (
+        lambda: hf.OPTConfig(**SMALL, ffn_dim=64, max_position_embeddings=64, word_embed_proj_dim=32),
+        (lora("q_proj", "v_proj"),),
+    ),
+    "bloom": (lambda: hf.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4), (FULL,)),
+    "mpt": (lambda: hf.MptConfig(vocab_size=300, d_model=32, n_layers=2, n_heads=4, max_seq_len=64), (LORA,)),
+    "falcon": (lambda: hf.FalconConfig(**SMALL), (FULL,)),
+    "falcon, alibi": (lambda: hf.FalconConfig(**SMALL, alibi=True), (LORA,)),
+    "phi": (lambda: hf.PhiConfig(**PLAIN), (LORA,)),
+    "phi3": (lambda: hf.Phi3Config(**GROUPED, pad_token_id=0), (LORA,)),
+    "mamba": (
+        lambda: hf.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=4),
+        (lora("in_proj"),),
+    ),
+    "mixtral": (lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4), (LORA,)),
+    "qwen2_moe": (
+        lambda: hf.Qwen2MoeConfig(
+            **GROUPED, **EXPERTS, moe_intermediate_size=16, shared_expert_intermediate_size=16
+        ),
+        (lora("q_proj", "v_proj"),),
+    ),
+    "olmoe": (lambda: hf.OlmoeConfig(**GROUPED, **EXPERTS), (LORA,)),
+    "BERT, decoder": (lambda: hf.BertConfig(**PLAIN, is_decoder=True), (FULL, AdapterSpec(type="bitfit"))),
+    "Megatron-BERT, decoder": (lambda: hf.MegatronBertConfig(**PLAIN, is_decoder=True), (FULL,)),
+}  # fmt: skip
+BOTH_WAYS: dict[str, Callable[[], Any]] = {
+    "llama, not causal": lambda: hf.LlamaConfig(**GROUPED, is_causal=False),
+    "gemma3, bidirectional": lambda: hf.Gemma3TextConfig(**GEMMA, use_bidirectional_attention=True),
+    "bert": lambda: hf.BertConfig(**PLAIN),
+    "electra": lambda: hf.ElectraConfig(**PLAIN),
+    "xlm": lambda: hf.XLMConfig(vocab_size=300, emb_dim=32, n_layers=2, n_heads=4),
+    "roformer": lambda: hf.RoFormerConfig(**PLAIN),
+}
+OWN_POSITIONS: dict[str, Callable[[], Any]] = {
+    "roberta": lambda: hf.RobertaConfig(**PLAIN, is_decoder=True),
+    "xlm-r": lambda: hf.XLMRobertaConfig(**PLAIN, is_decoder=True),
+    "camembert": lambda: hf.CamembertConfig(**PLAIN, is_decoder=True),
+    "data2vec": lambda: hf.Data2VecTextConfig(**PLAIN, is_decoder=True),
+    "roberta, norm first": lambda: hf.RobertaPreLayerNormConfig(**PLAIN, is_decoder=True),
+}
+
+
+def task() -> LanguageModelingTask:
+    """Sentences of 4 to 19 tokens."""
+    rng = np.random.default_rng(0)
+    examples = TokenizedExamples.from_lists([rng.integers(5, 250, 4 + 3 * i).tolist() for i in range(6)])
+    facts = TaskFacts(num_examples=6, num_units=6, privacy_unit="sentence", content_hash="", num_tokens=60)
+    return LanguageModelingTask(train=examples, heldout=examples, task_facts=facts)
+
+
+def context(config: Any, adapter: AdapterSpec = LORA, **changes: Any) -> TrainingContext:
+    made = random_form(config, adapter, 1 << 30)
+    assert made is not None
+    base = PretrainedModel(name="m", model=made[0], tokenizer=None, weight_hash="", **changes)
+    quantise(base)
+    return probe.start_training_context(base, made[1])
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_sound_model_passes_with_room(kind: str) -> None:
+    config, adapters = SOUND[kind]
+    for adapter in adapters:
+        for figure in probe.figures(context(config(), adapter), task(), clipped=True):
+            assert figure.difference < figure.rounding / 30, (adapter.type, figure)
+
+
+@pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+def test_a_model_that_reads_later_tokens_is_refused(kind: str, adapter: AdapterSpec) -> None:
+    """Also without clipping: the loss of a padded row is another loss."""
+    with pytest.raises(DependentExamples, match=r"tokens before it, got 'm': a later token changes"):
+        probe.check(context(BOTH_WAYS[kind](), adapter), task(), model="m", clipped=False)
+
+
+@pytest.mark.parametrize("kind", OWN_POSITIONS)
+def test_a_model_that_counts_positions_in_its_own_way_is_refused(kind: str) -> None:
+    with pytest.raises(DependentExamples, match="It counts positions in its own way"):
+        probe.check(context(OWN_POSITIONS[kind]()), task(), model="m", clipped=True)
+
+
+def test_the_real_model_is_refused_too_in_16_bits() -> None:
+    unsound = context(BOTH_WAYS["llama, not causal"]())
+    unsound.model.to(torch.bfloat16)
+    with pytest.raises(DependentExamples, match=r"rounding: 0\.09"):
+        probe.check(unsound, task(), model="m", clipped=True)
+    sound = context(SOUND["llama"][0]())
+    sound.model.to(torch.bfloat16)
+    probe.check(sound, task(), model="m", clipped=True)
+    probe.check(replace(context(SOUND["gpt2"][0](), FULL), autocast=torch.bfloat16), task(), model="m", clipped=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_quantised_bases(quantization: str) -> None:
+    probe.check(context(hf.LlamaConfig(**GROUPED), quantization=quantization), task(), model="m", clipped=True)
+    unsound = context(BOTH_WAYS["llama, not causal"](), quantization=quantization)
+    with pytest.raises(DependentExamples, match="later token"):
+        probe.check(unsound, task(), model="m", clipped=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMean(LanguageModelingTask):
+    """A plug-in whose loss is a share of the mean over the tokens of the whole batch."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = super().per_example_loss(model, batch)
+        return losses * len(losses) / (batch.labels != -100).sum() * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast(LanguageModelingTask):
+    """A plug-in whose losses have the value of a single example, and the gradient of all."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = super().per_example_loss(model, batch)
+        mean = losses.mean()
+        return losses + mean - mean.detach()
+
+
+@pytest.mark.parametrize("coupled", [TokenMean, Contrast])
+def test_a_task_that_couples_examples_is_refused(coupled: type[LanguageModelingTask]) -> None:
+    with pytest.raises(DependentExamples, match=r"task and model\.name must give each example a loss"):
+        probe.check(context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True)
+
+
+class BatchCentred(nn.Module):
+    """Statistics of a batch, in eval mode too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(dim=0)
+
+
+class Router(nn.Linear):
+    """A layer with a place for the first example alone, as an expert with a capacity."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super().forward(x[:1]), x[1:]])
+
+
+@pytest.mark.parametrize("mixing", [BatchCentred(), Router(64, 64).requires_grad_(False)])
+def test_a_classifier_that_mixes_a_batch_is_refused(mixing: nn.Module) -> None:
+    network = NetworkName.parse("mlp:1x8x8:10").build()
+    whole = TrainingContext(model=network, parameters=dict(network.named_parameters()))
+    probe.check(whole, DigitsTask().build(None), model="mlp", clipped=True)
+    network.layers.insert(2, mixing.eval())
+    with pytest.raises(DependentExamples, match="that depends on it alone"):
+        probe.check(whole, DigitsTask().build(None), model="mlp", clipped=True)
+
+
+def test_an_architecture_is_checked_without_its_weights(tmp_path: Path) -> None:
+    """Only the configuration is read, of 30 layers and a large vocabulary."""
+    config = hf.LlamaConfig(**{**GROUPED, "num_hidden_layers": 30, "vocab_size": 50_000}, is_causal=False)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(DependentExamples, match="later token"):
+        probe.check_architecture(ModelSpec(name=str(tmp_path), adapter=LORA), task(), clipped=True)
