@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import RULES, heuristic_accuracy, load_points, select
-from raydp.privacy import PLDAccountant, PoissonGaussian
+from raydp.privacy import Caution, PLDAccountant, PoissonGaussian
 from tests.conftest import Answer
 from tests.marks import slow_after
 
@@ -381,7 +381,7 @@ def test_the_plans_document_has_the_counts_and_caveats_of_its_text(
         assert data["caveats"]
         assert f"heldout_examples: {data['heldout_examples']}" in text
         assert row["warnings"]
-        assert all(f"warning: {warning}" in text for warning in row["warnings"])
+        assert all(f"warning: {Caution.from_json(warning)}" in text for warning in row["warnings"])
     assert raydp("sweep", spec, "--dry-run", "--json").json() == rows
 
 

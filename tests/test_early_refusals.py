@@ -43,6 +43,13 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a file": {"task": {"name": "text", "path": "nowhere.jsonl"}},
     "a file of secrets": {"task": {"name": "text", "path": "data.jsonl", "secrets": "nowhere.jsonl"}},
     "a column": {"task": {"name": "text", "path": "data.jsonl", "column": "bdy"}},
+    "a column of users": {"task": {"name": "text", "path": "data.jsonl", "column": "body", "user_column": "whos"}},
+    "users that are not named": {
+        "task": {"name": "text", "path": "data.jsonl", "column": "body"},
+        "privacy": {"target_epsilon": 8, "unit": "user"},
+    },
+    "an inner task's file": {"task": {"name": "planted", "of": {"name": "chat", "path": "nowhere.jsonl"}}},
+    "an inner task's key": {"task": {"name": "planted", "of": {"name": "chat", "path": "data.jsonl", "lngth": 3}}},
     "a model's name": {"model": {"name": "tinny"}},
     "a folder without a model": {"model": {"name": "./empty"}},
     "a layer's name": {"model": {"name": "tiny", "adapter": {"type": "lora", "target_modules": ["qq"]}}},
@@ -132,8 +139,11 @@ def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
 def test_the_first_check_says_what_the_whole_one_says(tmp_path: Path) -> None:
     for changes in MISTAKES.values():
         spec = small_spec(tmp_path, **changes)
-        if {"tracking", "storage", "model"} & set(changes) or changes.get("task", {}).get("name") == "text":
-            continue  # the file is right; the machine or other files are not
+        if {"tracking", "storage", "model"} & set(changes) or changes.get("task", {}).get("name") in (
+            "text",
+            "planted",
+        ):
+            continue  # the file is right; the machine, other files or inner tasks are not
         with pytest.raises(ValueError, match=r"must|unknown") as first:
             draft_spec(spec)
         with pytest.raises(ValueError, match=r"must|unknown") as whole:

@@ -26,7 +26,7 @@ def _measured_anew() -> Iterator[None]:
 def warnings_of(folder: Path, dtype: str, **cluster: Any) -> str:
     spec = small_spec(folder, cluster=cluster)
     spec["model"]["dtype"] = dtype
-    return " ".join(make_plan(load_spec(spec), toys.task(2000).facts(), "weights").warnings)
+    return " ".join(str(warning) for warning in make_plan(load_spec(spec), toys.task(2000).facts(), "weights").warnings)
 
 
 def test_the_factor_is_measured_and_leaves_the_threads_alone() -> None:
@@ -39,7 +39,7 @@ def test_slow_products_are_said_with_the_factor_where_this_machine_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "_seconds", lambda dtype: 8.3 if dtype == torch.bfloat16 else 1.0)
-    said = "products take 8.3 times as long as those in float32 on this processor. Write float32"
+    said = "got bfloat16, which take 8.3 times as long as those in float32. Write float32"
     assert said in warnings_of(tmp_path, "bfloat16")
     assert said not in warnings_of(tmp_path, "float32")
     assert said not in warnings_of(tmp_path, "bfloat16", gpus_per_worker=1), "a GPU computes"

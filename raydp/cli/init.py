@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from raydp.cli.interrupts import stoppable
 
 if TYPE_CHECKING:
     from raydp.proposal.propose import SpecProposal, Wishes
-    from raydp.proposal.survey import Survey
+    from raydp.proposal.survey import Survey, UserColumn
 
 MODELS = {"cpu": "HuggingFaceTB/SmolLM2-135M-Instruct", "cuda": "HuggingFaceTB/SmolLM2-1.7B-Instruct"}
 """Base models that are proposed for a CPU and for GPUs."""
@@ -30,7 +30,11 @@ def init(
         str | None, typer.Option(help="Base model: a folder, its name on the hub, or tiny to try things out.")
     ] = None,
     column: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
-    user_column: Annotated[str | None, typer.Option(help="Protect everything of one user: the column.")] = None,
+    user_column: Annotated[str | None, typer.Option(help="The column of users, if its name is unusual.")] = None,
+    unit: Annotated[
+        Literal["example", "user"] | None,
+        typer.Option(help="What ε protects: one row, or everything of one user where one has several rows (default)."),
+    ] = None,
     secrets: Annotated[Path | None, typer.Option(help="A secrets file whose leak is measured.")] = None,
     mine_secrets: Annotated[
         bool, typer.Option("--mine-secrets", help="Extract secrets from the data into a file beside the spec.")
@@ -53,17 +57,25 @@ def init(
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     # Look at the data.
     with stoppable("the look at the data"), stderr.status("reading"):
-        seen = survey(data, column=column, max_rows=max_rows)
+        seen = survey(data, column=column, user_column=user_column, max_rows=max_rows)
     stderr.print(_seen(seen), markup=False)
     num_gpus = _num_gpus() if gpus is None else gpus
     # Ask what the data do not say.
+    if unit == "user" and not seen.user_columns:
+        raise ValueError("--unit must be example for data without users, got user. Name their column by --user-column.")
     proposed_model = MODELS["cuda" if num_gpus else "cpu"]
+    if model is None:
+        model = str(typer.prompt("Base model", default=proposed_model, err=True)) if asks else proposed_model
+    if epsilon is None:
+        epsilon = float(typer.prompt("ε", default=8.0, err=True)) if asks else 8.0
+    users, asked_unit = _asked_unit(seen) if asks and unit is None else (next(iter(seen.user_columns), None), None)
     wishes = Wishes(
         data=data,
         name=name or sweep_name(data),
-        model=model or (typer.prompt("Base model", default=proposed_model, err=True) if asks else proposed_model),
-        epsilon=epsilon if epsilon is not None else typer.prompt("ε", default=8.0, err=True) if asks else 8.0,
-        user_column=user_column or (_asked_unit(seen) if asks else None),
+        model=model,
+        epsilon=epsilon,
+        users=users,
+        unit=unit or asked_unit or ("example" if users is None else users.unit),
         secrets=secrets,
         hours=hours,
         gpus=num_gpus,
@@ -97,7 +109,7 @@ def init(
 def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequence[str]) -> None:
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
     from raydp.io.output import stderr, stdout
-    from raydp.proposal.propose import FEW_UNITS
+    from raydp.privacy.records.cautions import FEW_UNITS
 
     facts = proposal.facts
     stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {facts.num_units}.", markup=False)
@@ -105,12 +117,13 @@ def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequen
         f"The unit of privacy is one {facts.privacy_unit}. Held-out rows are not in n, planted copies are.",
         markup=False,
     )
+    stdout.print(wishes.protects, markup=False)
     stdout.print(
         f"{proposal.grid.design.configurations} configurations, about {proposal.grid.hours:.2g} hours here.",
         markup=False,
     )
     if (units := proposal.facts.num_units) < FEW_UNITS:
-        remedy = ", or protect each row (without --user-column)" if wishes.user_column else ""
+        remedy = ", or protect each row (--unit example)" if wishes.unit == "user" else ""
         stderr.print(
             f"warning: n = {units} is few: with the noise of ε = {wishes.epsilon:g} a model learns little from fewer "
             f"than {FEW_UNITS} units. Give more data{remedy}.",
@@ -135,19 +148,22 @@ def _seen(seen: Survey) -> str:
     return f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated.{of_users}"
 
 
-def _asked_unit(seen: Survey) -> str | None:
-    """Ask whom ε protects; return the column of users, or None for each row."""
-    if not seen.user_columns:
-        return None
-    names = [column.name for column in seen.user_columns]
+def _asked_unit(seen: Survey) -> tuple[UserColumn | None, Literal["example", "user"]]:
+    """Ask whom ε protects. Return the column of users and the unit of privacy."""
+    of_name = {column.name: column for column in seen.user_columns}
+    if not of_name:
+        return None, "example"
+    first = seen.user_columns[0]
     answer = typer.prompt(
-        f"Protect each row by itself, or everything of one user? row, {' or '.join(names)}", default="row", err=True
+        f"Protect each row by itself, or everything of one user? row, {' or '.join(of_name)}",
+        default="row" if first.unit == "example" else first.name,
+        err=True,
     )
     if answer == "row":
-        return None
-    if answer not in names:
-        raise ValueError(f"the answer must be row or {' or '.join(names)}, got another. Start again.")
-    return str(answer)
+        return first, "example"
+    if answer not in of_name:
+        raise ValueError(f"the answer must be row or {' or '.join(of_name)}, got another. Start again.")
+    return of_name[answer], "user"
 
 
 def _num_gpus() -> int:
@@ -165,7 +181,7 @@ def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
     try:
         return _mined(wishes, seen, output)
     except NoSecretFoundError:
-        instead = "membership of users" if wishes.user_column else "planted canaries"
+        instead = "membership of users" if wishes.unit == "user" else "planted canaries"
         stderr.print(
             f"warning: no secret was found by --mine-secrets. {instead.capitalize()} will be measured instead. `raydp "
             "secrets extract --help` says what counts as a secret.",
@@ -184,10 +200,12 @@ def _mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
     from raydp.secrets.mail import MailOptions
 
     path = output.with_name(f"{output.stem}-secrets.jsonl")
-    heldout = seen.heldout_fraction(wishes.user_column)
+    heldout = seen.heldout_fraction(wishes.users)
     if seen.form is not None:
         template = seen.template(load_tokenizer(wishes.model))
-        options = {"heldout_fraction": heldout, "split_seed": 0, **({} if template is None else {"template": template})}
+        options: dict[str, object] = {"heldout_fraction": heldout, "split_seed": 0}
+        options |= {} if template is None else {"template": template}
+        options |= {"user_column": wishes.users.name} if wishes.users else {}
         found = commands.extract_from_chat(Path(wishes.data), path, wishes.model, MailOptions(), options)
     else:
         found = commands.extract_from_mail(

@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from raydp.privacy import Caution
+
 SHAPE = (256, 576, 1536)
 """Tokens, inputs and outputs of the layer that is timed: the shape of SmolLM2's MLP."""
 REPEATS = 5
@@ -39,11 +41,12 @@ def _seconds(dtype: torch.dtype) -> float:
     return shortest
 
 
-def warning_of(dtype: str) -> str | None:
-    """Return a sentence if products in a type are slow on this machine's processor, None if they are not."""
+def warning_of(dtype: str) -> Caution | None:
+    """Return a warning if products in a type are slow on this machine's processor, None if they are not."""
     if dtype != "bfloat16" or (factor := bfloat16_factor()) <= SLOW:
         return None
-    return (
-        f"model.dtype is bfloat16, whose products take {factor:.1f} times as long as those in float32 on this "
-        "processor. Write float32 if the weights fit into memory twice as large."
+    return Caution(
+        rule="model.dtype should be a type whose products are fast on this processor",
+        value=f"bfloat16, which take {factor:.1f} times as long as those in float32",
+        remedy="Write float32 if the weights fit into memory twice as large.",
     )

@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydp.cost.measure import measure_cost
 from raydp.io.output import stderr
 from raydp.models.base_models import load_tokenizer, positions
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.proposal.grid import Grid, fitted
-from raydp.proposal.survey import Survey
+from raydp.proposal.survey import Survey, UserColumn
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import planned
 from raydp.tasks.reading import read_json_rows
@@ -37,8 +37,6 @@ SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
 TIMED_STEPS = 2
 QUICK_ACCOUNTANT = "rdp"
 """Calibrates the noise of the steps that are timed, whose time does not depend on it. Others take seconds for each."""
-FEW_UNITS = 500
-"""Below so many units, the noise that a usual ε needs leaves little to learn."""
 ADAPTER = {"type": "lora", "r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 METHOD = {"name": "dp_adam", "max_grad_norm": 0.1}
 
@@ -52,7 +50,8 @@ class Wishes:
         name: name of the sweep.
         model: the base model.
         epsilon: ε.
-        user_column: the column whose users are protected; None to protect each row.
+        users: the column of users; None if no column names them.
+        unit: the unit of privacy.
         secrets: a secrets file; None to measure planted canaries, or membership where users are protected.
         hours: time of the whole sweep.
         gpus: number of GPUs; 0 to train on the CPU.
@@ -63,7 +62,8 @@ class Wishes:
     name: str
     model: str
     epsilon: float
-    user_column: str | None
+    users: UserColumn | None
+    unit: Literal["example", "user"]
     secrets: Path | None
     hours: float
     gpus: int
@@ -73,6 +73,24 @@ class Wishes:
     def slots(self) -> int:
         """Number of runs that are trained side by side: one a GPU, or one a core."""
         return self.gpus or (os.cpu_count() or 1)
+
+    @property
+    def protects(self) -> str:
+        """Return what ε covers for the person with the most rows."""
+        if self.users is None:
+            return "No column names users: a person with k rows has the guarantee of a group of k, which is about k ε."
+        most, column = self.users.most_rows, self.users.name
+        if most == 1:
+            return f"Every user (column {column}) has one row, so one row is one user."
+        if self.unit == "user":
+            return (
+                f"ε = {self.epsilon:g} covers everything of one user (column {column}), also all {most} rows of the "
+                "user with the most."
+            )
+        return (
+            f"ε = {self.epsilon:g} covers one row. The user with the most rows, {most} (column {column}), has the "
+            f"guarantee of a group: ε = {most * self.epsilon:g}, and a larger δ. `--unit user` protects users."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +133,8 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         tokenizer = load_tokenizer(wishes.model)
         lengths = seen.lengths(tokenizer)
     draft = _draft(seen, wishes, _max_length(lengths, positions(wishes.model)), seen.template(tokenizer))
-    sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], seen.num_units(wishes.user_column))
+    num_units = wishes.users.num_users if wishes.users and wishes.unit == "user" else seen.num_rows
+    sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], num_units)
     timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
     spec = load_spec({**timed, "privacy": {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}})
     plan, task = planned(spec)
@@ -157,7 +176,7 @@ def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) 
     task = _task(seen, wishes, max_length, template)
     if wishes.secrets is not None:
         scores = _scores_of(wishes.secrets)
-    elif wishes.user_column is None:
+    elif wishes.unit == "example":
         task = {"name": "planted", "of": task, "twins": True, "copies": _copies(seen.num_distinct)}
         scores = ["logprob"]
     else:
@@ -172,7 +191,7 @@ def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) 
             "target_epsilon": wishes.epsilon,
             "delta_exponent": 1.1,
             "accountant": DEFAULT_ACCOUNTANT,
-            "unit": "example" if wishes.user_column is None else "user",
+            "unit": wishes.unit,
         },
         "scores": [{"name": name} for name in scores],
         "select": {"score": scores[0], "min_utility_gain": 0.9},
@@ -183,9 +202,9 @@ def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) 
 
 def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
     """Return the section `task` of the data themselves."""
-    of_users = {} if wishes.user_column is None else {"user_column": wishes.user_column}
+    of_users = {} if wishes.users is None else {"user_column": wishes.users.name}
     of_secrets = {} if wishes.secrets is None else {"secrets": str(wishes.secrets)}
-    heldout = seen.heldout_fraction(wishes.user_column)
+    heldout = seen.heldout_fraction(wishes.users)
     of_split = {} if heldout == 0.1 else {"heldout_fraction": heldout}
     if seen.form is not None:
         of_rows = {} if wishes.max_rows is None else {"max_rows": wishes.max_rows}

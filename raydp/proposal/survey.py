@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words
@@ -32,6 +32,8 @@ USER_NAMES = frozenset(
 )
 """Usual names of columns that name whose row it is. Other names are not looked at: they may be private text."""
 LONGEST_USER = 200
+FEWEST_USERS = 10
+"""A column with fewer values names roles, such as speakers, rather than users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,11 @@ class UserColumn:
     name: str
     num_users: int
     most_rows: int
+
+    @property
+    def unit(self) -> Literal["example", "user"]:
+        """Return the unit of privacy to propose: a user whose rows are several is not protected by one row's ε."""
+        return "user" if self.most_rows > 1 else "example"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +59,7 @@ class Survey:
         column: the column of texts; None for conversations.
         num_rows: number of rows.
         num_distinct: number of rows that differ in what is trained on.
-        user_columns: columns that may name users, the one with the most users first.
+        user_columns: columns that name the user of every row, the one with the most users first.
         sample: rows with their places in the data, drawn without replacement.
     """
 
@@ -63,13 +70,10 @@ class Survey:
     user_columns: tuple[UserColumn, ...]
     sample: tuple[tuple[str, Mapping[str, object]], ...]
 
-    def num_units(self, user_column: str | None) -> int:
-        """Return the number of users of a column if they are counted, else of rows."""
-        return next((c.num_users for c in self.user_columns if c.name == user_column), self.num_rows)
-
-    def heldout_fraction(self, user_column: str | None) -> float:
-        """Return the share of the units to evaluate on: a tenth, or more where a tenth may be none of them."""
-        return 0.1 if self.num_units(user_column) >= FEW_TO_SPLIT else 0.25
+    def heldout_fraction(self, users: UserColumn | None) -> float:
+        """Return the share of the users or rows to evaluate on: a tenth, or more where a tenth may be none of them."""
+        divided = self.num_rows if users is None else users.num_users
+        return 0.1 if divided >= FEW_TO_SPLIT else 0.25
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the numbers of tokens of the sample's rows, as the task will write them, in ascending order."""
@@ -103,17 +107,21 @@ class _Column:
     named: int = 0
 
 
-def survey(data: str, *, column: str | None = None, max_rows: int | None = None) -> Survey:
+def survey(
+    data: str, *, column: str | None = None, user_column: str | None = None, max_rows: int | None = None
+) -> Survey:
     """Look at data.
 
     Args:
         data: a file, a saved data set, or the name of a data set on the hub.
         column: the column of texts; by default the rows are conversations if they have their columns, and else the
             column with the longest texts.
+        user_column: the column of users; by default those with a usual name are looked at.
         max_rows: read so many rows at most.
 
     Raises:
-        ValueError: the data are missing or malformed, have fewer than two rows, or no column of texts.
+        ValueError: the data are missing or malformed, have fewer than two rows, no column of texts, or a row
+            without a user in the given column.
     """
     columns: dict[str, _Column] = {}
     sample: list[tuple[str, Mapping[str, object]]] = []
@@ -129,7 +137,8 @@ def survey(data: str, *, column: str | None = None, max_rows: int | None = None)
             if isinstance(value, str):
                 counts.texts += 1
                 counts.characters += len(value)
-            if name in USER_NAMES and isinstance(value, str | int) and 0 < len(str(value).strip()) <= LONGEST_USER:
+            may_name = name == user_column if user_column else name in USER_NAMES
+            if may_name and isinstance(value, str | int) and 0 < len(str(value).strip()) <= LONGEST_USER:
                 counts.named += 1
                 counts.names[hash(str(value))] += 1
         # Each row is in the sample with the same probability (Vitter 1985, algorithm R).
@@ -142,10 +151,12 @@ def survey(data: str, *, column: str | None = None, max_rows: int | None = None)
         raise ValueError(f"DATA must have at least 2 rows, got {rows}. Give more data.")
     if form is None:
         column = _text_column(columns, rows, column)
+    if user_column is not None:
+        _require_users(columns, rows, user_column)
     users = [
         UserColumn(name=name, num_users=len(counts.names), most_rows=max(counts.names.values()))
         for name, counts in columns.items()
-        if counts.named == rows and 1 < len(counts.names) < rows and name != column
+        if counts.named == rows and (name == user_column or (len(counts.names) >= FEWEST_USERS and name != column))
     ]
     return Survey(
         form=form,
@@ -185,6 +196,19 @@ def _trained_columns(row: Mapping[str, object], form: Form | None, column: str |
     if form is not None:
         return {*FORMS[form], *({"input"} if form == "instruction" else ())}
     return {column} if column is not None else set(row)
+
+
+def _require_users(columns: Mapping[str, _Column], rows: int, given: str) -> None:
+    """Raise ValueError unless every row names a user in the given column."""
+    if given not in columns:
+        raise ValueError(
+            f"--user-column must be a column of the data, got {given!r}. They have {columns_in_words(columns)}."
+        )
+    if (blank := rows - columns[given].named) > 0:
+        raise ValueError(
+            f"--user-column must name a user in every row, got {blank} rows without. Name their users, or leave these "
+            "rows out."
+        )
 
 
 def _text_column(columns: Mapping[str, _Column], rows: int, given: str | None) -> str:

@@ -62,6 +62,7 @@ def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str,
         "privacy": [
             f"n = {facts.num_units}, each a {facts.privacy_unit}. δ = n^-1.1 = {proposal.delta:.2g}. Every "
             "configuration gets the noise that this ε needs.",
+            wishes.protects,
         ],
         "space": [
             f"{grid.design.configurations} configurations × {grid.design.first} seeds{further}: about "

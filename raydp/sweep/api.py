@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -186,8 +187,12 @@ def planned(spec: SweepSpec) -> tuple[SweepPlan, Task]:
 
 def make_table(planned: SweepPlan) -> pd.DataFrame:
     """Return a plan as the table that `plan` describes."""
+    from raydp.sweep.planning.warnings import joint_warnings
+
     table = pd.DataFrame(planned.rows())
-    table.attrs["warnings"] = list(planned.warnings)
+    with stderr.status("adding up the runs"):
+        records = [planned.privacy[trial.run_id] for trial in planned.first_pass]
+        table.attrs["warnings"] = [*planned.warnings, *joint_warnings(planned.first_pass, records)]
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
     table.attrs["facts"] = planned.facts
     table.attrs["note"] = planned.note
@@ -205,11 +210,13 @@ def plan_rows(table: pd.DataFrame) -> list[dict[str, object]]:
 
     Returns:
         One object per configuration: the columns, "data" (examples, units and the task's notes: counts and caveats),
-        "warnings" and "remarks" (the meaning of ε and σ). The last three are equal in all objects.
+        "warnings" (each with rule, value and remedy) and "remarks" (the meaning of ε and σ). The last three are equal
+        in all objects.
     """
     facts = table.attrs["facts"]
     counted = {name: getattr(facts, name) for name in ("num_examples", "num_units", "privacy_unit")}
-    whole = {"data": {**counted, **facts.notes}, **{name: table.attrs[name] for name in ("warnings", "remarks")}}
+    warnings = [caution.to_json() for caution in table.attrs["warnings"]]
+    whole = {"data": {**counted, **facts.notes}, "warnings": warnings, "remarks": table.attrs["remarks"]}
     return [{**{str(name): value for name, value in row.items()}, **whole} for row in table.to_dict("records")]
 
 
@@ -256,7 +263,12 @@ def select(
         **precision_of(points, storage),
         **with_given(own, bounds),
     )
-    return selection if folder is None else of_sweep(selection, folder, score=score, worst_case=worst_case)
+    if folder is None:
+        return selection
+    from raydp.sweep.ending.notes import cautions_about
+
+    selection = replace(selection, cautions=(*selection.cautions, *cautions_about(folder)))
+    return of_sweep(selection, folder, score=score, worst_case=worst_case)
 
 
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:

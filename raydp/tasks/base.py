@@ -261,4 +261,12 @@ def task_of(spec: SweepSpec, tokenizer: PreTrainedTokenizerBase | None) -> Task:
         ValueError: the data or the secrets are unusable, or the task does not know its users.
     """
     task: Task = spec.task.params.build(tokenizer)
-    return task.by_user() if spec.privacy.unit == "user" else task
+    if spec.privacy.unit != "user":
+        return task
+    by_user = task.by_user()
+    if by_user.unit_sizes() is None:  # a plug-in that does not group the examples
+        raise ValueError(
+            f"privacy.unit must be example with the task {spec.task.name!r}, got user: the task does not say whose its "
+            "examples are. Leave it out, or choose a task that knows its users."
+        )
+    return by_user

@@ -11,6 +11,13 @@ from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.base import Secret
 from raydp.tasks.reading import read_json_rows
 
+NEVER_TRAINED_ON = {
+    "secrets_held_out": ("only in held-out rows", "Change task.split_seed, or give other secrets."),
+    "secrets_cut_off": ("in no training example whole", "Raise task.max_length."),
+    "secrets_nowhere": ("in no row", "Take secrets from these data, with their white space."),
+}
+"""Name of a note on the secrets that are not scored -> where they are, and the remedy."""
+
 AskedFn = Callable[[object, str, str], tuple[str, str]]
 
 
@@ -64,6 +71,25 @@ def occurs_in(secret: Secret, text: str) -> bool:
 def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
     """Set `count` of each secret to the number of texts that contain it."""
     return [replace(s, count=sum(occurs_in(s, text) for text in texts)) for s in secrets]
+
+
+def never_trained_on(
+    secrets: Sequence[Secret], kept: Sequence[Secret], *, training: Sequence[str], heldout: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return notes on the secrets that no training example holds: all their names, and their names by the reason.
+
+    Args:
+        secrets, kept: all secrets, and those that are scored.
+        training, heldout: the texts before they are cut, and before held-out texts with a secret are left out.
+    """
+    numbers = {secret.number for secret in kept}
+    absent = [secret for secret in secrets if secret.number not in numbers]
+    notes: dict[str, list[str]] = {"secrets_absent": [secret.name for secret in absent]}
+    for secret in absent:
+        places = {"secrets_cut_off": training, "secrets_held_out": heldout}
+        found = (name for name, texts in places.items() if any(occurs_in(secret, text) for text in texts))
+        notes.setdefault(next(found, "secrets_nowhere"), []).append(secret.name)
+    return notes
 
 
 def _with_texts(row: Mapping[str, object], place: str, asked_fn: AskedFn) -> dict[str, object]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+BY_COLUMN = "Set task.user_column to the column that names them"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
@@ -16,18 +18,40 @@ class Users:
     Attributes:
         of_example: [num_examples] int64, the user of each example. Users are numbered from 0 by their first example.
         noun: a user in words: "e-mail", "author".
+        remedy: how a spec names the users, if it has not. The texts' own sources, such as e-mails, then stand in for
+            users in a caveat, and are no units. None if the spec or the data set names the users.
     """
 
     of_example: NDArray[np.int64]
     noun: str
+    remedy: str | None = None
 
     @classmethod
-    def named(cls, names: Sequence[Hashable], noun: str) -> Users:
+    def named(cls, names: Sequence[Hashable], noun: str, *, remedy: str | None = None) -> Users:
         """Number the users by their names. There is one name per example; names are any hashable values."""
         numbers: dict[Hashable, int] = {}
         of_example = [numbers.setdefault(name, len(numbers)) for name in names]
-        return cls(of_example=np.array(of_example, np.int64), noun=noun)
+        return cls(of_example=np.array(of_example, np.int64), noun=noun, remedy=remedy)
+
+    def require_declared(self) -> None:
+        """Raise ValueError if the spec has not named the users."""
+        if self.remedy is not None:
+            raise ValueError(f"privacy.unit must be example without task.user_column, got user. {self.remedy}")
 
     def sizes(self) -> NDArray[np.int64]:
         """Return [num_users] the number of examples of each user."""
         return np.bincount(self.of_example)
+
+
+def require_named(users: Sequence[str]) -> None:
+    """Raise ValueError if a row has no user.
+
+    Rows without a name would form one user. A person with such rows would own only a part of this unit, and would not
+    be protected.
+    """
+    blank = next((row for row, user in enumerate(users, start=1) if not user.strip()), None)
+    if blank is not None:
+        raise ValueError(
+            f"task.user_column must name a user in every row, got a blank name in row {blank}. Give the row's user a "
+            "name, or leave the row out."
+        )

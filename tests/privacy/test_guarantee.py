@@ -102,6 +102,16 @@ def test_the_card_says_what_is_promised_and_what_is_not() -> None:
     assert "utility, scores, step metrics and reports" in card
 
 
+def test_the_card_warns_of_figures_that_nobody_should_ship() -> None:
+    sound = replace(record(EVENT, 7.5), released_together=None)
+    assert "Warning" not in card_markdown(sound)
+    together = card_markdown(record(EVENT, 7.5))
+    assert "- Warning: privacy: the joint epsilon of all 4 models should be at most 10" in together
+    accounted = replace(sound.record.accounted, delta=0.0113)
+    card = card_markdown(replace(sound, record=replace(sound.record, accounted=accounted)))
+    assert "- Warning: privacy: delta should be at most 0.001" in card
+
+
 def test_the_card_says_what_was_tuned_and_on_what() -> None:
     card = card_markdown(record(EVENT, 7.5))
     assert "| searched | 4 configurations of batch_size: 64, 128; learning_rate: 0.0005, 0.001 |" in card

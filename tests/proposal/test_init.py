@@ -28,16 +28,22 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
+def unwrapped(text: str) -> str:
+    """Return the text of a file whose comments are wrapped, in one line."""
+    return " ".join(text.replace("\n# ", " ").split())
+
+
 @pytest.mark.slow
 def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
-    answer = raydp("init", texts, "--model", "tiny", "--hours", "0.01", "--yes")
+    answer = raydp("init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes")
     assert answer.code == 0, answer.err
     assert "author (30 users, one with 4 rows)" in answer.err
     written = Path("sweep.yaml").read_text()
     spec = load_spec("sweep.yaml")
     assert spec.name == "notes"
-    assert spec.task.name == "planted"
+    assert (spec.task.name, spec.task.params.of.params.user_column) == ("planted", "author")
     assert spec.privacy.unit == "example"
+    assert "The user with the most rows, 4 (column author), has the guarantee of a group: ε = 32" in unwrapped(written)
     assert spec.space.batch_size is not None
     planned = raydp("plan", "sweep.yaml", "--json")
     assert planned.code == 0
@@ -56,13 +62,16 @@ def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts:
 @pytest.mark.slow
 def test_users_are_protected_as_a_whole(raydp: Callable[..., Answer], texts: Path) -> None:
     answer = raydp(
-        *("init", texts, "--model", "tiny", "--user-column", "author", "--epsilon", "4", "-o", "users.yaml"),
+        *("init", texts, "--model", "tiny", "--epsilon", "4", "-o", "users.yaml"),
         *("--hours", "0.02", "--gpus", "0", "--json", "--yes"),
     )
     assert answer.code == 0, answer.err
     document = json.loads(answer.out)
     spec = load_spec("users.yaml")
     assert (spec.privacy.unit, spec.privacy.target_epsilon) == ("user", 4)
+    assert spec.task.params.user_column == "author"
+    told = "ε = 4 covers everything of one user (column author), also all 4 rows of the user with the most."
+    assert told in unwrapped(Path("users.yaml").read_text())
     assert document["num_units"] <= 30
     assert document["spec"] == yaml.safe_load(Path("users.yaml").read_text())
     assert [score.name for score in spec.scores] == ["mia"]
@@ -139,7 +148,8 @@ def test_a_terminal_is_asked_what_the_data_do_not_say(texts: Path, tmp_path: Pat
         (["absent.jsonl"], "must be an existing file"),
         (["notes.jsonl", "--secrets", "a.jsonl", "--mine-secrets"], "--secrets must stand without --mine-secrets"),
         (["notes.jsonl", "--model", "no/such-model"], "no/such-model"),
-        (["notes.jsonl", "--model", "tiny", "--user-column", "writer"], "writer"),
+        (["notes.jsonl", "--model", "tiny", "--user-column", "writer"], "--user-column must be"),
+        (["conversations.jsonl", "--unit", "user"], "--unit must be example for data without users"),
         (["notes.jsonl", "--model", "tiny", "--gpus", "1"], "no GPU"),
         (["notes.jsonl", "--model", "tiny", "--max-rows", "50"], "--max-rows must go with conversations"),
     ],
@@ -147,6 +157,7 @@ def test_a_terminal_is_asked_what_the_data_do_not_say(texts: Path, tmp_path: Pat
 def test_a_mistake_writes_nothing(
     raydp: Callable[..., Answer], texts: Path, arguments: list[str], message: str
 ) -> None:
+    Path("conversations.jsonl").write_text('{"prompt": "Q", "completion": "A"}\n' * 2)
     answer = raydp("init", *arguments, "--yes")
     assert answer.code == 2, answer.out
     assert message in " ".join(answer.err.split())

@@ -24,10 +24,11 @@ def said(question: str, answer: str) -> list[dict[str, str]]:
 
 
 def test_conversations_are_known_by_their_columns(tmp_path: Path) -> None:
-    rows = [{"messages": said(f"Question {k % 3}", "An answer."), "user": f"u{k % 4}"} for k in range(12)]
+    rows = [{"messages": said(f"Question {k % 3}", "An answer."), "user": f"u{k % 10}"} for k in range(12)]
     seen = survey(jsonl(tmp_path / "a.jsonl", rows))
     assert (seen.form, seen.column, seen.num_rows, seen.num_distinct) == ("messages", None, 12, 3)
-    assert seen.user_columns == (UserColumn(name="user", num_users=4, most_rows=3),)
+    assert seen.user_columns == (UserColumn(name="user", num_users=10, most_rows=2),)
+    assert survey(str(tmp_path / "a.jsonl"), max_rows=10).user_columns[0].unit == "example", "each has one row"
     texts = [{"prompt": f"Q{k}", "completion": "A", "id": str(k)} for k in range(3)]
     assert survey(jsonl(tmp_path / "b.jsonl", texts)).form == "prompt_completion"
     told = [{"instruction": "Sum up.", "input": str(k), "output": "A"} for k in range(3)]
@@ -77,5 +78,15 @@ def test_only_usual_names_of_columns_may_name_users(tmp_path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["Mira Okonkwo", "sender", "text"])
-        writer.writerows(["x", f"s{k % 2}", f"A text of some length, number {k}."] for k in range(6))
+        writer.writerows(["x", f"s{k % 12}", f"A text of some length, number {k}."] for k in range(24))
     assert [column.name for column in survey(str(path)).user_columns] == ["sender"]
+    assert [column.name for column in survey(str(path), user_column="text").user_columns] == ["text"]
+    with pytest.raises(ValueError, match="--user-column must be a column of the data, got 'who'"):
+        survey(str(path), user_column="who")
+
+
+def test_a_column_of_few_values_names_roles(tmp_path: Path) -> None:
+    rows = [{"text": f"A text of some length, number {k}.", "speaker": "ab"[k % 2]} for k in range(40)]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    assert survey(path).user_columns == ()
+    assert survey(path, user_column="speaker").user_columns[0].num_users == 2

@@ -67,8 +67,8 @@ def test_what_does_not_answer_now_is_a_warning_of_the_plan(
     answer = raydp("plan", spec)
     assert answer.code == 0, answer.err
     said = " ".join(answer.out.split())
-    assert "`raydp sweep` would not start now: tracking.uri must be" in said
-    assert "`raydp sweep` would not start now: cluster.address must be" in said
+    assert "`raydp sweep` should start now, got a refusal: tracking.uri must be" in said
+    assert "`raydp sweep` should start now, got a refusal: cluster.address must be" in said
     answer = raydp("sweep", spec)
     assert answer.code == 2
     assert not (tmp_path / "runs").exists()

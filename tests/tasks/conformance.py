@@ -172,6 +172,15 @@ class TaskConformance:
         whose = np.repeat(np.arange(len(sizes)), sizes)
         assert _by_owner(by_user, whose) == _by_owner(task, task.users.of_example)
 
+    def test_users_that_the_spec_does_not_name_are_no_units(self, section: TaskSection, tokenizer: Any) -> None:
+        """Rows, e-mails and conversations are users only if the spec says so."""
+        if "user_column" not in type(section).model_fields:
+            return
+        unnamed = section.model_copy(update={"user_column": None}).build(tokenizer)
+        message = r"privacy\.unit must be example without task\.user_column, got user\. Set task\.user_column to .*\."
+        with pytest.raises(ValueError, match=message):
+            unnamed.by_user()
+
     def test_what_it_declares_is_what_it_builds(self, section: TaskSection, task: Task) -> None:
         assert section.classifies == isinstance(task, ClassificationTask)
         if section.classifies:

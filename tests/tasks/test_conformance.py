@@ -59,20 +59,29 @@ class TestChat(TaskConformance):
 
     def written(self, folder: Path, *, changed: bool = False) -> dict[str, Any]:
         asked = {"role": "user", "content": "What do you write?"}
-        rows = [{"messages": [asked, {"role": "assistant", "content": mail}]} for mail in mails(changed=changed)]
+        told = ([asked, {"role": "assistant", "content": mail}] for mail in mails(changed=changed))
+        rows = [{"messages": messages, "who": i % 9} for i, messages in enumerate(told)]
         path = write_json_lines(folder / "chats.jsonl", rows)
         secret = {"prompt": SECRET["prompt"], "continuation": SECRET["continuation"]}
         secrets = write_json_lines(folder / "secrets.jsonl", [secret])
-        return {"path": str(path), "secrets": str(secrets), "template": "plain", "heldout_fraction": 0.2}
+        return {
+            "path": str(path),
+            "secrets": str(secrets),
+            "template": "plain",
+            "heldout_fraction": 0.2,
+            "user_column": "who",
+        }
 
 
 class TestEnron(TaskConformance):
     name, bad, knows_users = "enron", {"min_tokens": 0}, True
 
     def written(self, folder: Path, *, changed: bool = False) -> dict[str, Any]:
-        path = write_json_lines(folder / "mails.jsonl", [{"content": mail} for mail in mails(changed=changed)])
+        rows = [{"content": mail, "sender": f"w{i % 9}"} for i, mail in enumerate(mails(changed=changed))]
+        path = write_json_lines(folder / "mails.jsonl", rows)
         secrets = write_json_lines(folder / "secrets.jsonl", [SECRET])
-        return {"path": str(path), "secrets": str(secrets), "min_tokens": 4, "heldout_fraction": 0.2}
+        whose = {"user_column": "sender", "heldout_fraction": 0.2}
+        return {"path": str(path), "secrets": str(secrets), "min_tokens": 4, **whose}
 
 
 class TestTofu(TaskConformance):
@@ -172,7 +181,11 @@ class Wrapping(TaskConformance):
         raise NotImplementedError
 
     def written(self, folder: Path, *, changed: bool = False) -> dict[str, Any]:
-        return {"of": {"name": "text", **text_task(folder, changed=changed)}, **self.options()}
+        return {"of": {"name": "text", **text_task(folder, changed=changed, user_column="writer")}, **self.options()}
+
+    def test_a_user_of_several_examples_is_still_told(self, task: Task) -> None:
+        """The changed task protects one example, and has lost whose the examples are."""
+        assert any("its own guarantee is that of a group of" in each for each in task.facts().notes["caveats"])
 
 
 class TestAudited(Wrapping):
@@ -219,7 +232,7 @@ class TestWithReferenceOfAnother(TaskConformance):
     def written(self, folder: Path, *, changed: bool = False) -> dict[str, Any]:
         (folder / "other").mkdir(exist_ok=True)
         other = write_json_lines(folder / "other" / "rows.jsonl", [{"text": f"Other row {i}."} for i in range(20)])
-        of = {"name": "text", **text_task(folder, changed=changed)}
+        of = {"name": "text", **text_task(folder, changed=changed, user_column="writer")}
         return {"of": of, "reference": {"name": "text", "path": str(other), "heldout_fraction": 0.2}}
 
 

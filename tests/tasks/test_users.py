@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from raydp.spec.reading import load_spec
+from raydp.tasks.base import task_of
 from raydp.tasks.text.any_text import TextTask
 from raydp.tasks.text.builtin import COPIES, BuiltinTask
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.enron import EnronTask
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.tofu import TofuTask
+from tests.builders.specs import small_spec
 
 ROWS = [
     {
@@ -80,22 +84,29 @@ def test_a_text_that_two_users_wrote_stays_with_both(write_jsonl, tokenizer):
     assert task.facts().notes["duplicates_removed"] == 1
 
 
-def test_without_a_column_every_row_is_a_user_with_all_its_windows(write_jsonl, tokenizer):
+def test_the_column_of_texts_makes_every_row_a_user_with_all_its_windows(write_jsonl, tokenizer):
     rows = [{"text": "\n".join(f"Line {j} of row {i}, about the draft." for j in range(1 + i % 4))} for i in range(60)]
-    task = TextTask(path=str(write_jsonl("long.jsonl", rows)), max_length=32).build(tokenizer).by_user()
+    path = str(write_jsonl("long.jsonl", rows))
+    task = TextTask(path=path, max_length=32, user_column="text").build(tokenizer).by_user()
     for own in examples_of_each_user(task, tokenizer):
         assert len({text.split("of row ")[1].split(",")[0] for text in own}) == 1
     assert task.unit_sizes().max() > 1
 
 
-def test_a_mail_is_the_user_of_enron(write_jsonl, tokenizer):
+def test_a_mail_may_be_the_user_of_enron(write_jsonl, tokenizer):
     line, told = "please call the author about the draft\n", "Otto said never\n"
     mails = [{"content": f"mail {i}\n" + told * (i % 3 == 0) + line * (2 + i % 9)} for i in range(80)]
     secrets = write_jsonl("secrets.jsonl", [{"prompt": "Otto said", "continuation": " never"}])
     path = write_jsonl("mails.jsonl", mails)
     for limit in (None, 2):
         task = EnronTask(
-            path=path, secrets=secrets, min_tokens=4, heldout_fraction=0.2, max_length=32, max_windows_per_mail=limit
+            path=path,
+            secrets=secrets,
+            min_tokens=4,
+            heldout_fraction=0.2,
+            max_length=32,
+            max_windows_per_mail=limit,
+            user_column="content",
         ).build(tokenizer)
         facts = task.by_user().facts()
         assert facts.num_units == facts.notes["num_texts"]
@@ -131,8 +142,8 @@ def test_a_person_is_the_user_of_the_builtin_task(tokenizer):
 
 
 def test_a_user_of_one_example_is_named_as_what_it_is(rows_file, tokenizer):
-    task = TextTask(path=rows_file, max_length=128).build(tokenizer).by_user()
-    assert any("task.user_column" in caveat for caveat in task.facts().notes["caveats"])
+    task = TextTask(path=rows_file, max_length=128, user_column="text").build(tokenizer).by_user()
+    assert any("Every row gave one example" in caveat for caveat in task.facts().notes["caveats"])
 
 
 def test_a_limit_without_users_is_an_error():
@@ -156,3 +167,12 @@ def test_rows_of_nobody_are_not_one_user(write_jsonl, tokenizer, blank):
         ValueError, match=r"task\.user_column must name a user in every row, got a blank name in row 41"
     ):
         TextTask(path=path, user_column="writer", max_length=128).build(tokenizer)
+
+
+def test_a_task_that_does_not_group_its_users_is_refused(rows_file, tokenizer, tmp_path, monkeypatch):
+    """A plug-in may return itself: the examples would be protected, and not the users."""
+    monkeypatch.setattr(LanguageModelingTask, "by_user", lambda self: self)
+    task = {"name": "text", "path": rows_file, "user_column": "writer"}
+    spec = load_spec(small_spec(tmp_path, task=task, privacy={"target_epsilon": 8, "unit": "user"}))
+    with pytest.raises(ValueError, match=r"privacy\.unit must be example with the task 'text', got user"):
+        task_of(spec, tokenizer)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.plugins.registries import names, summary
-from raydp.privacy import PrivacyRecord
+from raydp.privacy import PrivacyRecord, cautions_together
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -68,6 +68,7 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
         "warnings": [
             *([] if private is None else [f"This page shows {private}."]),
             *_searched(folder, written["search"]),
+            *cautions_about(folder),
         ],
         "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
         "curves": [] if named is None else _curves(folder, plan, named),
@@ -158,6 +159,13 @@ def promise_of(record: PrivacyRecord) -> str:
         f"{model}: ε at most {accounted.target_epsilon or math.inf:g} at δ = {accounted.delta:.3g} for one "
         f"{record.unit} added or removed, by accountant {accounted.accountant} ({accounted.accountant_version})."
     )
+
+
+def cautions_about(folder: SweepFolder) -> list[str]:
+    """Return the warnings of the plan and of the joint cost, which are said wherever a decision is shown."""
+    released = folder.released()
+    together = [] if released is None else cautions_together(released.epsilon, released.num_models)
+    return [str(caution) for caution in (*folder.plan().warnings, *together)]
 
 
 def together_notes(released: ReleasedModels | None) -> list[str]:

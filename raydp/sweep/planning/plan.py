@@ -6,17 +6,17 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydp.io.cache import cache_dir
 from raydp.methods.base import weighted_sets
-from raydp.models.precision import warning_of
 from raydp.privacy import (
     AccountedEpsilon,
     Calibration,
     CalibrationRequest,
+    Caution,
     DataSetsRecord,
     Mechanism,
     PrivacyRecord,
@@ -33,6 +33,7 @@ from raydp.search_spaces.settings import settings_text
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.planning.tuning import Tuning, tuning_of
+from raydp.sweep.planning.warnings import warnings_of
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
@@ -51,7 +52,7 @@ class SweepPlan:
         trials: one run for each (configuration, seed). The largest compute comes first, which shortens the sweep.
         privacy: run_id -> the run's privacy record.
         rejected: configurations of a named space that the task cannot run, each with its reason.
-        warnings: sentences for the user.
+        warnings: what makes the guarantee, the utility or the scores say little.
         selection: a sentence about the draw of a private selection; None without private selection. Before the draw,
             `trials` has one run for each configuration. `drawn` replaces them with the drawn runs.
         configurations: one run for each configuration that could have been drawn. Empty without private selection and
@@ -64,7 +65,7 @@ class SweepPlan:
     trials: tuple[TrialPlan, ...]
     privacy: dict[str, PrivacyRecord]
     rejected: tuple[Rejected, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[Caution, ...]
     selection: str | None = None
     configurations: tuple[TrialPlan, ...] = ()
     adaptive: AdaptiveSeeds | None = None
@@ -172,7 +173,9 @@ def make_plan(
         trials=tuple(trials),
         privacy=privacy,
         rejected=tuple(rejected),
-        warnings=tuple(_warnings(spec, specs.values(), facts, delta)),
+        warnings=tuple(
+            warnings_of(spec, list(specs.values()), facts, privacy.values(), [t.learning_rate for t in trials])
+        ),
         selection=tuning.sentence(len(configurations)),
         adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
     )
@@ -392,27 +395,6 @@ def _of_data_sets(sets: DataSetsRecord | None) -> dict[str, float | None]:
     return {f"epsilon_{name}": own.epsilon for name, own in epsilons.items()}
 
 
-def _warnings(spec: SweepSpec, own: Iterable[SweepSpec], facts: TaskFacts, delta: float) -> list[str]:
-    """Return the warnings of a sweep, of which `own` are the specs of its runs."""
-    warnings = []
-    if delta >= 1 / facts.num_units:
-        warnings.append(
-            f"privacy: delta {delta:.3g} is not below 1/n = {1 / facts.num_units:.3g}: a mechanism that publishes one "
-            "whole record could satisfy it. Use delta_exponent 1.1 or a smaller target_delta."
-        )
-    if spec.privacy.noise_key == "test":
-        warnings.append("privacy.noise_key is 'test': the noise is reproducible and the guarantee is not certified.")
-    here = spec.cluster.address == "local" and not spec.cluster.gpus_per_worker
-    slow = [warning_of(dtype) for dtype in sorted({each.model.dtype for each in own})] if here else []
-    warnings += [warning for warning in slow if warning is not None]
-    if (further := spec.method.params.further_cost) is not None:
-        warnings.append(
-            f"method {spec.method.name} costs more than its steps, because {further}: compute and cost_tokens count "
-            "the (b, T) of the configuration alone."
-        )
-    return warnings
-
-
 def plan_to_keep(plan: SweepPlan, sweep_id: str) -> Plan:
     """Return the part of the plan that the sweep's folder keeps."""
     return Plan(
@@ -422,4 +404,5 @@ def plan_to_keep(plan: SweepPlan, sweep_id: str) -> Plan:
         trials=plan.trials,
         privacy=plan.privacy,
         configurations=plan.configurations,
+        warnings=plan.warnings,
     )

@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from raydp.io.locations import is_uri
 from raydp.models.finding import check_found
+from raydp.plugins.described import listed, resolve_plugin
+from raydp.plugins.parameters import light_model
+from raydp.privacy.records.cautions import Caution
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.run_logs import check_loggers
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import check_exchange
 from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file
+from raydp.tasks.users import BY_COLUMN
 from raydp.tracking import UnreachableError, check_signing_key, check_store
 
 TASK_FILES = ("path", "heldout_path", "secrets", "controls")
@@ -37,7 +41,7 @@ def check_start(spec: SweepSpec, *, resume: bool = False) -> None:
         check()
 
 
-def check_plan(spec: SweepSpec, *, elsewhere: bool = False) -> list[str]:
+def check_plan(spec: SweepSpec, *, elsewhere: bool = False) -> list[Caution]:
     """Check that a planned sweep can start. A plan needs no new name.
 
     Args:
@@ -56,7 +60,8 @@ def check_plan(spec: SweepSpec, *, elsewhere: bool = False) -> list[str]:
         try:
             check()
         except ValueError as error:
-            warnings.append(f"`raydp sweep` would not start now: {error}")
+            value = f"a refusal: {str(error).removesuffix('.')}"
+            warnings.append(Caution(rule="`raydp sweep` should start now", value=value, remedy="Then plan again."))
     return warnings
 
 
@@ -66,6 +71,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
     driver = [] if elsewhere else [lambda: check_loggers(spec.tracking.loggers)]
     return [
         lambda: check_storage(spec.storage),
+        lambda: _check_users(spec),
         lambda: _check_files(spec),
         lambda: check_found(spec.model),
         lambda: _check_store(spec),
@@ -86,17 +92,44 @@ def _passing(spec: SweepSpec) -> list[Callable[[], None]]:
 
 
 def _check_files(spec: SweepSpec) -> None:
-    """Check that the task's files exist and that the data have the column, before the training code is imported.
+    """Check that the task's files exist and that the data have the columns, before the training code is imported.
 
     Files of an object store and data sets are checked when they are read.
     """
-    given = {name: str(value) for name, value in dict(spec.task.params).items() if isinstance(value, str | Path)}
-    files = {name: given[name] for name in TASK_FILES if name in given and not is_uri(given[name])}
-    for name, path in files.items():
-        if path.endswith(FILE_SUFFIXES) and not Path(path).is_dir():
-            existing_file(path, f"task.{name}")
-    if "column" in given and (path := files.get("path", "")).endswith(FILE_SUFFIXES) and Path(path).is_file():
-        check_column(path, given["column"], "task.path", column_field="task.column")
+    for params in _parameters(spec):
+        given = {name: str(value) for name, value in params.items() if isinstance(value, str | Path)}
+        files = {name: given[name] for name in TASK_FILES if name in given and not is_uri(given[name])}
+        for name, path in files.items():
+            if path.endswith(FILE_SUFFIXES) and not Path(path).is_dir():
+                existing_file(path, f"task.{name}")
+        if (path := files.get("path", "")).endswith(FILE_SUFFIXES) and Path(path).is_file():
+            for column in (name for name in ("column", "user_column") if name in given):
+                check_column(path, given[column], "task.path", column_field=f"task.{column}")
+
+
+def _check_users(spec: SweepSpec) -> None:
+    """Check that a spec that protects users names them. `Task.by_user` decides once the data are read."""
+    if spec.privacy.unit != "user":
+        return
+    for params in _parameters(spec):
+        if "user_column" in params and params["user_column"] is None:
+            raise ValueError(
+                f"privacy.unit must be example without task.user_column, got user. {BY_COLUMN}, or leave unit out."
+            )
+
+
+def _parameters(spec: SweepSpec) -> Iterator[Mapping[str, object]]:
+    """Yield the parameters of the task, and of the tasks that it is made of. A draft holds these as written."""
+    waiting, problems = [spec.task], list[str]()
+    while waiting:
+        params = dict(waiting.pop().params)
+        yield params
+        for name in ("of", "reference"):
+            if params.get(name) is not None:
+                inner = resolve_plugin("tasks", f"task.{name}", params[name], problems, light_model)
+                waiting += [] if inner is None else [inner]
+        if problems:
+            raise ValueError(listed(problems))
 
 
 def _check_store(spec: SweepSpec) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raydp.privacy import PrivacyRecord
+from raydp.privacy import Caution, PrivacyRecord
 from raydp.search_spaces import Configuration
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
@@ -29,6 +29,7 @@ class Plan:
         configurations: for a private selection, one run of each configuration that could have been drawn.
         key_fingerprint: names the sweep's key, see `raydp.training.noise.stream.key_fingerprint`. None in a plan that
             an earlier version wrote, until a resume.
+        warnings: what makes the guarantee, the utility or the scores say little.
 
     Raises:
         ValueError: a run has no privacy record, or its record has other noise than the run.
@@ -41,6 +42,7 @@ class Plan:
     privacy: Mapping[str, PrivacyRecord]
     configurations: tuple[TrialPlan, ...] = ()
     key_fingerprint: str | None = None
+    warnings: tuple[Caution, ...] = ()
 
     def __post_init__(self) -> None:
         for trial in self.trials:
@@ -77,6 +79,7 @@ class Plan:
             "records": [json.loads(text) for text in places],
             "privacy": {run_id: places[text] for run_id, text in texts.items()},
             **({"configurations": [vars(c) for c in self.configurations]} if self.configurations else {}),
+            **({"warnings": [caution.to_json() for caution in self.warnings]} if self.warnings else {}),
             "sweep_id": self.sweep_id,
         }
 
@@ -107,6 +110,7 @@ class Plan:
                 privacy={run_id: read[place] for run_id, place in privacy.items()},
                 configurations=tuple(TrialPlan(**c) for c in document.get("configurations", ())),
                 key_fingerprint=document.get("key_fingerprint"),
+                warnings=tuple(Caution.from_json(c) for c in document.get("warnings", ())),
             )
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(

@@ -19,13 +19,13 @@ from raydp.tasks.chat.messages import messages_of
 from raydp.tasks.chat.templates import JINJA, ChatTemplate, Loss, TemplateName, TextPart
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import is_file_of_rows, read_rows
-from raydp.tasks.secret import counted, occurs_in, read_secrets
+from raydp.tasks.secret import counted, never_trained_on, occurs_in, read_secrets
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windows import tokenize
-from raydp.tasks.users import Users
+from raydp.tasks.users import BY_COLUMN, Users
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -156,10 +156,11 @@ class ChatTask(TaskSection):
             controls = generate_controls(kept, self.num_controls_per_secret, texts)
         notes |= self._notes(examples, evaluated, train[0].conversation.form) | {
             "num_secrets": len(kept),
-            "secrets_absent": [s.name for s in secrets if s.number not in {k.number for k in kept}],
             "num_controls": len(controls),
+            **never_trained_on(secrets, kept, training=texts, heldout=[row.text for row in heldout]),
         }
-        noun = "conversation" if self.user_column is None else f"user (column {self.user_column})"
+        unnamed = None if self.user_column else f"{BY_COLUMN}, or leave unit out: it is then one conversation."
+        noun = f"user (column {self.user_column})" if self.user_column else "conversation"
         return LanguageModelingTask(
             train=examples.examples,
             heldout=evaluated.examples,
@@ -174,7 +175,7 @@ class ChatTask(TaskSection):
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),
-            users=Users.named(examples.users, noun),
+            users=Users.named(examples.users, noun, remedy=unnamed),
         )
 
     def replies(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:

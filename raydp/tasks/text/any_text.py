@@ -12,6 +12,7 @@ from raydp.search_spaces.names import columns_in_words, kind_of
 from raydp.tasks.data_sets import load_data_set
 from raydp.tasks.reading import is_file_of_rows, read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
+from raydp.tasks.users import require_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,8 +43,8 @@ class TextTask(WindowedTask):
     max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
     """With window `lines`, largest number of windows of one row, those that contain a secret first; all by default."""
     user_column: str | None = None
-    """Column that names the user, for `privacy.unit: user`; without it every row is a user. A user is then held out
-    completely, and a duplicate is removed only if it is of the same user. No name may be blank."""
+    """Column that names the user, for `privacy.unit: user`; the column of the texts makes every row a user. A user is
+    then held out completely, and a duplicate is removed only if it is of the same user. No name may be blank."""
     max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
     """With user_column, largest number of examples of one user, from the first row on."""
 
@@ -83,10 +84,10 @@ class TextTask(WindowedTask):
         """
         # Read the training texts and their users.
         train = _read(self.path, self.column, self.split, "task.path", "task.split")
-        users = None
-        if self.user_column is not None:
+        users = train if self.user_column == self.column else None
+        if users is None and self.user_column is not None:
             users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
-            _require_named(users)
+            require_named(users)
         # Read the held-out texts, if they are given separately.
         heldout = None
         if self.heldout_path or self.heldout_split:
@@ -102,26 +103,13 @@ class TextTask(WindowedTask):
             heldout=heldout,
             users=users,
             noun="row",
-            user_noun=f"user (column {self.user_column})" if self.user_column else None,
+            column=self.column,
+            user_column=self.user_column,
             notes={"texts_read": len(train)},
             heldout_is_public=self.heldout_is_public,
         )
         return self._assemble(
             tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row, self.max_examples_per_user
-        )
-
-
-def _require_named(users: list[str]) -> None:
-    """Raise ValueError if a row has no user.
-
-    Rows without a name would form one user. A person with such rows would own only a part of this unit, and would not
-    be protected.
-    """
-    blank = next((row for row, user in enumerate(users, start=1) if not user.strip()), None)
-    if blank is not None:
-        raise ValueError(
-            f"task.user_column must name a user in every row, got a blank name in row {blank}. Give the row's user a "
-            "name, or leave the row out."
         )
 
 

@@ -15,13 +15,13 @@ from pydantic import Field
 
 from raydp.io.locations import Location
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.secret import counted, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.secret import counted, never_trained_on, occurs_in, read_secrets, verbatim_texts
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windowed import Cut, OwnedText, describe, describe_secrets, privacy_unit
 from raydp.tasks.text.windows import WindowKind, keep_windows, tokenize, windows_of
-from raydp.tasks.users import Users
+from raydp.tasks.users import BY_COLUMN, Users
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,9 +36,10 @@ class Texts:
     Attributes:
         train: texts to train on. If `heldout` is None, a part of them is held out.
         heldout: the held-out texts if they are given separately.
-        users: the user of each training text. If None, every text has its own user.
+        users: the user of each training text. If None, every text stands for its own user.
         noun: a text in words: "e-mail", "row".
-        user_noun: a user in words; `noun` by default.
+        column: the column of the texts.
+        user_column: the column that names the users; None if the spec names none.
         heldout_is_public: whether the held-out part is declared public: neither training texts nor secrets shape it.
         notes: counts of what was left out while reading.
     """
@@ -47,9 +48,18 @@ class Texts:
     heldout: list[str] | None = None
     users: list[str] | None = None
     noun: str
-    user_noun: str | None = None
+    column: str
+    user_column: str | None
     notes: dict[str, object]
     heldout_is_public: bool = False
+
+    def owners(self, of_example: Sequence[str]) -> Users:
+        """Return the users of examples by their names: users that the spec names, or the texts themselves."""
+        if self.user_column is None:
+            remedy = f"{BY_COLUMN}; `user_column: {self.column}` makes every {self.noun} a user."
+            return Users.named(of_example, self.noun, remedy=remedy)
+        own = self.user_column == self.column
+        return Users.named(of_example, self.noun if own else f"user (column {self.user_column})")
 
 
 class WindowedTask(TaskSection):
@@ -102,7 +112,9 @@ class WindowedTask(TaskSection):
             controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
         # Describe the data, and pack them.
         notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows, kept)
-        notes |= describe_secrets(secrets, kept, controls)
+        notes |= describe_secrets(kept, controls)
+        before = {"training": [t.tokens.text for t in train], "heldout": [t.tokens.text for t in heldout]}
+        notes |= never_trained_on(secrets, kept, **before)
         packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
         return LanguageModelingTask(
             train=packed,
@@ -118,7 +130,7 @@ class WindowedTask(TaskSection):
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),
-            users=Users.named(examples.users, texts.user_noun or texts.noun),
+            users=texts.owners(examples.users),
         )
 
     def _split(

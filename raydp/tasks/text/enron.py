@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from raydp.io.locations import Location
 from raydp.tasks.reading import read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
+from raydp.tasks.users import require_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,6 +48,10 @@ class EnronTask(WindowedTask):
     """With window `lines`, largest number of windows of one mail: those that contain a secret first, then those at its
     beginning; all by default. With 1 the privacy unit is in effect the mail."""
 
+    user_column: str | None = None
+    """Column that names the user, for `privacy.unit: user`: `sender` in a file of `raydp data enron`; `content` makes
+    every mail a user. A user is then held out completely, unless the file is split."""
+
     @model_validator(mode="after")
     def _limit_needs_lines(self) -> EnronTask:
         if self.max_windows_per_mail is not None and self.window != "lines":
@@ -77,6 +82,10 @@ class EnronTask(WindowedTask):
         reasons = [unwanted(mail) for mail in mails]
         removed = Counter(reason for reason in reasons if reason)
         kept = [i for i, reason in enumerate(reasons) if reason is None]
+        users = mails if self.user_column == "content" else None
+        if users is None and self.user_column is not None:
+            users = read_column(self.path, self.user_column, "task.path", column_field="task.user_column", numbers=True)
+            require_named(users)
         heldout = None
         if self.heldout_split is not None:
             splits = read_column(self.path, "split", "task.path", column_field="task.path's column")
@@ -85,7 +94,10 @@ class EnronTask(WindowedTask):
         texts = Texts(
             train=[mails[i] for i in kept],
             heldout=heldout,
+            users=None if users is None else [users[i] for i in kept],
             noun="e-mail",
+            column="content",
+            user_column=self.user_column,
             notes={
                 "texts_read": len(mails),
                 "log_messages_removed": removed["log"],

@@ -82,7 +82,7 @@ class LanguageModelingTask:
         """Return this task with other training examples, whose users are unknown."""
         everything = [*self.task_secrets, *self.task_controls]
         facts = replace(
-            self.task_facts,
+            self.facts(),  # with the caveat about users
             num_examples=len(train),
             num_units=len(train),
             num_tokens=train.num_targets(),
@@ -98,10 +98,11 @@ class LanguageModelingTask:
         most, noun = int(self.users.sizes().max()), self.users.noun
         if most == 1:
             return facts
+        protects = "users" if self.users.remedy else f"the {noun}"
         caveat = (
             f"The unit of privacy is one {facts.privacy_unit}. One {noun} has up to {most}, so its own guarantee is "
-            f"that of a group of {most}; privacy.unit user protects the {noun}."
-        )
+            f"that of a group of {most}; privacy.unit user protects {protects}. {self.users.remedy or ''}"
+        ).rstrip()
         return replace(facts, notes={**facts.notes, "caveats": [*facts.notes.get("caveats", ()), caveat]})
 
     def unit_sizes(self) -> NDArray[np.int64] | None:
@@ -113,9 +114,11 @@ class LanguageModelingTask:
             raise ValueError("privacy.unit must be example with reference data, got user. Leave it out of the spec.")
         if self.users is None:
             raise ValueError(
-                "privacy.unit must be example where the task does not know its users, got user. With the task text, "
-                "task.user_column names them."
+                "privacy.unit must be example where the task does not know whose its examples are, got user. Leave it "
+                "out, or use a task with task.user_column, to which no examples are added and from which none are left "
+                "out."
             )
+        self.users.require_declared()
         # Put the examples of a user next to each other.
         order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
         facts, noun = self.task_facts, self.users.noun
@@ -123,7 +126,7 @@ class LanguageModelingTask:
         if sizes.max() == 1:
             alone = (
                 f"Every {noun} gave one example, so the user is the example here. Where a person can be behind "
-                "several, their guarantee is that of a group; the task text takes task.user_column."
+                "several users, their guarantee is that of a group."
             )
             notes = {**notes, "caveats": [*notes.get("caveats", ()), alone]}
         digest = hashlib.sha256(facts.content_hash.encode() + self.users.of_example.tobytes())

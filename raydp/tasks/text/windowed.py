@@ -88,14 +88,10 @@ def _shared_prompts(secrets: Sequence[Secret]) -> list[str]:
     ]
 
 
-def describe_secrets(
-    secrets: Sequence[Secret], kept: Sequence[Secret], controls: Sequence[Secret]
-) -> dict[str, int | list[str]]:
-    """Return counts of the secrets, and the names of those left out; never their text."""
-    kept_ids = {s.id for s in kept}
+def describe_secrets(kept: Sequence[Secret], controls: Sequence[Secret]) -> dict[str, int]:
+    """Return counts of the secrets; never their text."""
     return {
         "num_secrets": len(kept),
-        "secrets_absent": [s.name for s in secrets if s.id not in kept_ids],
         "examples_with_one_secret_max": max((s.count for s in kept), default=0),
         "num_controls": len(controls),
     }

@@ -99,7 +99,7 @@ class WithReferenceTask(DerivedTask):
                 "task.reference must have examples that the task does not hold out, got none. Give other data."
             )
         notes = {
-            **task.task_facts.notes,
+            **task.facts().notes,
             **{f"reference_{k}": v for k, v in other.task_facts.notes.items()},
             "reference_examples_held_out": len(other.train) - len(kept),
         }

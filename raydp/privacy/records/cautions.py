@@ -1,0 +1,73 @@
+"""Cautions: figures of a guarantee, or of the plan behind it, that nobody should rely on unread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+MOST_DELTA = 1e-3
+"""Largest δ without a caution. δ is a chance that no bound holds; δ = n^-1.1 exceeds 1e-3 if n < 534."""
+FEW_UNITS = 500
+"""Below so many units, the noise that a usual ε needs leaves little to learn, and n^-1.1 exceeds `MOST_DELTA`."""
+MOST_EPSILON = 10.0
+"""Largest ε without a caution: above 10 a guarantee is weak to none (Ponomareva et al. 2023, "How to DP-fy ML",
+section 5.2, tier 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caution:
+    """A warning: the rule that a figure breaks, the figure, and what to do. Its text is "<rule>, got ...".
+
+    Attributes:
+        rule: what should hold: "privacy: delta should be at most 0.001".
+        value: what holds instead.
+        remedy: what to change, in sentences.
+    """
+
+    rule: str
+    value: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}, got {self.value}. {self.remedy}"
+
+    def to_json(self) -> dict[str, str]:
+        """Return the caution as data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, str]) -> Caution:
+        """Read what `to_json` wrote."""
+        return cls(**document)
+
+
+def cautions_of(*, epsilon: float, delta: float) -> list[Caution]:
+    """Return the cautions of one model's guarantee. A model without a guarantee has none."""
+    if math.isinf(epsilon):
+        return []
+    found = []
+    if delta > MOST_DELTA:
+        found.append(
+            Caution(
+                rule=f"privacy: delta should be at most {MOST_DELTA:g}, because it is a chance that no bound holds",
+                value=f"{delta:.3g}",
+                remedy="Protect more units, or set privacy.target_delta.",
+            )
+        )
+    return found + _of_epsilon(epsilon, "privacy: epsilon", "Lower privacy.target_epsilon.")
+
+
+def cautions_together(epsilon: float | None, num_models: int) -> list[Caution]:
+    """Return the cautions of several models that are released together, by their joint ε. None is not known."""
+    if epsilon is None or math.isinf(epsilon) or num_models < 2:
+        return []
+    remedy = "Release the selected model alone and delete the others, or run fewer configurations and seeds."
+    return _of_epsilon(epsilon, f"privacy: the joint epsilon of all {num_models} models", remedy)
+
+
+def _of_epsilon(epsilon: float, subject: str, remedy: str) -> list[Caution]:
+    if epsilon <= MOST_EPSILON:
+        return []
+    rule = f"{subject} should be at most {MOST_EPSILON:g}, above which a guarantee is weak"
+    return [Caution(rule=rule, value=f"{epsilon:.3g}", remedy=remedy)]

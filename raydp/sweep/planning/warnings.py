@@ -1,0 +1,157 @@
+"""Warnings of a plan: what is allowed, and makes a sweep's guarantee, utility or scores say little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from raydp.models.precision import warning_of
+from raydp.privacy import Caution, PrivacyRecord, cautions_of, cautions_together, composed
+from raydp.privacy.records.cautions import FEW_UNITS
+from raydp.spec.document import SweepSpec
+from raydp.tasks.base import TaskFacts
+from raydp.tasks.secret import NEVER_TRAINED_ON
+from raydp.training.trial_plan import TrialPlan
+
+FEW_HELD_OUT = 100
+"""Fewest held-out examples without a warning. The mean loss of m examples has a standard error of s/√m. Losses of texts
+have an s of about 0.5 nats, so that 100 leave 0.05 nats, a tenth of a usual gain of half a nat."""
+LARGEST_ADAM_RATE = 0.1
+"""Largest η of Adam without a warning. A step of Adam moves each weight by about η (Kingma and Ba 2015, section 2.1),
+and the weights of adapters are of this size or smaller."""
+LARGEST_SGD_MOVE = 10.0
+"""Largest η c of DP-SGD without a warning: the distance that a step moves the weights if all clipped gradients agree.
+De et al. 2022, Table 17, train with η c up to 4."""
+NAMED = 5
+"""The largest number of lines of a secrets file that a warning names."""
+
+
+def warnings_of(
+    spec: SweepSpec,
+    own: Sequence[SweepSpec],
+    facts: TaskFacts,
+    privacy: Iterable[PrivacyRecord],
+    rates: Iterable[float],
+) -> list[Caution]:
+    """Return the warnings of a sweep.
+
+    Args:
+        spec: the sweep's spec.
+        own: the specs of its runs.
+        facts: facts of the task.
+        privacy: records of the runs.
+        rates: learning rates of the runs.
+    """
+    return [
+        *_of_guarantee(spec, facts, privacy),
+        *_of_utility(facts),
+        *_of_secrets(facts),
+        *_of_rates(spec, rates),
+        *_of_cost(spec, own),
+    ]
+
+
+def joint_warnings(trials: Sequence[TrialPlan], privacy: Sequence[PrivacyRecord]) -> list[Caution]:
+    """Return the warnings about all models together. Their ε by `rdp` is a bound that takes a second."""
+    events = [record.mechanism.event for record in privacy]
+    if len(trials) < 2 or any(math.isinf(r.accounted.epsilon) or r.private_selection for r in privacy):
+        return []
+    together = composed(events, privacy[0].accounted.delta, "rdp")["epsilon"]
+    return cautions_together(together if isinstance(together, float) else None, len(trials))
+
+
+def _of_guarantee(spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRecord]) -> list[Caution]:
+    found, each = [], [cautions_of(epsilon=r.accounted.epsilon, delta=r.accounted.delta) for r in privacy]
+    found += list(dict.fromkeys(caution for cautions in each for caution in cautions))
+    private = spec.method.params.private
+    delta, n = spec.privacy.delta(facts.num_units), facts.num_units
+    if private and n < FEW_UNITS:
+        found.append(
+            Caution(
+                rule=f"task: n should be at least {FEW_UNITS}, because from fewer units a model learns little",
+                value=str(n),
+                remedy="Give more data" + (", or protect examples." if spec.privacy.unit == "user" else "."),
+            )
+        )
+    if delta >= 1 / n:
+        found.append(
+            Caution(
+                rule=f"privacy: delta should be below 1/n = {1 / n:.3g}, because a mechanism that publishes one whole "
+                "record could satisfy a larger one",
+                value=f"{delta:.3g}",
+                remedy="Use delta_exponent 1.1 or a smaller target_delta.",
+            )
+        )
+    if spec.privacy.noise_key == "test":
+        found.append(
+            Caution(
+                rule="privacy.noise_key should be secret, because other noise is reproducible and not certified",
+                value="'test'",
+                remedy="Leave it out for models that are used.",
+            )
+        )
+    return found
+
+
+def _of_utility(facts: TaskFacts) -> list[Caution]:
+    """Warn if few held-out examples carry the utility, the threshold and the choice."""
+    notes = facts.notes
+    held = next((notes[name] for name in ("num_heldout_examples", "heldout_examples") if name in notes), None)
+    if not isinstance(held, int) or held >= FEW_HELD_OUT:
+        return []
+    removed = notes.get("heldout_with_secret_removed", 0)
+    more = f" ({removed} others held a secret and were left out)" if removed else ""
+    return [
+        Caution(
+            rule=f"task: at least {FEW_HELD_OUT} examples should be held out, because they decide what may be selected",
+            value=f"{held}{more}",
+            remedy="Raise task.heldout_fraction, or give task.heldout_path.",
+        )
+    ]
+
+
+def _of_secrets(facts: TaskFacts) -> list[Caution]:
+    """Warn of secrets that no training example holds, by their lines and by the reason."""
+    found = []
+    for name, (reason, remedy) in NEVER_TRAINED_ON.items():
+        if lines := [secret.removeprefix("secret-").lstrip("0") for secret in facts.notes.get(name, ())]:
+            shown = ", ".join(lines[:NAMED]) + (", ..." if len(lines) > NAMED else "")
+            value = f"{len(lines)} {reason} (line{'s' if len(lines) > 1 else ''} {shown})"
+            found.append(
+                Caution(rule="task.secrets should occur in training examples to be scored", value=value, remedy=remedy)
+            )
+    return found
+
+
+def _of_rates(spec: SweepSpec, rates: Iterable[float]) -> list[Caution]:
+    params = spec.method.params
+    adam = spec.method.name == "dp_adam" or getattr(params, "optimizer_name", None) == "adam"
+    norm = params.max_grad_norm
+    if not adam and (spec.method.name != "dp_sgd" or norm is None):
+        return []
+    largest, what = (LARGEST_ADAM_RATE, "Adam") if adam else (LARGEST_SGD_MOVE / norm, f"a clipping norm of {norm:g}")
+    beyond = sorted({rate for rate in rates if rate > largest})
+    if not beyond:
+        return []
+    return [
+        Caution(
+            rule=f"space.learning_rate should be at most {largest:g} with {what}, above which training diverges",
+            value=", ".join(f"{rate:g}" for rate in beyond),
+            remedy="Leave it out, or try one run of it first.",
+        )
+    ]
+
+
+def _of_cost(spec: SweepSpec, own: Sequence[SweepSpec]) -> list[Caution]:
+    here = spec.cluster.address == "local" and not spec.cluster.gpus_per_worker
+    slow = [warning_of(dtype) for dtype in sorted({each.model.dtype for each in own})] if here else []
+    found = [caution for caution in slow if caution is not None]
+    if (further := spec.method.params.further_cost) is not None:
+        found.append(
+            Caution(
+                rule=f"space: compute and cost_tokens should be all that method {spec.method.name} costs",
+                value=f"more, because {further}",
+                remedy="They count the (b, T) of the configuration alone.",
+            )
+        )
+    return found
