@@ -39,8 +39,8 @@ FLOW = {
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
-        "portable", "store", "records", "base", "delivery", "sealing", "models", "serving", "standalone", "promotions",
-        "alarms", "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
+        "portable", "address", "store", "records", "base", "delivery", "sealing", "models", "serving", "standalone",
+        "promotions", "alarms", "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
     ],
     "raydp.sweep": [
         "names", "store", "listing", "run_logs", "engine", "ending", "private_selection", "planning", "driver", "api",

@@ -92,6 +92,9 @@ def models_find(
     if left_out := models.attrs["left_out"]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
         stderr.print(f"left out {sum(left_out.values())}, whose guarantee does not hold: {reasons}", markup=False)
+    if unreadable := models.attrs["unreadable"]:
+        counts = ", ".join(f"{count} in {column}" for column, count in sorted(unreadable.items()))
+        stderr.print(f"values in the registry that cannot be read, shown as null: {counts}", markup=False)
     if json:
         print_json(models.to_dict("records"))
         return

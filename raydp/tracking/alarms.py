@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raydp.search_spaces import Configuration
+from raydp.tracking.delivery import answering
 from raydp.tracking.promotions import aliases_of, claims_privacy, take_away
 from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
+@answering()
 def set_alarms(
     registered_model: str, sweep: str, alarms: Mapping[Configuration, str | None], *, tracking_uri: str
 ) -> None:
@@ -31,14 +33,15 @@ def set_alarms(
     versions = list(store.client.search_model_versions(f"name = '{registered_model}' and tags.sweep = '{sweep}'"))
     for version in versions:
         configuration = _configuration(version)
-        if configuration not in alarms:
+        if configuration is None or configuration not in alarms:
             continue
         alarm = alarms[configuration]
         if alarm is not None:
             store.client.set_model_version_tag(registered_model, version.version, ALARM_TAG, alarm)
         elif ALARM_TAG in version.tags:
             store.client.delete_model_version_tag(registered_model, version.version, ALARM_TAG)
-    alarmed = {str(v.version): alarm for v in versions if (alarm := alarms.get(_configuration(v))) is not None}
+    by_version = {str(v.version): alarms.get(made) for v in versions if (made := _configuration(v)) is not None}
+    alarmed = {number: alarm for number, alarm in by_version.items() if alarm is not None}
     if not alarmed:
         return
     for alias, number in aliases_of(store, registered_model).items():
@@ -46,11 +49,15 @@ def set_alarms(
             take_away(store, registered_model, alias, number, alarmed[number])
 
 
-def _configuration(version: ModelVersion) -> Configuration:
+def _configuration(version: ModelVersion) -> Configuration | None:
+    """Return the configuration in a version's tags; None if somebody damaged them."""
     tags = version.tags
-    return Configuration(
-        batch_size=int(tags["batch_size"]),
-        num_steps=int(tags["num_steps"]),
-        learning_rate=float(tags["learning_rate"]),
-        settings=tags.get("settings", ""),
-    )
+    try:
+        return Configuration(
+            batch_size=int(tags["batch_size"]),
+            num_steps=int(tags["num_steps"]),
+            learning_rate=float(tags["learning_rate"]),
+            settings=tags.get("settings", ""),
+        )
+    except (KeyError, ValueError):
+        return None

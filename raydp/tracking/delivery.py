@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from raydp.tracking.store import UnreachableError
+from raydp.tracking.address import UnreachableError
 
 ANSWER_SECONDS = 60
 """A server that is silent for this time in one request counts as away. A large upload may need this long."""
@@ -50,15 +50,32 @@ def delivering() -> Iterator[None]:
     """
     _enter()
     try:
-        yield
+        with answering():
+            yield
     except UnreachableError as error:
         raise NotDeliveredError(str(error)) from error
-    except Exception as error:
-        if _is_away(error):
-            raise NotDeliveredError(_first_line(error)) from error
-        raise
     finally:
         _leave()
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Say in one sentence that a store is away, locked, damaged or no store of MLflow.
+
+    Raises:
+        UnreachableError: the message has the first line of the cause.
+    """
+    try:
+        yield
+    except UnreachableError:
+        raise
+    except Exception as error:
+        if not _is_away(error):
+            raise
+        raise UnreachableError(
+            f"tracking.uri must be an MLflow store that answers, got {_first_line(error)}. If it is locked or being "
+            "restarted, try again; if it is damaged, restore a copy; if it is no MLflow, correct the address."
+        ) from error
 
 
 def _enter() -> None:
@@ -106,12 +123,16 @@ class Pauses:
 
 def _is_away(error: BaseException | None) -> bool:
     """Return whether an error, or any cause of it, means that the store is away. MLflow mislabels some causes."""
+    from alembic.util import CommandError
     from mlflow.exceptions import MlflowException
     from requests import RequestException
+    from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
     while error is not None:
-        if isinstance(error, RequestException | ConnectionError | TimeoutError):
+        if isinstance(error, RequestException | ConnectionError | TimeoutError | CommandError):
             return True
+        if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError):
+            return True  # such as a file that is locked or damaged
         if isinstance(error, MlflowException) and error.error_code in _AWAY:
             return True
         error = error.__cause__ or error.__context__

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from raydp.tracking.delivery import answering
 from raydp.tracking.models.loading import checked_folder
 from raydp.tracking.portable import model_files
 from raydp.tracking.records import clean_key, latest_metrics
@@ -35,6 +36,7 @@ def fetch_model(uri: str, folder: Path, *, tracking_uri: str | None = None) -> P
     return folder
 
 
+@answering()
 def log_scores(values: Mapping[str, Mapping[str, float | None]], *, tracking_uri: str | None = None) -> int:
     """Log metrics on registered models and on their runs. An unchanged value is not logged again.
 

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from raydp.tracking.sealing.trust import ALARM_TAG, Trust
 
@@ -116,8 +116,17 @@ def take_away(store: Store, name: str, alias: str, version: str, reason: str) ->
 
 
 def trail(tags: dict[str, str]) -> list[Promotion]:
-    """Return the entries on a version, oldest first."""
-    return [json.loads(tags[key]) for key in sorted(tags) if key.startswith(f"{PROMOTION_TAG}.")]
+    """Return the entries on a version, oldest first. A tag that somebody damaged is left out."""
+    entries = list[Promotion]()
+    for key in sorted(tags):
+        if key.startswith(f"{PROMOTION_TAG}."):
+            try:
+                entry = json.loads(tags[key])
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and entry.keys() >= Promotion.__required_keys__:
+                entries.append(cast(Promotion, entry))
+    return entries
 
 
 def aliases_of(store: Store, name: str) -> dict[str, str]:

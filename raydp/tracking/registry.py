@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.tracking.delivery import answering
 from raydp.tracking.lookup.conditions import Conditions, Where
 from raydp.tracking.lookup.search import Lookup, tracked
 from raydp.tracking.lookup.table import table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@answering()
 def find_models(
     tracking_uri: str | None = None,
     *,
@@ -71,7 +73,8 @@ def find_models(
     Returns:
         One row per version: name, version, aliases, the points table's columns, certified, sweep, model_uri
         (models:/name/version) and model_id. There is no row if nothing matches. `attrs["left_out"]` counts, by reason,
-        the models that meet the conditions but were left out. (With a limit: only among the models that were read.)
+        the models that meet the conditions but were left out. `attrs["unreadable"]` counts, by column, the values of
+        the registry that could not be read and are null. (With a limit: only among the models that were read.)
 
     Guarantee:
         With trusted keys, epsilon, delta, unit, certified, noise_multiplier, accountant and the configuration are as
@@ -111,6 +114,7 @@ def find_models(
     ).run()
 
 
+@answering()
 def show_model(
     uri: str, *, tracking_uri: str | None = None, trusted_keys: Iterable[str | Path] | None = None, verify: bool = False
 ) -> dict[str, Any]:
@@ -156,6 +160,7 @@ def show_model(
     return shown
 
 
+@answering()
 def set_alias(
     name: str, alias: str, version: str | int, *, tracking_uri: str | None = None, reason: str | None = None
 ) -> None:
@@ -181,6 +186,7 @@ def set_alias(
     store.client.set_registered_model_alias(name, alias, str(version))
 
 
+@answering()
 def promote_model(
     uri: str,
     alias: str,

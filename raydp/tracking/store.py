@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,20 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import getproxies, url2pathname
+from urllib.request import url2pathname
 
 from filelock import FileLock
 
-from raydp.io.locations import MLFLOW_CREDENTIALS, refuse_credentials
+from raydp.tracking.address import SQLITE, check_store, database_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SQLITE = "sqlite:///"
 ARTIFACTS = "mlruns"  # folder beside a SQLite store
 MODEL_ID_TAG = "model_id"
 EXPERIMENT_ID_TAG = "experiment_id"
-CONNECT_SECONDS = 10.0
 
 # Replacements for MLflow's defaults that do not suit a privacy tool with a machine-readable stdout. User settings win.
 _DEFAULTS = {
@@ -39,10 +36,6 @@ _DEFAULTS = {
 
 _OPENING = threading.Lock()
 """One thread at a time opens a store: MLflow's first use of a store makes its schema, and the logger is set back."""
-
-
-class UnreachableError(ValueError):
-    """No server answers at an address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,35 +53,7 @@ class Store:
     @property
     def database(self) -> Path | None:
         """Return the file of a SQLite store; None for a server."""
-        return _database(self.uri)
-
-
-def check_store(uri: str) -> None:
-    """Check, without MLflow and without writing, that a store can be opened or created at an address.
-
-    Raises:
-        ValueError: the address is of another kind, its folder is missing, its file is not a database, or no server
-            answers.
-    """
-    refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
-    database = _database(uri)
-    if database is None:
-        _check_server(uri)
-    elif not database.parent.is_dir():
-        raise ValueError(
-            f"tracking.uri must be in a folder that exists, got {uri!r}. Make {str(database.parent)!r}, or correct it."
-        )
-    elif database.exists() and not (database.is_file() and _is_sqlite(database)):
-        raise ValueError(
-            f"tracking.uri must be a SQLite file, got {uri!r}, which is something else. Name another file."
-        )
-    elif not database.exists():
-        try:
-            tempfile.TemporaryFile(dir=database.parent).close()
-        except OSError as error:
-            raise ValueError(
-                f"tracking.uri must be in a folder to write to, got {uri!r} ({error.strerror}). Name another."
-            ) from error
+        return database_of(self.uri)
 
 
 def default_uri() -> str:
@@ -110,7 +75,7 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
     """
     uri = default_uri() if uri is None else uri
     check_store(uri)
-    database = _database(uri)
+    database = database_of(uri)
     if database is not None:
         if not create and not database.is_file():
             raise ValueError(
@@ -244,43 +209,6 @@ def _registered(store: Store, model_id: str) -> ModelReference:
     if not versions:
         return ModelReference(model_id=model_id)
     return ModelReference(model_id=model_id, name=versions[0].name, version=str(versions[0].version))
-
-
-def _database(uri: str) -> Path | None:
-    """Return the absolute path in a SQLite URI; None for a server."""
-    if urlsplit(uri).scheme in ("http", "https"):
-        return None
-    path = uri.removeprefix(SQLITE).partition("?")[0]
-    if not uri.startswith(SQLITE) or path in ("", ":memory:"):
-        raise ValueError(
-            f"tracking.uri must be sqlite:///FILE or the http(s) address of an MLflow server, got {uri!r}. "
-            "Write sqlite:///raydp.db to keep it in a file."
-        )
-    return Path(path).absolute()
-
-
-def _is_sqlite(database: Path) -> bool:
-    """Return whether the file is a database or still empty."""
-    with database.open("rb") as stream:
-        return stream.read(16) in (b"", b"SQLite format 3\0")
-
-
-def _check_server(uri: str) -> None:
-    """Raise UnreachableError at once if no server listens; MLflow would retry for minutes."""
-    parts = urlsplit(uri)
-    if parts.scheme in getproxies():  # a proxy answers instead of the server
-        return
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise ValueError(f"tracking.uri must have a port from 1 to 65535, got {uri!r}. Correct it.") from error
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UnreachableError(
-            f"tracking.uri must be the address of a running MLflow server, got {parts.hostname}:{port} ({error}). "
-            "Start it, or correct the address."
-        ) from error
 
 
 @contextmanager

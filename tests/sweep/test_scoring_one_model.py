@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 from raydp.io.output import stderr
 from raydp.scores.requests import requests_from
+from raydp.scoring.api import score
 from raydp.scoring.one_model import score_model
 from tests.conftest import Answer
 from tests.sweep.trained import Trained
@@ -43,6 +45,21 @@ def test_one_model_from_the_registry_or_its_folder(
     answer = raydp("score", uri, "--score", "vmr", *labelled, *options).json()
     assert answer["logged"] == []
     assert "not the one that the model was trained on" in answer["note"]
+
+
+def test_eight_threads_score_one_model(trained: Trained, tmp_path: Path) -> None:
+    """Each loads the base and the adapter of its own, and shows its progress on the same terminal."""
+    spec, trial = tmp_path / "spec.yaml", trained.trials[2]
+    spec.write_text(yaml.safe_dump(trained.content))
+    uri = str(trained.folder.model_uri(trial.run_id))
+
+    def measured(_: int) -> object:
+        table = score(uri, "vmr", task=spec, seed=trial.seed, tracking_uri=trained.uri)
+        return table.attrs["document"]["scores"]["vmr"]["value"]
+
+    with ThreadPoolExecutor(8) as pool:
+        values = set(pool.map(measured, range(8)))
+    assert values == {trained.folder.result(trial.run_id).scores["vmr"].document()["value"]}
 
 
 def test_one_model_needs_a_task_and_weights(trained: Trained, tmp_path: Path, raydp: Callable[..., Answer]) -> None:

@@ -18,12 +18,12 @@ from raydp.sweep.ending.notes import about
 from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
-from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.engine.recorder import Recorder, patiently
 from raydp.sweep.store.alarms import alarm_of, alarms_of
 from raydp.sweep.store.measurements import is_logarithmic
 from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, values_by_secret, write_tables
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
-from raydp.tracking import NotDeliveredError, Tracker, delivering, set_alarms
+from raydp.tracking import NotDeliveredError, Tracker, set_alarms
 from raydp.tracking.promotions import PRIVACY_PREFERRED
 
 LOGGER = logging.getLogger(__name__)
@@ -58,8 +58,7 @@ def finish(recorder: Recorder) -> Finish:
     if recorder.undelivered():
         return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(), report=None)
     try:
-        with delivering():
-            return _finish(recorder, path)
+        return patiently(lambda: _finish(recorder, path))
     except NotDeliveredError as error:
         return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired, Self, TypedDict, cast
+from typing import NotRequired, Self, TypedDict, TypeVar, cast
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import phase, stderr, strict
@@ -24,13 +24,31 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
 from raydp.tasks.base import TaskFacts
-from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, open_tracker
+from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, delivering, open_tracker
 from raydp.training.trial_plan import TrialPlan
 
+T = TypeVar("T")
 LOGGER = logging.getLogger(__name__)
 PATIENCE_SECONDS = 90.0
 """How long the end of a sweep waits for a tracking store that does not answer. A restart of the server takes less."""
 RETRY_SECONDS = 5.0
+
+
+def patiently(action_fn: Callable[[], T]) -> T:
+    """Repeat an action while the tracking store does not answer, for as long as a restart of its server takes.
+
+    Raises:
+        NotDeliveredError: the store did not answer in this time.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with delivering():
+                return action_fn()
+        except NotDeliveredError:
+            if time.monotonic() + RETRY_SECONDS > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 class RunParams(TypedDict):

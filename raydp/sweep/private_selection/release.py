@@ -19,14 +19,14 @@ from raydp.sweep.ending.notes import about
 from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import SilentListener
-from raydp.sweep.engine.recorder import Recorder
+from raydp.sweep.engine.recorder import Recorder, patiently
 from raydp.sweep.private_selection.draws import num_runs_of
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, points_table, write_tables
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
-from raydp.tracking import NotDeliveredError, TrialRecord, delivering
+from raydp.tracking import NotDeliveredError, TrialRecord
 from raydp.tracking.promotions import PRIVACY_PREFERRED
 from raydp.training.trial_plan import TrialPlan
 
@@ -71,8 +71,7 @@ def release_best(context: SweepContext) -> Finish:
             reason = "every run failed: `raydp status` says why"
         return Finish(selected=None, best_utility=None, reason=reason, report=None)
     try:
-        with delivering():
-            return _release(context, run_id)
+        return patiently(lambda: _release(context, run_id))
     except NotDeliveredError as error:
         reason = (
             f"the choice is made, and was not recorded in MLflow ({error}). Once the server is there, `raydp sweep "

@@ -78,6 +78,7 @@ class Lookup:
         """Return the entries that meet the conditions, in order, without those whose guarantee is unreliable."""
         frame = table(entries, self.conditions, needs_score=self.order_by == "score")
         rows = ordered(self.conditions.apply(frame) if len(frame) else frame, self.order_by)
+        rows.attrs["unreadable"] = frame.attrs["unreadable"]
         limit = len(rows) if self.limit is None else self.limit
         if self.trust is None:
             rows = rows.head(limit)
@@ -94,7 +95,7 @@ class Lookup:
             else:
                 left_out[problem.partition(":")[0]] += 1
         rows = rows.iloc[kept].reset_index(drop=True)
-        rows.attrs["left_out"] = dict(left_out)
+        rows.attrs |= {"left_out": dict(left_out), "unreadable": frame.attrs["unreadable"]}
         return rows
 
     def _problem(self, entry: Tracked) -> str | None:

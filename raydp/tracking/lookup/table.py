@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from raydp.plugins.registries import unknown_name
+from raydp.search_spaces.settings import settings_of
 from raydp.tracking.lookup.conditions import ORDER, Conditions
 from raydp.tracking.records import latest_metrics
 
@@ -38,8 +40,9 @@ class Tracked:
 
 
 def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: bool = False) -> pd.DataFrame:
-    """Return one row per version, sorted by name and version."""
-    rows = [_row(entry) for entry in models]
+    """Return one row per version, sorted by name and version. `attrs["unreadable"]` counts values that became null."""
+    unreadable = Counter[str]()
+    rows = [_row(entry, unreadable) for entry in models]
     key = _score_key(rows, conditions, needs_score)
     if key is not None:
         for row in rows:
@@ -48,7 +51,9 @@ def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: boo
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
     numeric = [c for c in map(str, frame) if c in FLOATS or c.startswith("score.")]
     frame = frame.astype(dict.fromkeys(numeric, "float64") | dict.fromkeys(INTEGERS, "Int64"))
-    return frame.sort_values(["name", "version"], ignore_index=True)
+    frame = frame.sort_values(["name", "version"], ignore_index=True)
+    frame.attrs["unreadable"] = dict(unreadable)
+    return frame
 
 
 def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
@@ -62,20 +67,27 @@ def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def _row(entry: Tracked) -> dict[str, object]:
-    """Return a model's values under the column names of the points table."""
+def _row(entry: Tracked, unreadable: Counter[str]) -> dict[str, object]:
+    """Return a model's values under the column names of the points table.
+
+    Anybody may have changed a value in the registry, and a bad one must not end every lookup: it is None, and counted.
+    """
     version, model = entry.version, entry.model
-    row: dict[str, object] = dict(latest_metrics(model))
-    for name, text in model.params.items():
-        if name in FLOATS:
-            row[name] = _number(text)
-        elif name in INTEGERS:
-            row[name] = None if (number := _number(text)) is None or not number.is_integer() else int(number)
-        else:
-            own = name in COLUMNS or name == "settings"
-            row[name if own else f"param.{name.removeprefix('param.')}"] = text
+    metrics = latest_metrics(model).items()
+    row: dict[str, object] = {name: value for name, value in metrics if name in FLOATS or name not in COLUMNS}
     tags = model.tags
-    row |= {name: _number(tags[name]) for name in ("epsilon", "delta", "noise_multiplier") if name in tags}
+    guarantee = {name: tags[name] for name in ("epsilon", "delta", "noise_multiplier") if name in tags}
+    texts: dict[str, str] = {**model.params, **guarantee}
+    for name, text in texts.items():
+        read = _READERS.get(name)
+        if read is None:
+            row[name if name in COLUMNS else f"param.{name.removeprefix('param.')}"] = text
+            continue
+        try:
+            row[name] = read(text)
+        except ValueError:
+            row[name] = None
+            unreadable[name] += 1
     row |= {name: tags.get(name) for name in ("run_id", "status", "sweep")}
     row["certified"] = tags["certified"] == "true" if "certified" in tags else None
     row |= {"name": version.name, "version": int(version.version), "aliases": entry.aliases}
@@ -83,12 +95,26 @@ def _row(entry: Tracked) -> dict[str, object]:
     return row
 
 
-def _number(text: str) -> float | None:
-    """Return the number in a tag, or None. Anybody may have changed a tag, and a bad one must not end every lookup."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _integer(text: str) -> int:
+    """Return a whole number that the table can hold."""
+    number = float(text)
+    if not number.is_integer() or abs(number) >= 2**63:
+        raise ValueError(text)
+    return int(text) if text.lstrip("-").isdecimal() else int(number)
+
+
+def _settings(text: str) -> str:
+    """Return further fields as text, if they can be read."""
+    settings_of(text)
+    return text
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(FLOATS, float),
+    "settings": _settings,
+}
+"""How the text of a column is read; the others are texts."""
 
 
 def _score_key(rows: list[dict[str, object]], conditions: Conditions, needed: bool) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.tracking.delivery import answering
 from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
 from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
 from raydp.tracking.models.readme import ModelCard
@@ -120,6 +121,7 @@ def _copied(held: Path, folder: Path, card: ModelCard, source: Path | None, *, w
     card.write(folder)
 
 
+@answering()
 def _figures(uri: str, tracking_uri: str | None) -> dict[str, float]:
     """Return a model's utility and scores from the registry, by name."""
     store = open_store(tracking_uri)
@@ -224,6 +226,7 @@ def _merged(
     (folder / SEAL_FILE).write_text(Seal.make(said, key).file(hashes), encoding="utf-8")
 
 
+@answering()
 def seal_model(
     uri: str, *, tracking_uri: str | None = None, signing_key: str | Path | None = None, unseen: bool = False
 ) -> dict[str, object]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.models.one_at_a_time import one_at_a_time
+from raydp.tracking.delivery import answering
 from raydp.tracking.portable import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from raydp.tracking.sealing.seal import BASE_FILE
 from raydp.tracking.sealing.trust import Trust
@@ -80,8 +81,9 @@ def checked_folder(
         ValueError: there is no such model, a file differs from the sealed one, or no trusted key has signed the seal.
     """
     trust = Trust.given(trusted_keys)
-    store = open_store(tracking_uri)
-    model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
+    with answering():
+        store = open_store(tracking_uri)
+        model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
     with artifact(store, model.artifact_location) as folder, tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         _require_safetensors(folder)
         copy = Path(scratch) / "model"

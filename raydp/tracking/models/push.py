@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from raydp.tracking.delivery import answering
 from raydp.tracking.models.export import export_model
 from raydp.tracking.sealing.seal import PRIVACY_FILE
 from raydp.tracking.sealing.trust import ALARM_TAG
@@ -75,6 +76,7 @@ def push_model(
             return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).commit_url)
 
 
+@answering()
 def _check_guarantee(uri: str, tracking_uri: str | None, *, uncertified: bool) -> None:
     """Refuse a version whose ε an audit has refuted, and a model without a certified guarantee unless it is wanted.
 

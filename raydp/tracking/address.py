@@ -1,0 +1,152 @@
+"""The address of an MLflow store, checked without MLflow and without writing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from raydp.io.locations import MLFLOW_CREDENTIALS, refuse_credentials
+
+SQLITE = "sqlite:///"
+CONNECT_SECONDS = 10.0
+
+
+class UnreachableError(ValueError):
+    """No server answers at an address."""
+
+
+def check_store(uri: str) -> None:
+    """Check, without MLflow and without writing, that a store can be opened or created at an address.
+
+    Raises:
+        ValueError: the address is of another kind, its folder is missing, its file is not a database of MLflow or
+            locked, or no server of MLflow answers.
+    """
+    refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
+    database = database_of(uri)
+    if database is None:
+        _check_server(uri)
+    elif not database.parent.is_dir():
+        raise ValueError(
+            f"tracking.uri must be in a folder that exists, got {uri!r}. Make {str(database.parent)!r}, or correct it."
+        )
+    elif database.exists() and not (database.is_file() and _is_sqlite(database)):
+        raise ValueError(
+            f"tracking.uri must be a SQLite file, got {uri!r}, which is something else. Name another file."
+        )
+    elif database.exists():
+        _check_database(database, uri)
+    else:
+        try:
+            tempfile.TemporaryFile(dir=database.parent).close()
+        except OSError as error:
+            raise ValueError(
+                f"tracking.uri must be in a folder to write to, got {uri!r} ({error.strerror}). Name another."
+            ) from error
+
+
+def database_of(uri: str) -> Path | None:
+    """Return the absolute path in a SQLite URI; None for a server."""
+    if urlsplit(uri).scheme in ("http", "https"):
+        return None
+    path = uri.removeprefix(SQLITE).partition("?")[0]
+    if not uri.startswith(SQLITE) or path in ("", ":memory:"):
+        raise ValueError(
+            f"tracking.uri must be sqlite:///FILE or the http(s) address of an MLflow server, got {uri!r}. "
+            "Write sqlite:///raydp.db to keep it in a file."
+        )
+    return Path(path).absolute()
+
+
+def _is_sqlite(database: Path) -> bool:
+    """Return whether the file is a database or still empty."""
+    with database.open("rb") as stream:
+        return stream.read(16) in (b"", b"SQLite format 3\0")
+
+
+def _check_database(database: Path, uri: str) -> None:
+    """Refuse a file that is damaged, locked, or the database of another program. MLflow would write its tables there.
+
+    Raises:
+        UnreachableError: another program has locked the file.
+        ValueError: the file is damaged or of another program.
+    """
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=CONNECT_SECONDS)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.DatabaseError as error:
+        if "locked" in str(error):
+            raise UnreachableError(
+                f"tracking.uri must be a store that can be read, got {uri!r} ({error}). Close the program that holds "
+                "it, or wait for its end."
+            ) from error
+        raise ValueError(
+            f"tracking.uri must be a whole SQLite file, got {uri!r} ({error}). Restore a copy, or name another file."
+        ) from error
+    if tables and "alembic_version" not in tables:
+        raise ValueError(
+            f"tracking.uri must be a SQLite file of MLflow, got {uri!r}, the database of another program. Name "
+            "another file."
+        )
+
+
+def _check_server(uri: str) -> None:
+    """Raise UnreachableError at once if no server of MLflow listens; MLflow would retry for minutes."""
+    parts = urlsplit(uri)
+    if parts.scheme in getproxies():  # a proxy answers instead of the server
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ValueError(f"tracking.uri must have a port from 1 to 65535, got {uri!r}. Correct it.") from error
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UnreachableError(
+            f"tracking.uri must be the address of a running MLflow server, got {parts.hostname}:{port} ({error}). "
+            "Start it, or correct the address."
+        ) from error
+    if (answer := _answer(uri)) is not None:
+        raise UnreachableError(
+            f"tracking.uri must be the address of an MLflow server, got {parts.hostname}:{port}, which gives {answer} "
+            "to a search for experiments. Correct the address."
+        )
+
+
+def _answer(uri: str) -> str | None:
+    """Return what a server says to a search for experiments, if no MLflow would say it; None if it may be MLflow.
+
+    A server that asks for a login, or sends the client elsewhere, may be MLflow.
+    """
+    parts = urlsplit(uri)
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
+        response = connection.getresponse()
+        body = response.read() if response.status == http.HTTPStatus.OK else b""
+    except (OSError, http.client.HTTPException) as error:
+        return None if secure else f"{type(error).__name__}"  # certificates are checked as MLflow is told to
+    finally:
+        connection.close()
+    if response.status in (
+        http.HTTPStatus.NOT_FOUND,
+        http.HTTPStatus.METHOD_NOT_ALLOWED,
+        http.HTTPStatus.NOT_IMPLEMENTED,
+    ):
+        return f"status {response.status}"
+    if response.status != http.HTTPStatus.OK:
+        return None
+    try:
+        known = isinstance(json.loads(body), dict)
+    except ValueError:
+        known = False
+    return None if known else "something else than MLflow's JSON"
