@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -317,7 +318,7 @@ def largest(points: pd.DataFrame, column: str) -> float | None:
     return None if values.isna().any() else float(values.max())
 
 
-def _number(cell: object) -> float | None:
+def _number(cell: Any) -> float | None:
     """Return a cell as a double, NaN for null; None if it holds something else than a number."""
     if not pd.api.types.is_scalar(cell):
         return None

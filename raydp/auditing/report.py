@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.analysis.statistics.results import holm
+from raydp.io.shell import shell_line
 from raydp.privacy import Event, Guesses, Outcomes, PoissonGaussian, one_run_bound, separate_bound, separate_p_value
 from raydp.scores.base import Measurement
 from raydp.search_spaces.configuration import Configuration, Hyperparameters
@@ -212,7 +213,7 @@ def _sentence(report: AuditReport, rows: Sequence[AuditedRun]) -> str:
         f"the audit {report.audit} refutes its ε = {report.epsilon:g} at δ = {report.delta:.3g} ({worst['correct']} of "
         f"{worst['guesses']} guesses right with access to {_SEEN[report.access]}, ε is at least {least:.3g}, "
         f"p = {worst['p_holm']:.2g} after Holm). Mend the training and lift it by a new audit: "
-        f"raydp audit {report.audited} --new."
+        f"{shell_line('raydp', 'audit', report.audited, '--new')}."
     )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from raydp.cli.arguments import Json, check_new
 from raydp.cli.interrupts import stoppable
+from raydp.io.shell import shell_line
 
 if TYPE_CHECKING:
     from raydp.proposal.propose import SpecProposal, Wishes
@@ -87,7 +88,8 @@ def init(
     with stoppable("the proposal"):
         proposal = propose(seen, wishes)
     output.write_text(as_yaml(seen, wishes, proposal, str(output)), encoding="utf-8")
-    commands = [f"raydp plan {output}", f"raydp sweep {output}", f"raydp select {wishes.name}"]
+    words = (("plan", output), ("sweep", output), ("select", wishes.name))
+    commands = [shell_line("raydp", command, of) for command, of in words]
     if json:
         print_json(
             {

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from raydp.io.shell import shell_line
 from raydp.proposal.propose import SpecProposal, Wishes
 from raydp.proposal.survey import Survey
 
@@ -24,7 +25,7 @@ def as_yaml(seen: Survey, wishes: Wishes, proposal: SpecProposal, path: str) -> 
     comments = _comments(seen, wishes, proposal)
     parts = [
         f"# Proposed by `raydp init` on {date.today().isoformat()}. Change what you like.\n"
-        f"# `raydp plan {path}` says what it means.\n"
+        f"# `{shell_line('raydp', 'plan', path)}` says what it means.\n"
     ]
     for section, value in proposal.spec.items():
         parts += [f"# {line}\n" for comment in comments.get(section, ()) for line in textwrap.wrap(comment, WIDTH - 2)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import shlex
 from collections.abc import Sequence
 
+from raydp.io.shell import shell_line
 from raydp.sweep.store.folder import SweepFolder
 
 WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
@@ -31,7 +31,7 @@ def log_commands(folder: SweepFolder, loggers: Sequence[str]) -> list[str]:
     commands = []
     if "tensorboard" in loggers:
         viewer = "" if importlib.util.find_spec("tensorboard") else "  # pip install '.[tensorboard]'"
-        commands.append(f"tensorboard --logdir {shlex.quote(str(folder.tensorboard_logs))}{viewer}")
+        commands.append(f"{shell_line('tensorboard', '--logdir', folder.tensorboard_logs)}{viewer}")
     if "wandb" in loggers:
-        commands.append(f"wandb sync {shlex.quote(str(folder.wandb_logs))}/offline-run-*")
+        commands.append(f"{shell_line('wandb', 'sync', folder.wandb_logs)}/offline-run-*")
     return commands

@@ -33,6 +33,11 @@ def check_store(uri: str) -> None:
     database = database_of(uri)
     if database is None:
         _check_server(uri)
+    elif any(c in "%?" or not c.isprintable() for c in str(database)):  # SQLAlchemy reads the path as part of a URI
+        raise ValueError(
+            "tracking.uri must be a file whose absolute path holds no %, no ? and no control character, got "
+            f"{str(database)!r}. Name a file in another folder."
+        )
     elif not database.parent.is_dir():
         raise ValueError(
             f"tracking.uri must be in a folder that exists, got {uri!r}. Make {str(database.parent)!r}, or correct it."

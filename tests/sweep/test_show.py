@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import raydp
 from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
 from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
+from raydp.io.shell import shell_line
 from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
@@ -102,7 +107,29 @@ def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.Captur
 )
 def test_the_command_loads_an_alias_that_the_sweep_sets(tmp_path: Path, method: dict[str, object], alias: str) -> None:
     _, load = lookup_commands(load_spec(small_spec(tmp_path, method=method)))
-    assert f"models:/small@{alias}'" in load
+    assert f'models:/small@{alias}"' in load
+
+
+STRANGE = ["a b", "$(touch x)", "it's", 'say "x"', "a;b", "`x`", "100%", "a#b"]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_printed_commands_are_quoted_for_the_shell(tmp_path: Path, name: str) -> None:
+    """As the shell splits them, the words hold the names as they are."""
+    store = f"sqlite:///{name}.db"
+    find, load = lookup_commands(load_spec(small_spec(tmp_path, tracking={"uri": store})))
+    assert store in shlex.split(find)
+    call = next(node for node in ast.walk(ast.parse(shlex.split(load)[-1])) if isinstance(node, ast.keyword))
+    assert ast.literal_eval(call.value) == store
+    assert shlex.split(shell_line("raydp", "sweep", Path(name) / "s.yaml")) == ["raydp", "sweep", f"{name}/s.yaml"]
+
+
+def test_no_command_is_printed_without_quotes() -> None:
+    """A message that fills a value into a command takes it from `shell_line`; names of sweeps need no quotes."""
+    commands = "plan|sweep|select|audit|status|report|score|models"
+    unquoted = re.compile(rf"[fF][\"'][^\"'\n]*raydp (?:{commands})[^\"'\n`]* \{{(?!(?:spec|score)\.name)")
+    sources = Path(raydp.__file__).parent.rglob("*.py")
+    assert not [str(p) for p in sources for line in p.read_text().splitlines() if unquoted.search(line)]
 
 
 def programs(tmp_path: Path) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raydp.tracking import MLflowTracker, find_models, promote_model, show_model
+from raydp.tracking.address import check_store
 
 from .conftest import inventory, open_tracker
 
@@ -86,3 +87,15 @@ def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Pa
         process.join(300)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     _open(uri)
+
+
+@pytest.mark.parametrize("name", ["a%20b", "100%", "a?b", "a\nb", "a\x1bb"])
+@pytest.mark.parametrize("uri", ["sqlite:///raydp.db", "sqlite:///sub/raydp.db"])
+def test_a_path_that_sqlalchemy_would_read_otherwise_is_refused_at_once(name, uri, tmp_path, monkeypatch) -> None:
+    (tmp_path / name / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match=r"tracking\.uri must be a file whose absolute path holds no %"):
+        check_store(uri)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "it's #1 $(x) é").mkdir()
+    check_store("sqlite:///it's #1 $(x) é/raydp.db")

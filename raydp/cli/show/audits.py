@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from raydp.cli.show.sweeps import show_failures
 from raydp.io.output import print_table, stdout
+from raydp.io.shell import shell_line
 
 if TYPE_CHECKING:
     from raydp.auditing.report import AuditReport
@@ -53,7 +54,7 @@ def show_audit(report: AuditReport) -> None:
     if report.alarm:
         stdout.print(
             f"ALARM: the {word} ε is refuted. privacy-preferred is refused for these configurations until a new audit "
-            f"finds nothing: raydp audit {report.audited} --new",
+            f"finds nothing: {shell_line('raydp', 'audit', report.audited, '--new')}",
             style="bold red",
             markup=False,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pandas as pd
 
 from raydp.io.output import print_table, stdout
+from raydp.io.shell import shell_line
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.names import run_name
 
@@ -147,7 +148,8 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
         stdout.print(f"report: {folder.report}", markup=False)
     elif counts.pending and progress is None:
         stdout.print(
-            f"If no process runs this sweep, go on with: raydp sweep {folder.spec_file} --resume", markup=False
+            "If no process runs this sweep, go on with: " + shell_line("raydp", "sweep", folder.spec_file, "--resume"),
+            markup=False,
         )
 
 
@@ -273,13 +275,12 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
 
     tracking = spec.tracking
     alias = PRIVACY_PREFERRED if spec.method.params.private else "best-utility"
-    load = (
-        f"import raydp; m = raydp.load_model('models:/{tracking.registered_model}@{alias}', "
-        f"tracking_uri='{tracking.uri}'); print(m)"
-    )
+    uri, store = (json.dumps(text) for text in (f"models:/{tracking.registered_model}@{alias}", tracking.uri))
+    load = f"import raydp; m = raydp.load_model({uri}, tracking_uri={store}); print(m)"
+    found = ("--uri", tracking.uri, "--registered-model", tracking.registered_model)
     return [
-        f"{_program('raydp')} models find --uri {tracking.uri} --registered-model {tracking.registered_model}",
-        f'{_program("python")} -c "{load}"',
+        f"{_program('raydp')} {shell_line('models', 'find', *found)}",
+        f"{_program('python')} {shell_line('-c', load)}",
     ]
 
 
@@ -296,7 +297,7 @@ def _program(name: str) -> str:
 def _from_here(path: Path) -> str:
     """Quote a path for the shell, relative if it is inside the current folder."""
     path, here = path.absolute(), Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    return shell_line(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:

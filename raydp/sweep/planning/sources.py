@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from raydp.io.shell import shell_line
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec, written_spec
 from raydp.sweep.store.folder import SweepFolder
@@ -33,7 +34,7 @@ def folder_of_spec(path: Path) -> SweepFolder:
     if not SweepFolder.is_at(folder):
         raise ValueError(
             f"SWEEP must be a sweep that was started, got {str(path)!r}, whose sweep {name!r} is not in storage "
-            f"{storage!r}. Start it with `raydp sweep {path}`, or name another sweep."
+            f"{storage!r}. Start it with `{shell_line('raydp', 'sweep', path)}`, or name another sweep."
         )
     return SweepFolder(path=folder)
 
