@@ -24,7 +24,7 @@ from raydp.models.base_models import load_base, model_folder
 from raydp.models.networks import Network, NetworkName
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import random_form
-from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.spec.sections import ALL_LINEAR, AdapterSpec, ModelSpec
 from raydp.tasks.base import Batch, Examples, Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE, token_logits
@@ -345,4 +345,11 @@ def _architecture(spec: ModelSpec, task: Task) -> TrainingContext | None:
     if made is None:
         return None
     model, adapter = made
+    modules = (m for m in model.modules() if not isinstance(m, nn.Conv1d))
+    experts = [m for m in modules if any(p.dim() == 3 for p in m.parameters(recurse=False))]
+    if experts and adapter.target_modules == ALL_LINEAR and adapter.type in ("lora", "ia3"):
+        logging.getLogger(__name__).warning(
+            "model.adapter.target_modules all-linear leaves out the experts of %s (%s): their weights are fused in one "
+            "tensor, which is no linear layer, and stay frozen.", spec.name, type(experts[0]).__name__,
+        )  # fmt: skip
     return start_training_context(PretrainedModel(name=spec.name, model=model, tokenizer=None, weight_hash=""), adapter)

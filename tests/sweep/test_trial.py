@@ -22,6 +22,7 @@ from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.chat.task import ChatTask
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
+from raydp.training.probe import DependentExamples
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.data_files import write_json_lines
 from tests.builders.specs import SMALL_TASK, small_spec
@@ -209,3 +210,13 @@ def test_a_chat_models_tokenizer_carries_the_template_of_the_training(tmp_path: 
     written = {tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in said}
     assert all(any(text.startswith(row) for row in written) for text in trained)
     assert base.tokenizer.chat_template is None
+
+
+def test_the_first_pass_refuses_a_model_whose_examples_depend_on_each_other(tmp_path: Path) -> None:
+    spec, task, _ = planned(tmp_path, model=LORA, space=SPACE)
+    base = models.load_base(spec.model)
+    base.model.config.is_causal = False
+    for module in base.model.modules():
+        module.is_causal = False
+    with pytest.raises(DependentExamples, match="a later token changes the logits"):
+        TrialRunner(spec, task, base, LocalComm(), KEY)

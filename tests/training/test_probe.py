@@ -220,3 +220,11 @@ def test_an_architecture_is_checked_without_its_weights(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(DependentExamples, match="later token"):
         probe.check_architecture(ModelSpec(name=str(tmp_path), adapter=LORA), task(), clipped=True)
+
+
+def test_experts_that_all_linear_leaves_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, named in (("olmoe", 1), ("llama", 0)):
+        SOUND[name][0]().save_pretrained(tmp_path / name)
+        caplog.clear()
+        probe.check_architecture(ModelSpec(name=str(tmp_path / name), adapter=LORA), task(), clipped=True)
+        assert caplog.text.count("leaves out the experts") == named
