@@ -30,6 +30,7 @@ FULL = AdapterSpec(type="none")
 LORA = AdapterSpec(
     r=3, alpha=6, target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 )
+DROPOUT = LORA.model_copy(update={"lora_dropout": 0.25})
 SOFT_PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 PREFIX = AdapterSpec(type="prefix", num_virtual_tokens=3)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -107,6 +108,7 @@ def _subjects_in(dtype: str) -> list[Subject]:
     kinds: dict[str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
+        "Llama, LoRA, dropout": (_llama, DROPOUT, 2.3, _task()),
         "Llama, soft prompt": (_llama, SOFT_PROMPT, 0.5, _task()),
         "Llama, prefix": (_llama, PREFIX, 0.5, _task()),
         "Llama, layers without a rule": (lambda: with_odd_layers(_llama()), FULL, 3.5, _task()),

@@ -126,7 +126,7 @@ def run(
         if canaries is not None:
             drawn = canaries.without_canaries(drawn)
         share = units.share(drawn if rule.weights is None else rule.weights.counting(drawn), comm)
-        dropout = partial(_dropping, dropouts, stream, step)
+        dropout = partial(example_masks, dropouts, stream, step)
         while (sums := _accumulate(units, share, rule, context, task, total, comm, dropout)) is None:
             context.budget.halve()
         # Sum over ranks. The sums also carry rank 0's request to pause.
@@ -262,7 +262,7 @@ def _accumulate(
     return sums
 
 
-def _dropping(
+def example_masks(
     dropouts: Sequence[ExampleDropout], stream: KeyedStream, step: int, examples: NDArray[np.int64]
 ) -> AbstractContextManager[None]:
     """Let a model drop inputs of a micro-batch for a block, by masks from the run's keyed stream.

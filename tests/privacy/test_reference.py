@@ -13,7 +13,7 @@ from raydp.privacy import NonPrivateEvent, PLDAccountant, PoissonGaussian, Weigh
 from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.mechanisms.data_sets import data_sets_record, epsilons_of_sets
 from raydp.privacy.mechanisms.reference import DATA_SETS, ROUNDING, excess_risk_bounds
-from raydp.training.noise.lattice import NOISE_WIDENING
+from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
 from tests.marks import slow_after
 
 DELTA = 1e-5
@@ -106,6 +106,19 @@ def test_no_set_is_accounted_less_noise_than_the_run(sets: WeightedSets, name: s
     assert (own is None) == (sets.shares[name] == 0)
     if own is not None:
         assert event.noise_multiplier <= own.noise_multiplier <= event.noise_multiplier / sets.shares[name]
+
+
+@pytest.mark.parametrize("weight", [1e-9, 1e-6, 1e-4, 0.01, 0.3])
+@pytest.mark.parametrize("sigma", [0.3, 2.0])
+def test_the_lighter_set_pays_for_the_whole_rounding_of_the_lattice(weight: float, sigma: float) -> None:
+    """The noise is σ c NOISE_WIDENING. An example moves the rounded sum by its share of c and by the rounding, which
+    is as large for an example of small weight as for one of full weight."""
+    sets = WeightedSets(weight=weight, num_training=90, num_reference=90)
+    event = PoissonGaussian(sample_rate=0.1, noise_multiplier=sigma, num_steps=10)
+    own, rounding = sets.event_of(event, "reference"), NOISE_WIDENING - 1
+    assert own is not None
+    assert own.noise_multiplier <= sigma * NOISE_WIDENING / (sets.shares["reference"] + rounding) * (1 + 1e-12)
+    assert rounding >= LATTICE_SHARE, "what the lattice adds to the sensitivity is covered"
 
 
 def test_a_set_without_weight_is_not_released() -> None:

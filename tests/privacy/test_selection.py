@@ -34,7 +34,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.rdp import ORDERS
 from raydp.privacy.accounting.root_search import CalibrationError
-from raydp.privacy.mechanisms.private_selection import _power
+from raydp.privacy.mechanisms.private_selection import _power, _problem
 from raydp.privacy.mechanisms.renyi_orders import smallest
 from raydp.privacy.mechanisms.tuning import BOUNDS, worst_curve
 from tests.marks import slow_after
@@ -113,6 +113,21 @@ def test_a_solution_is_kept_and_belongs_to_its_distribution(tmp_path: Path) -> N
     first = calibrate_selection(requests(), geometric, cache_dir=tmp_path)
     assert calibrate_selection(requests(), geometric, cache_dir=tmp_path) == first
     assert calibrate_selection(requests(), poisson, cache_dir=tmp_path).factor != first.factor
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (BinomialRuns(mean=10, trials=11), BinomialRuns(mean=10, trials=400)),
+        (BinomialRuns(mean=4, trials=20), BinomialRuns(mean=10, trials=20)),
+        (PoissonRuns(mean=4), PoissonRuns(mean=10)),
+        (BinomialRuns(mean=10, trials=400), PoissonRuns(mean=10)),
+    ],
+)
+def test_a_cached_solution_belongs_to_every_parameter_of_its_distribution(first: NumRuns, second: NumRuns) -> None:
+    """Another distribution is another problem, also where it differs in one parameter alone."""
+    alone = calibrate_many(requests()[2:], "rdp")
+    assert _problem(alone, first, TARGET) != _problem(alone, second, TARGET)
 
 
 def test_a_target_that_no_noise_reaches_is_an_error() -> None:

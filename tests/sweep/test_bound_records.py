@@ -142,6 +142,34 @@ def test_a_worker_refuses_a_run_that_is_not_the_accounted_one(
             runner._require(other, event)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight_hash": "other"},
+        {"facts": replace(FACTS, content_hash="1")},
+        {"seeds": [2, 3]},
+        {"privacy": {"target_epsilon": 7, "delta_exponent": 1.1, "accountant": "rdp", "noise_key": "test"}},
+        {"method": {"name": "dp_adam", "max_grad_norm": 0.2}},
+        {"method": {"name": "dp_sgd", "max_grad_norm": 0.1}},
+        {"space": {"batch_size": [33], "num_steps": [3, 6], "learning_rate": [0.01]}},
+        {"space": {"batch_size": [32], "num_steps": [4, 7], "learning_rate": [0.01]}},
+        {"space": {"batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.02]}},
+        {"model": {"name": "tiny", "adapter": {"type": "lora", "r": 4, "alpha": 4, "target_modules": ["q_proj"]}}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_part_that_defines_a_run_is_a_part_of_its_name(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Two runs of one name would share masks and noise, and a resume would mix their models."""
+    planned = {"facts": FACTS, "weight_hash": "weights"}
+    other = {name: change.pop(name) for name in list(change) if name in planned}
+    names = [
+        {trial.run_id for trial in make_plan(load_spec(small_spec(tmp_path, **changes)), **known).trials}
+        for changes, known in (({"seeds": [0, 1]}, planned), ({"seeds": [0, 1], **change}, {**planned, **other}))
+    ]
+    assert len(names[0]) == len(names[1]) == 4
+    assert not names[0] & names[1]
+
+
 def make_link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")

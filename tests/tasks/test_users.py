@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -176,3 +178,15 @@ def test_a_task_that_does_not_group_its_users_is_refused(rows_file, tokenizer, t
     spec = load_spec(small_spec(tmp_path, task=task, privacy={"target_epsilon": 8, "unit": "user"}))
     with pytest.raises(ValueError, match=r"privacy\.unit must be example with the task 'text', got user"):
         task_of(spec, tokenizer)
+
+
+def test_the_identity_of_a_task_by_user_holds_which_rows_are_whose(rows_file, tokenizer):
+    """The same rows under other users are other units of privacy, so runs of both must not share a name."""
+    task = TextTask(path=rows_file, user_column="writer", max_length=128, heldout_fraction=0.2).build(tokenizer)
+    number = len(task.lengths())
+    hashes = {
+        replace(task, users=replace(task.users, of_example=np.arange(number) // size)).by_user().facts().content_hash
+        for size in (1, 2, 4, 8)
+    }
+    own, example = task.by_user().facts().content_hash, task.facts().content_hash
+    assert len({*hashes, own, example}) == 6

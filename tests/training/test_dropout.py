@@ -24,7 +24,7 @@ STREAM = KeyedStream(key=toys.KEY, run_id="toy")
 def outputs(model: nn.Module, examples: list[int], *, step: int = 0, key: KeyedStream = STREAM) -> torch.Tensor:
     """[B, V] the logits after the first four tokens of some examples, with their masks."""
     batch = toys.task().batch(np.array(examples))
-    with torch.no_grad(), loop._dropping(dropouts_of(model), key, step, np.array(examples)):
+    with torch.no_grad(), loop.example_masks(dropouts_of(model), key, step, np.array(examples)):
         return model(input_ids=batch.input_ids).logits[:, 3]
 
 
@@ -54,7 +54,7 @@ def test_the_share_is_dropped_and_the_mean_kept(share: float) -> None:
     model = toys.context(toys.ADAPTER.model_copy(update={"lora_dropout": share})).model
     layer, other = dropouts_of(model)[:2]
     count = 200_000
-    with loop._dropping([layer, other], STREAM, 0, np.array([5])):
+    with loop.example_masks([layer, other], STREAM, 0, np.array([5])):
         ones = layer(torch.ones(1, count // 4, 4))
         again = layer(torch.ones(1, count // 4, 4))
         elsewhere = other(torch.ones(1, count // 4, 4))

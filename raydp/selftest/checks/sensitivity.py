@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import weighted_sets
+from raydp.models.vector_layers import dropouts_of
 from raydp.selftest.base import Check, check
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import ROUNDING, Subject
@@ -16,8 +17,12 @@ from raydp.training.comm import LocalComm
 from raydp.training.gradients.memory import TokenBudget
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.thresholds import GAMMA
-from raydp.training.loop import losses_of
+from raydp.training.loop import example_masks, losses_of
 from raydp.training.noise.lattice import LATTICE_SHARE
+from raydp.training.noise.stream import TEST_KEY, KeyedStream
+
+RUN = "selftest/sensitivity"
+"""Name of the observed run. Its dropout masks depend on it."""
 
 
 def sensitivity_checks(subject: Subject) -> list[Check]:
@@ -100,7 +105,7 @@ def _shares(subject: Subject) -> list[float]:
 def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:
     """Return b times the update of one step without noise on the given units."""
     plan = observed_plan(
-        "selftest/sensitivity",
+        RUN,
         batch_size=len(subject.indices) + 2,  # differs from the drawn number, and from that number minus one
         num_steps=1,
         num_examples=len(Units.of(subject.task)),
@@ -133,9 +138,11 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
 
 
 def _losses(subject: Subject, indices: NDArray[np.int64]) -> list[torch.Tensor]:
-    """Return the summed loss of each unit, all units in one batch."""
-    units = Units.of(subject.task)
-    losses = losses_of(subject.context, subject.task, subject.task.batch(units.examples(indices)))
+    """Return the summed loss of each unit, all units in one batch, with the dropout masks of `_update`."""
+    units, context, stream = Units.of(subject.task), subject.context, KeyedStream(key=TEST_KEY, run_id=RUN)
+    examples = units.examples(indices)
+    with example_masks(dropouts_of(context.model), stream, 0, examples):
+        losses = losses_of(context, subject.task, subject.task.batch(examples))
     sizes = units.offsets[indices + 1] - units.offsets[indices]
     return [part.sum() for part in losses.split(sizes.tolist())]
 
