@@ -13,7 +13,7 @@ from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.output_perturbation import OutputPerturbation
 from raydp.selftest import observe, ranks
 from raydp.selftest.base import Check
-from raydp.selftest.checks import audit, noise
+from raydp.selftest.checks import audit, noise, sensitivity
 from raydp.selftest.checks.audit import audit_check, mu_lower_bound
 from raydp.selftest.checks.independence import independence_checks
 from raydp.selftest.checks.noise import noise_checks
@@ -378,3 +378,13 @@ def test_observing_leaves_the_weights_as_they_were() -> None:
     sensitivity_checks(subject)
     assert all(torch.equal(before[n], p.detach()) for n, p in subject.context.parameters.items())
     assert observe.NO_NOISE > 0
+
+
+def test_dropout_by_the_place_in_the_batch(plant: pytest.MonkeyPatch) -> None:
+    """A record that is added then changes the masks of the others, and no clipping bounds that."""
+    assert not sensitivity_failures("LoRA, dropout")
+    by_place = 'f"{layer}:{place}" for place, _ in enumerate(examples)'
+    rewrite(plant, loop, "example_masks", ('f"{layer}:{example}" for example in examples', by_place))
+    assert "clipped sum" in sensitivity_failures("LoRA, dropout")
+    plant.setattr(sensitivity, "example_masks", loop.example_masks)  # the reference has the same fault
+    assert "alone as in company" in sensitivity_failures("LoRA, dropout")
