@@ -185,7 +185,7 @@ def decide(
             **listed[k].to_json(),
             "probability": float(probability[k]),
             "score": float(expected[k]),
-            "score_interval": list(_interval(scores.absolute[:, k], precision.confidence)),
+            "score_interval": list(_interval(scores.absolute_of(slice(k, k + 1)), precision.confidence)),
             "loss_difference": float(loss[k] - loss[selected]),
         }
         for k in probable[:MOST_ALTERNATIVES]
@@ -211,7 +211,7 @@ def decide(
         expected_regret=regret,
         relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
         estimate=float(expected[selected]),
-        interval=_interval(scores.absolute[:, selected], precision.confidence),
+        interval=_interval(scores.absolute_of(slice(selected, selected + 1)), precision.confidence),
         utility_probability=useful,
         alternatives=tuple(alternatives),
         equivalents=tuple(equivalents),

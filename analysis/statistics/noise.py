@@ -80,12 +80,12 @@ class SeedNoise:
         error: Array = self.std / np.sqrt(self.num_seeds)
         return error
 
-    def draw_ratios(self, rng: np.random.Generator) -> Array:
-        """Draw the ratios of the true variances to their estimates from the scaled inverse χ² distribution, [m]."""
-        if self.shared:
-            return np.full(len(self.std), self.degrees[0] / rng.chisquare(self.degrees[0]))
-        ratios: Array = self.degrees / rng.chisquare(self.degrees).clip(min=1 / FARTHEST)
-        return ratios
+    def draw_ratios(self, rng: np.random.Generator, num_draws: int) -> Array:
+        """Draw the ratios of the true variances to their estimates, scaled inverse χ², shape [num_draws, m]."""
+        size = (num_draws, 1 if self.shared else len(self.std))
+        degrees = self.degrees[: size[1]]
+        ratios: Array = degrees / rng.chisquare(degrees, size).clip(min=1 / FARTHEST)
+        return np.broadcast_to(ratios, (num_draws, len(self.std)))
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """Draw errors of the means, [num_draws, m], from Student's t with the variance's degrees of freedom."""

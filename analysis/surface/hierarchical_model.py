@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
 from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
 from raydp.analysis.surface.remaining import RemainingConfigurations
-from raydp.analysis.surface.surrogate import matern, slice_samples
+from raydp.analysis.surface.sampler import posterior_draws
+from raydp.analysis.surface.surrogate import matern
 from raydp.analysis.tables.coordinates import Coordinates
 
 Array = NDArray[np.float64]
 
-_VARIANCE_DRAWS, _MANY = 5, 150  # draws of the variances for each draw of the hyperparameters; one for many rows
+_FEWEST, _MOST, _WORK = 20, 1000, 2e8  # limits of the draws of the hyperparameters, and of what they cost together
+_FEW_ROWS, _OF_FEW, _OF_MANY = 50, 256, 128  # likelihoods in each round of the sampler, of few rows and of many
+_MOST_DENSITIES = 400  # draws of the hyperparameters that tell which scale is better
+_CELLS = 500_000  # numbers of the matrices that are factorised together
 _MOST_INFORMATIVE = 100  # rows that the hyperparameters are learnt from
 _FARTHEST_SECRET = 1e6  # in standard deviations of the figure; farther values are not of this figure
 _VAGUE = 100.0  # prior variance of the level, in variances of the figure
@@ -45,7 +49,6 @@ class HierarchicalModel:
         values: [n] standardised means.
         level, unit: mean and standard deviation of the means before; the unit is at least their typical error.
         logarithm: whether the values are logarithms.
-        log_volume: the logarithm of the measured values' volume per standardised volume, to compare scales.
         noise: the errors over seeds, None if they are unknown.
         of_secrets: [n, n] covariance of the errors over secrets.
         num_secrets: number of secrets, 0 if their choice is not counted.
@@ -59,7 +62,6 @@ class HierarchicalModel:
     level: float
     unit: float
     logarithm: bool
-    log_volume: float
     noise: SeedNoise | None
     of_secrets: Array
     num_secrets: int
@@ -112,7 +114,6 @@ class HierarchicalModel:
             level=level,
             unit=unit,
             logarithm=logarithm,
-            log_volume=len(rows) * float(np.log(scale)) + (float(values.sum()) if logarithm else 0.0),
             noise=None if noise is None else noise.over(scale),
             of_secrets=np.zeros((len(rows), len(rows))) if own is None else secret_covariance(own),
             num_secrets=0 if own is None else own.shape[1],
@@ -130,21 +131,34 @@ class HierarchicalModel:
         """Draw the hyperparameters from their posterior, given a random part of the rows."""
         few = self._some(np.sort(rng.permutation(len(self.values))[:_MOST_INFORMATIVE]))
         mean, std = np.transpose([_SIZE, *[_LENGTH] * self.inputs.shape[1], *_REST])
-        return replace(self, hyperparameters=slice_samples(few._log_likelihood, rng, mean, std))
+        # A matrix of n rows costs n³ to factorise, and about 20 for each of its covariances with the remaining ones.
+        n, r = len(self.values), len(self.remaining.rows)
+        drawn = posterior_draws(
+            few._log_likelihoods,
+            rng,
+            mean,
+            std,
+            num_draws=int(np.clip(_WORK / (n**3 + 20 * n * r), _FEWEST, _MOST)),
+            per_round=_OF_FEW if len(few.values) <= _FEW_ROWS else _OF_MANY,
+        )
+        return replace(self, hyperparameters=drawn)
 
-    def log_density(self) -> float:
-        """Return the sum over configurations of the log density of each mean given the others (leave one out).
+    def log_densities(self) -> Array:
+        """Return the log density of each configuration's mean given the others (leave one out), on the own scale, [n].
 
         Source: Rasmussen and Williams 2006, equations 5.10 to 5.12.
         """
         densities = []
-        for h in self.hyperparameters:
-            inverse = np.linalg.inv(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
-            variance = 1 / np.diag(inverse)
+        for h in self._parts(self.hyperparameters[:_MOST_DENSITIES]):
+            inverse = np.linalg.inv(self._prior(h) + self._errors(h, self._seed_variances, np.ones(len(h))))
+            variance = 1 / np.diagonal(inverse, axis1=1, axis2=2)
             residual = (inverse @ self.values) * variance
             densities.append(-0.5 * (np.log(2 * np.pi * variance) + residual**2 / variance))
-        mixed = np.logaddexp.reduce(densities, axis=0) - np.log(len(densities))
-        return float(mixed.sum()) - self.log_volume
+        every = np.concatenate(densities)
+        mixed: Array = np.logaddexp.reduce(every, axis=0) - np.log(len(every) * (self.unit or 1.0))
+        if self.logarithm:
+            mixed -= self.level + self.unit * self.values  # the density of a value is that of its logarithm over it
+        return mixed
 
     def posterior(self, measured: Array, rng: np.random.Generator, common: Array, *, ratio: bool) -> Posterior:
         """Return the posterior of all m configurations.
@@ -158,41 +172,44 @@ class HierarchicalModel:
         Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between what was measured
         and what the draw would have given (Wilson et al. 2020, equation 9). `RemainingConfigurations` adds the rest.
         """
-        from scipy.linalg import cho_factor, cho_solve
-
-        size, times = len(self.values), len(self.hyperparameters) * self._variance_draws
+        size, times = len(self.values), len(self.hyperparameters)
         drawn = np.empty((len(common), len(measured)))
-        matrix, posterior_means = np.zeros((size, size)), []
+        matrix, posterior_mean = np.zeros((size, size)), np.zeros(size)
         rest = self.remaining
         rest_mean, rest_share, rest_matrix = (np.zeros((len(rest.rows), *shape)) for shape in ((), (), (size,)))
-        shares = iter(np.array_split(np.arange(len(common)), times))
-        for h in self.hyperparameters:
-            prior = self._prior(h)
-            root = np.linalg.cholesky(prior + _JITTER * float(np.diag(prior).max()) * np.eye(size))
-            cross, own = self._remaining_prior(h)
-            for errors, factor_of_secrets in self._drawn_errors(h, rng):
-                # The mean, given these errors.
-                factor = cho_factor(prior + errors, lower=True, check_finite=False)
-                gain = cho_solve(factor, prior, check_finite=False)
-                posterior_means.append(gain.T @ self.values)
-                matrix += gain.T / times
-                # Joint draws.
-                share = next(shares)
-                prior_draws = root @ rng.standard_normal((size, len(share)))
-                error_draws = np.linalg.cholesky(errors) @ rng.standard_normal((size, len(share)))
-                truth = prior_draws + gain.T @ (self.values[:, None] - prior_draws - error_draws)
-                drawn[np.ix_(share, self.rows)] = self._on_own_scale(truth.T)
-                # The remaining configurations, each for itself.
-                if len(rest.rows):
-                    own_errors = self._remaining_errors(h, factor_of_secrets, rng)
-                    solve = partial(cho_solve, factor, check_finite=False)
-                    given = rest.conditioned(cross, own, own_errors, solve, self.values)
+        shares = np.array_split(np.arange(len(common)), times)
+        longest = max(map(len, shares))
+        done = 0
+        for h in self._parts(self.hyperparameters):
+            own = shares[done : done + len(h)]
+            done += len(h)
+            prior, (errors, of_secrets) = self._prior(h), self._drawn_errors(h, rng)
+            # The mean, given these errors.
+            inverse = np.linalg.inv(prior + errors)
+            gain = np.eye(size) - errors @ inverse  # of less rounding than prior @ inverse
+            posterior_mean += (gain @ self.values).sum(axis=0) / times
+            matrix += gain.sum(axis=0) / times
+            # Joint draws.
+            diagonal = np.arange(size)
+            prior[:, diagonal, diagonal] *= 1 + _JITTER
+            normal = rng.standard_normal((2, len(h), size, longest))
+            prior_draws = np.linalg.cholesky(prior) @ normal[0]
+            truth = prior_draws + gain @ (self.values[:, None] - prior_draws - self._root(errors) @ normal[1])
+            on_scale = self._on_own_scale(truth)
+            for share, of_one in zip(own, on_scale, strict=True):
+                drawn[np.ix_(share, self.rows)] = of_one[:, : len(share)].T
+            # The remaining configurations, each for itself.
+            if len(rest.rows):
+                for one, share, factor, solved in zip(h, own, of_secrets, inverse, strict=True):
+                    cross, variances = self._remaining_prior(one)
+                    own_errors = self._remaining_errors(one, factor, rng)
+                    given = rest.conditioned(cross, variances, own_errors, solved, self.values)
                     drawn[np.ix_(share, rest.rows)] = self._on_own_scale(given.draw(rng, len(share)))
                     rest_mean += given.mean / times
                     rest_share += given.share / times
                     rest_matrix += given.weights / times
         drawn = np.maximum(drawn, 0.0) if ratio else drawn
-        own_mean = self._own_mean(drawn, np.mean(posterior_means, axis=0), rest_mean, ratio=ratio)
+        own_mean = self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(
             rows=self.rows,
@@ -205,7 +222,7 @@ class HierarchicalModel:
             lowest=self.level - _FARTHEST_BELOW * self.unit,
             logarithm=self.logarithm,
         )
-        return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operator=operator)
+        return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),))
 
     def _own_mean(self, drawn: Array, of_modelled: Array, of_rest: Array, *, ratio: bool) -> Array:
         """Return the posterior means, [m].
@@ -244,9 +261,10 @@ class HierarchicalModel:
     def _seed_variances(self) -> Array:
         return np.zeros(len(self.values)) if self.noise is None else self.noise.std_error() ** 2
 
-    @property
-    def _variance_draws(self) -> int:
-        return _VARIANCE_DRAWS if len(self.values) <= _MANY else 1
+    def _parts(self, hyperparameters: Array) -> Iterator[Array]:
+        """Return draws of the hyperparameters in parts whose matrices fit the memory."""
+        step = max(1, _CELLS // len(self.values) ** 2)
+        return (hyperparameters[start : start + step] for start in range(0, len(hyperparameters), step))
 
     @cached_property
     def _level_variance(self) -> float:
@@ -259,14 +277,18 @@ class HierarchicalModel:
 
     @cached_property
     def _squares(self) -> Array:
-        squares: Array = (self.inputs[:, None, :] - self.inputs[None, :, :]) ** 2
-        return squares
+        """Return the squared differences of the inputs, [d, n · n]."""
+        squares: Array = (self.inputs.T[:, :, None] - self.inputs.T[:, None, :]) ** 2
+        return squares.reshape(len(squares), -1)
 
     def _prior(self, h: Array) -> Array:
-        """Return the prior covariance: level, slopes, remainder, and the effects of the configurations."""
-        covariance: Array = np.exp(2 * h[0]) * matern(self._squares @ np.exp(-2 * h[1:_SLOPE]))
-        covariance += self._level_variance + np.exp(2 * h[_SLOPE]) * self._products
-        covariance.flat[:: len(covariance) + 1] += np.exp(2 * h[_CONFIGURATION])
+        """Return the prior covariances of some hyperparameters, [k, n, n]: level, slopes, remainder and effects."""
+        size, slope, effect = np.exp(2 * h[:, [0, _SLOPE, _CONFIGURATION]]).T[:, :, None, None]
+        squares = np.exp(-2 * h[:, 1:_SLOPE]) @ self._squares
+        covariance: Array = size * matern(squares.reshape(-1, *self._products.shape))
+        covariance += self._level_variance + slope * self._products
+        diagonal = np.arange(covariance.shape[1])
+        covariance[:, diagonal, diagonal] += effect[:, 0]
         return covariance
 
     def _remaining_prior(self, h: Array) -> tuple[Array, Array]:
@@ -282,41 +304,60 @@ class HierarchicalModel:
 
     def _remaining_errors(self, h: Array, factor_of_secrets: float, rng: np.random.Generator) -> Array:
         """Draw the variances of the errors of the remaining configurations' means."""
-        of_seeds, of_secrets = self.remaining.seed_variances(rng, _LARGEST_RATIO), self.remaining.of_secrets
-        return of_seeds + factor_of_secrets * of_secrets + self._unknown_error(h) + _JITTER
+        of_seeds, of_secrets = self.remaining.seed_variances(rng, 1, _LARGEST_RATIO)[0], self.remaining.of_secrets
+        errors: Array = of_seeds + factor_of_secrets * of_secrets + self._unknown_error(h) + _JITTER
+        return errors
 
-    def _unknown_error(self, h: Array) -> float:
-        """Return the variance of a mean's error where no seeds tell it, else 0."""
-        return float(np.exp(2 * h[_UNKNOWN_ERROR])) if self.noise is None else 0.0
+    def _unknown_error(self, h: Array) -> Array:
+        """Return the variances of a mean's error where no seeds tell it, else 0, in the shape of h without its last."""
+        return np.exp(2 * h[..., _UNKNOWN_ERROR]) if self.noise is None else np.zeros(h.shape[:-1])
 
-    def _errors(self, h: Array, of_seeds: Array, factor: float) -> Array:
-        """Return the covariance of the means' errors."""
-        covariance: Array = factor * self.of_secrets
-        diagonal = covariance.flat[:: len(covariance) + 1]
-        jitter = _JITTER * (1 + diagonal.max())
-        covariance.flat[:: len(covariance) + 1] = diagonal + of_seeds + self._unknown_error(h) + jitter
+    def _errors(self, h: Array, of_seeds: Array, factors: Array) -> Array:
+        """Return the covariances of the means' errors, [k, n, n].
+
+        Args:
+            h: [k, d + 4] hyperparameters.
+            of_seeds: [n] or [k, n] variances over seeds.
+            factors: [k] factors of the covariance over secrets.
+        """
+        covariance: Array = factors[:, None, None] * self.of_secrets
+        diagonal = np.arange(covariance.shape[1])
+        largest = factors * np.diag(self.of_secrets).max(initial=0.0)
+        own = self._unknown_error(h) + _JITTER * (1 + largest)
+        covariance[:, diagonal, diagonal] += of_seeds + own[:, None]
         return covariance
 
-    def _drawn_errors(self, h: Array, rng: np.random.Generator) -> Iterator[tuple[Array, float]]:
-        """Draw the covariance of the errors, because the variances are estimates themselves.
+    def _drawn_errors(self, h: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Draw covariances of the errors, because the variances are estimates themselves.
 
-        Each comes with the factor of the variances of the errors over secrets.
+        Returns:
+            [k, n, n] covariances, and [k] factors of the variances of the errors over secrets.
         """
-        for _ in range(self._variance_draws):
-            of_seeds = self._seed_variances
-            if self.noise is not None:
-                of_seeds = of_seeds * self.noise.draw_ratios(rng).clip(max=_LARGEST_RATIO)
-            factor = 1.0
-            if self.num_secrets:
-                factor = min((self.num_secrets - 1) / rng.chisquare(self.num_secrets - 1), _LARGEST_RATIO)
-            yield self._errors(h, of_seeds, factor), factor
+        of_seeds, factors = self._seed_variances, np.ones(len(h))
+        if self.noise is not None:
+            of_seeds = of_seeds * self.noise.draw_ratios(rng, len(h)).clip(max=_LARGEST_RATIO)
+        if self.num_secrets:
+            degrees = self.num_secrets - 1
+            factors = (degrees / rng.chisquare(degrees, len(h))).clip(max=_LARGEST_RATIO)
+        return self._errors(h, of_seeds, factors), factors
 
-    def _log_likelihood(self, h: Array) -> float:
-        from scipy.linalg.lapack import dtrtrs  # solve_triangular takes 50 times as long for matrices of this size
+    def _root(self, errors: Array) -> Array:
+        """Return roots of covariances of the errors, [k, n, n]."""
+        if self.of_secrets.any():
+            return np.linalg.cholesky(errors)
+        root: Array = np.sqrt(errors)  # they are diagonal
+        return root
 
-        factor = np.linalg.cholesky(self._prior(h) + self._errors(h, self._seed_variances, 1.0))
-        solved, _ = dtrtrs(factor.T, self.values, lower=0, trans=1)
-        return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
+    def _log_likelihoods(self, h: Array) -> Array:
+        """Return the log-likelihoods of some hyperparameters, [k]; -inf where rounding leaves no covariance."""
+        found = []
+        for part in self._parts(h):
+            covariance = self._prior(part) + self._errors(part, self._seed_variances, np.ones(len(part)))
+            sign, log_determinant = np.linalg.slogdet(covariance)
+            solved = np.linalg.solve(covariance, np.broadcast_to(self.values[:, None], (*covariance.shape[:2], 1)))
+            fit = (solved[..., 0] * self.values).sum(axis=1)
+            found.append(np.where((sign > 0) & (fit >= 0), -0.5 * (fit + log_determinant), -np.inf))
+        return np.concatenate(found)
 
 
 def _unit(centred: Array, noise: SeedNoise | None, of_secrets: Array | None) -> float:

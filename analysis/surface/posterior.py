@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +28,14 @@ class Posterior:
         ratio: whether secrets differ by factors, not by differences.
         own_mean: [m] posterior means. If logarithms were modelled, they are the means of the draws limited to their
             95 % interval, because the whole mean is infinite if the variances are hardly known.
-        operator: smooths other values of the figure.
+        operators: smooth other values of the figure, with the weight of each.
     """
 
     draws: Array
     common: Array
     ratio: bool
     own_mean: Array
-    operator: Smoother
+    operators: tuple[tuple[float, Smoother], ...]
 
     def times(self, unit: float) -> Posterior:
         """Return the posterior of the figure in another unit."""
@@ -42,13 +44,18 @@ class Posterior:
             draws=self.draws * unit,
             common=self.common if self.ratio else self.common * unit,
             own_mean=self.own_mean * unit,
-            operator=replace(self.operator, unit=unit),
+            operators=tuple((weight, replace(operator, unit=unit)) for weight, operator in self.operators),
         )
 
     @property
     def absolute(self) -> Array:
         """Return the draws with the shared error, for intervals of one configuration's figure. [num_draws, m]."""
-        return self.draws * self.common if self.ratio else self.draws + self.common  # a rate stays above 0
+        return self.absolute_of(slice(None))
+
+    def absolute_of(self, configurations: slice) -> Array:
+        """Return the columns of `absolute` of some configurations."""
+        draws = self.draws[:, configurations]
+        return draws * self.common if self.ratio else draws + self.common  # a rate stays above 0
 
     def chances(self, pool: NDArray[np.bool_], tolerance: float, *, logarithmic: bool) -> tuple[Array, Array]:
         """Return the probability that each configuration is the lowest of a pool, and that it is within a tolerance.
@@ -85,13 +92,25 @@ class Posterior:
             values: [..., m] measured means. Others than those that were fitted, such as redrawn ones, are smoothed with
                 the same hyperparameters, without fitting again.
         """
-        return self.operator(values)
+        smooth: Array = np.sum([weight * operator(values) for weight, operator in self.operators], axis=0)
+        return smooth
 
-    @property
+    @cached_property
     def limited(self) -> Array:
         """Return the draws, each limited to the 95 % interval of its configuration, for expectations."""
         low, high = np.quantile(self.draws, LIMITS, axis=0)
         return self.draws.clip(low, high)
+
+
+def mixed(parts: Sequence[tuple[float, Posterior]]) -> Posterior:
+    """Return the average of posteriors of the same figures, each with its weight and its share of the draws."""
+    return Posterior(
+        draws=np.concatenate([part.draws for _, part in parts]),
+        common=np.concatenate([part.common for _, part in parts]),
+        ratio=parts[0][1].ratio,
+        own_mean=np.sum([weight * part.own_mean for weight, part in parts], axis=0),
+        operators=tuple((weight * own, operator) for weight, part in parts for own, operator in part.operators),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

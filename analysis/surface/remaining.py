@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,30 +35,28 @@ class RemainingConfigurations:
     noise: SeedNoise | None
     of_secrets: Array
 
-    def seed_variances(self, rng: np.random.Generator, largest: float) -> Array:
-        """Draw the variances of the errors over seeds, [r]; 0 if they are unknown.
+    def seed_variances(self, rng: np.random.Generator, num_draws: int, largest: float) -> Array:
+        """Draw the variances of the errors over seeds, [num_draws, r]; 0 if they are unknown.
 
         Args:
             largest: limit of the ratio of a drawn variance to its estimate.
         """
         if self.noise is None:
-            return np.zeros(len(self.rows))
-        variances: Array = self.noise.std_error() ** 2 * self.noise.draw_ratios(rng).clip(max=largest)
+            return np.zeros((num_draws, len(self.rows)))
+        variances: Array = self.noise.std_error() ** 2 * self.noise.draw_ratios(rng, num_draws).clip(max=largest)
         return variances
 
-    def conditioned(
-        self, cross: Array, own: Array, errors: Array, solve: Callable[[Array], Array], values: Array
-    ) -> Conditioned:
+    def conditioned(self, cross: Array, own: Array, errors: Array, inverse: Array, values: Array) -> Conditioned:
         """Return the distribution of the true figures, given the modelled means and the configurations' own means.
 
         Args:
             cross: [r, n] prior covariance with the modelled configurations.
             own: [r] prior variances.
             errors: [r] variances of the errors of the configurations' own means.
-            solve: returns the inverse covariance of the modelled means times a matrix [n, r].
+            inverse: [n, n] inverse covariance of the modelled means.
             values: [n] modelled means.
         """
-        weights = solve(cross.T).T
+        weights = cross @ inverse
         variance = np.maximum(own - (cross * weights).sum(axis=1), 0.0)
         share = variance / (variance + errors)
         predicted = weights @ values

@@ -247,7 +247,11 @@ def matern(squared_distance: Array) -> Array:
     Source: Rasmussen and Williams 2006, equation 4.17.
     """
     distance = np.sqrt(5 * squared_distance)
-    correlation: Array = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    correlation: Array = distance / 3  # in place from here, because most of the time of a fit is spent here
+    correlation += 1
+    correlation *= distance
+    correlation += 1
+    correlation *= np.exp(np.negative(distance, out=distance), out=distance)
     return correlation
 
 

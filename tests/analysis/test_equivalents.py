@@ -39,7 +39,11 @@ def posterior(draws, *, ratio=True):
         expected=nothing, lowest=0.0, logarithm=False,
     )  # fmt: skip
     return Posterior(
-        draws=draws, common=np.ones((len(draws), 1)), ratio=ratio, own_mean=draws.mean(axis=0), operator=smoother
+        draws=draws,
+        common=np.ones((len(draws), 1)),
+        ratio=ratio,
+        own_mean=draws.mean(axis=0),
+        operators=((1.0, smoother),),
     )
 
 

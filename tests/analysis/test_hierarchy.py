@@ -25,6 +25,11 @@ def means_of(score, *, std=0.02, seeds=2, loss=2.0, grid=GRID):
     )  # fmt: skip
 
 
+def smoother_of(posterior):
+    (_, smoother), *_ = posterior.operators
+    return smoother
+
+
 def standardised():
     z = np.log(np.array(GRID, dtype=float))
     return (z - z.mean(axis=0)) / z.std(axis=0)
@@ -34,8 +39,8 @@ def test_it_is_gaussian_conditioning(monkeypatch):
     """With known hyperparameters and variances: the mean and the covariance of θ given y, by the joint Gaussian."""
     rng = np.random.default_rng(0)
     h = np.log([0.6, 1.0, 2.0, 1.5, 0.5, 0.2, 0.3])  # size, lengths, slopes, effect, unknown error
-    monkeypatch.setattr(hierarchical_model, "slice_samples", lambda *_: np.array([h]))
-    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng: np.ones(len(self.std)))
+    monkeypatch.setattr(hierarchical_model, "posterior_draws", lambda *_, **__: np.array([h]))
+    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng, num: np.ones((num, len(self.std))))
     score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))  # negative: not a rate, no logarithm
     got = score_posterior(means_of(score, std=0.05), logarithmic=False)
     z, unit = standardised(), score.std()
@@ -168,12 +173,12 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
     """With known hyperparameters and variances, by the joint Gaussian of its truth, the modelled means and its own."""
     rng = np.random.default_rng(0)
     h = np.log([0.6, 1.0, 2.0, 1.5, 0.5, 0.2, 0.3])
-    monkeypatch.setattr(hierarchical_model, "slice_samples", lambda *_: np.array([h]))
-    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng: np.ones(len(self.std)))
+    monkeypatch.setattr(hierarchical_model, "posterior_draws", lambda *_, **__: np.array([h]))
+    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng, num: np.ones((num, len(self.std))))
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 15)
     score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))
     got = score_posterior(means_of(score, std=0.05), logarithmic=False)
-    rows, rest = got.operator.rows, got.operator.rest
+    rows, rest = smoother_of(got).rows, smoother_of(got).rest
     assert sorted([*rows, *rest]) == list(range(27))
     unit, level = score[rows].std(), score[rows].mean()
     z = np.log(np.array(GRID, dtype=float))
@@ -204,8 +209,8 @@ def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatc
     score = runs.mean(axis=1)
     means = means_of(score, std=runs.std(axis=1, ddof=1), grid=grid)
     got = score_posterior(means)
-    rest = got.operator.rest
-    assert len(got.operator.rows) == MOST_MODELLED
+    rest = smoother_of(got).rest
+    assert len(smoother_of(got).rows) == MOST_MODELLED
     assert len(rest) == len(grid) - MOST_MODELLED
     low, high = np.quantile(got.absolute[:, rest], [0.025, 0.975], axis=0)
     assert 0.88 < ((low <= truth[rest]) & (truth[rest] <= high)).mean() < 0.99
@@ -220,7 +225,7 @@ def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatc
     assert error(got.own_mean) < 1.1 * error(whole.own_mean) < 0.8 * error(score)
     inside = score > np.quantile(score, 0.5)
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 100)
-    of_pool = score_posterior(means, pool=inside).operator.rows
+    of_pool = score_posterior(means, pool=inside).operators[0][1].rows
     lowest = np.argsort(np.where(inside, score, np.inf))[:50]
     assert set(lowest) <= set(of_pool), "the lowest that may be selected are modelled jointly"
     assert len(of_pool) == 100
@@ -235,7 +240,7 @@ def test_other_values_of_a_large_table_are_smoothed_by_the_same_operator(monkeyp
     score = 0.3 + 0.1 * standardised()[:, 1] + rng.normal(0, 0.02, 27)
     got = score_posterior(means_of(score, std=0.02))
     np.testing.assert_allclose(got.expected(score), got.own_mean, rtol=1e-6)
-    at = got.operator.rest[0]
+    at = smoother_of(got).rest[0]
     higher = got.expected(np.where(np.arange(27) == at, score + 0.01, score))
     assert 0 < higher[at] - got.own_mean[at] < 0.01
     np.testing.assert_allclose(np.delete(higher, at), np.delete(got.own_mean, at), rtol=1e-9)
