@@ -14,6 +14,8 @@ from raydp.analysis.tables.points import KEY, SETTINGS, configurations, other_ro
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 _NAMED = 3
+_FEW = 2
+"""The largest number of compared configurations that is no choice."""
 
 
 def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str]:
@@ -24,6 +26,26 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str
     if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
         return []
     return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
+
+
+def few_pass(means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decision) -> list[str]:
+    """Warn if one or two of several configurations were compared, and say at which ends of the grid they lie."""
+    members = int(compared.sum())
+    if members > _FEW or len(means) <= _FEW or (members == 1 and decision.state == "undecided"):
+        return []
+    ends = []
+    for name in HYPERPARAMETERS:
+        values, kept = means[name], means.loc[compared, name]
+        for end, word in ((values.max(), "largest"), (values.min(), "smallest")):
+            if values.nunique() > 1 and (kept == end).all():
+                ends.append(f"{name} {end:g} is the {word}")
+    remedy = f"In the grid {' and '.join(ends)}: extend it there" if ends else "Add configurations near them"
+    sure = f"{'is' if members == 1 else 'are'} sure to pass"
+    first = f"Only {members} of {len(means)} configurations {sure}, so the scores had next to nothing to choose from. "
+    open_still = ""
+    if decision.interval is not None and decision.interval[0] <= 0 <= decision.interval[1]:
+        open_still = " The interval of the score includes 0."
+    return [f"{first}{remedy}, or relax the threshold.{open_still}"]
 
 
 def left_out(points: pd.DataFrame) -> list[str]:

@@ -16,6 +16,7 @@ from raydp.analysis.selection.by_threshold import Narrowing, ThresholdChange, th
 from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
+    few_pass,
     improbable,
     left_out,
     not_trusted,
@@ -329,6 +330,7 @@ def select(
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = rule not in _UNMINDFUL and not quiet and not settled
     cautions = [
+        *few_pass(means, compared, decision),
         *without_guarantee(points, listed[selected]),
         *left_out(points),
         *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),

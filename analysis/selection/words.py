@@ -57,10 +57,10 @@ def _alone(decision: Decision) -> str:
     if decision.probability is not None and decision.state == "undecided":
         return "Undecided: it is the configuration whose utility is the most likely to keep to the threshold."
     if decision.utility_probability is None:
-        return "It is the only configuration that keeps to the constraints."
+        return "Only one configuration passes the constraints: no scores were compared."
     return (
-        f"It is the only configuration whose utility keeps to the threshold with a probability of at least "
-        f"{chance(decision.confidence)}."
+        "Only one configuration is sure to pass the threshold, with a probability of at least "
+        f"{chance(decision.confidence)}: no scores were compared."
     )
 
 

@@ -9,8 +9,9 @@ from raydp.cost.costs import StepLaw
 
 RATES = (1e-3, 3e-3, 1e-2)
 """Learning rates of DP-Adam with LoRA. Neighbours differ by about half an order of magnitude."""
-FACTOR = 4
-"""Ratio of neighbours among batch sizes and numbers of steps, so that two configurations have equal compute C = b T."""
+FACTOR = 2
+"""Ratio of neighbours among batch sizes and numbers of steps, so that two configurations have equal compute C = b T.
+The gain grows with the updates C η: with wider steps only the largest values would keep to the threshold."""
 MOST_PASSES = 20
 """Largest number of passes over the data, of the configuration with the most compute."""
 LEAST_PASSES = 2

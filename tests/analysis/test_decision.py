@@ -141,7 +141,20 @@ def test_the_only_one_that_is_certain_of_its_utility_is_not_called_the_only_one_
     selected = select(points, max_loss=2.0)
     assert (selected.configuration.batch_size, selected.decision.pool_size) == (64, 1)
     assert len(selected.steps[0].survivors) == 2, "both pass by their means"
-    assert in_words(selected)[0].startswith("It is the only configuration whose utility keeps to the threshold with")
+    assert in_words(selected)[0].startswith("Only one configuration is sure to pass the threshold, with")
+
+
+@pytest.mark.parametrize(("best", "ends"), [((64, 0.1), 2), ((32, 0.1), 2), ((64, 0.03), 1)])
+def test_one_that_passes_is_no_choice(best, ends):
+    """It says at which ends of the grid the configuration lies, so that the grid can be extended there."""
+    grid = [(b, 10, rate) for b in (32, 64) for rate in (0.01, 0.03, 0.1)]
+    points = table(rising, lambda b, t, rate: 1.0 if (b, rate) == best else 3.0, grid=grid, seeds=4, loss_noise=0.01)
+    first = select(points, max_loss=2.0).warnings[0]
+    assert first.startswith("Only 1 of 6 configurations is sure to pass, so the scores had next to nothing to choose")
+    assert (first.count("largest") + first.count("smallest"), "learning_rate 0.1 is the largest" in first) == (
+        ends, best[1] == 0.1,
+    )  # fmt: skip
+    assert not any("sure to pass" in warning for warning in select(points, max_loss=4.0).warnings)
 
 
 def test_scores_that_never_differ_between_seeds_decide_nothing():
@@ -171,7 +184,7 @@ def test_one_configuration():
     selected = select(table(rising, falling_loss, grid=GRID[:1]))
     assert selected.decision.probability == 1
     assert selected.decision.expected_regret == 0
-    assert in_words(selected)[0] == "It is the only configuration that keeps to the constraints."
+    assert in_words(selected)[0] == "Only one configuration passes the constraints: no scores were compared."
 
 
 def test_one_seed_decides_nothing():
