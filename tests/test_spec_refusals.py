@@ -150,3 +150,9 @@ def test_of_thousands_of_mistakes_the_first_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.\.\. and \d+ more\.$") as error:
         load_spec(small_spec(tmp_path, scores=[1] * 2000))
     assert len(str(error.value)) < 20_000
+
+
+def test_a_tab_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("name: x\n\ttask: 1\n")
+    with pytest.raises(ValueError, match="a tab where YAML takes spaces in line 2"):
+        load_spec(tmp_path / "spec.yaml")

@@ -163,6 +163,8 @@ def _asked_unit(seen: Survey) -> tuple[UserColumn | None, Literal["example", "us
     )
     if answer == "row":
         return first, "example"
+    if answer == "user":  # without a column of this name, the one with the most users
+        return of_name.get(answer, first), "user"
     if answer not in of_name:
         raise ValueError(f"the answer must be row or {' or '.join(of_name)}, got another. Start again.")
     return of_name[answer], "user"

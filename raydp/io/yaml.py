@@ -70,6 +70,8 @@ def parse_yaml(text: str, complaint: str) -> Any:
 
 def _without_content(problem: str) -> str:
     """Return PyYAML's reason up to where it quotes the file. Its own names of tokens, and single signs, may stay."""
+    if problem.startswith("found character"):
+        return "a tab where YAML takes spaces" if "\\t" in problem else "a character that cannot begin a value"
     return problem if _QUOTES_SIGNS.fullmatch(problem) else re.split("['\"]", problem)[0].rstrip(" ,")
 
 

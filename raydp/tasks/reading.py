@@ -22,6 +22,8 @@ from raydp.search_spaces.names import columns_in_words, kind_of
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz", ".parquet")
 """Endings of the files that `read_rows` reads."""
 MAX_CSV_FIELD_BYTES = 1 << 26
+MAX_LINE = 1 << 22
+"""Largest number of characters of a JSON line. Tokenisers take minutes for a text of ten million characters."""
 _CSV_LIMIT = threading.Lock()
 
 
@@ -163,6 +165,11 @@ def _open_text(path: Path, field: str) -> Iterator[io.TextIOBase]:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
     except UnicodeDecodeError as error:
+        with path.open("rb") as raw:
+            if raw.read(2) == b"\x1f\x8b":
+                raise ValueError(
+                    f"{field} must be UTF-8 text, got gzip in {path.name}. Add .gz to the file's name."
+                ) from error
         raise ValueError(f"{field} must be UTF-8 text, got other bytes in {path.name}. Convert the file.") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:  # not str(error): it may show the file's first bytes
         raise ValueError(
@@ -175,9 +182,19 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
+        if len(line) > MAX_LINE:
+            raise ValueError(
+                f"{field} must hold lines of at most {MAX_LINE} characters, got a longer one in {name}, line {number}. "
+                "Split the row."
+            )
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
+            if error.msg.startswith("Unterminated") or error.pos >= len(line.rstrip()):
+                raise ValueError(
+                    f"{field} must hold one JSON object per line, got an object without its end in {name}, line "
+                    f"{number}. Complete the line."
+                ) from error
             reason = error.msg.removesuffix(" at")
             raise ValueError(
                 f"{field} must hold one JSON object per line, got {reason} in {name}, line {number}, column "

@@ -90,3 +90,13 @@ def test_a_column_of_few_values_names_roles(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", rows)
     assert survey(path).user_columns == ()
     assert survey(path, user_column="speaker").user_columns[0].num_users == 2
+
+
+def test_the_answer_user_takes_the_column_with_the_most_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from raydp.cli import init
+
+    column = SimpleNamespace(name="user_id", unit="user")
+    monkeypatch.setattr(init.typer, "prompt", lambda *asked, **options: "user")
+    assert init._asked_unit(SimpleNamespace(user_columns=(column,))) == (column, "user")

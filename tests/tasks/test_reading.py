@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +113,19 @@ def test_columns_of_unusual_names_are_counted_and_not_shown(write_jsonl):
     path = write_jsonl("a.jsonl", [{f"column-{k}": "x" for k in range(1000)}])
     with pytest.raises(ValueError, match=r"got 'content'\. The file has 1000 columns of other names"):
         read_column(path, "content", "task.path", column_field="task.column")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b'{"text": "Nora"}\n'), "got gzip in rows.jsonl. Add .gz to the file's name"),
+        (b'{"text": "a"}\n{"text": "Nora is', "got an object without its end in rows.jsonl, line 2"),
+        (b'{"text": "a"}\n{"text": "Nora",', "got an object without its end in rows.jsonl, line 2"),
+        (b'{"text": "%s"}' % (b"N" * 5_000_000), "at most 4194304 characters, got a longer one in rows.jsonl, line 1"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named_by_its_line(tmp_path: Path, content, message: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        list(read_rows(tmp_path / "rows.jsonl", "task.path"))
+    assert "Nora" not in str(error.value)

@@ -145,10 +145,11 @@ class ChatTask(TaskSection):
         )
         kept = [secret for secret in counted(secrets, examples.texts) if secret.count]
         if secrets and not kept:
+            elsewhere = sum(any(secret.continuation in text for secret in secrets) for text in examples.texts)
             raise ValueError(
-                f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)}. "
-                "A prompt that is a text must stand in the conversation as the template writes it. Raise "
-                "task.max_length, or give prompts as messages."
+                f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)}; "
+                f"a continuation occurs in {elsewhere} rows, after other text. A prompt must stand in the conversation "
+                "as the template writes it. Correct the prompts, or raise task.max_length."
             )
         if self.controls:
             controls = read_controls(self.controls, "task.controls", texts)
