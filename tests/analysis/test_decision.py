@@ -217,7 +217,8 @@ def test_the_document_keeps_its_fields_and_carries_the_decision():
     selected = select(table(rising, falling_loss), min_utility_gain=0.5)
     document = json.loads(json.dumps(selected.to_dict()))
     old = {"batch_size", "num_steps", "learning_rate", "utility_loss", "score", "rule", "max_loss", "explanation",
-           "steps", "model_uri", "warnings", "uncertainty"}  # fmt: skip
+           "steps", "model_uri", "warnings", "uncertainty", "sweep", "epsilon", "delta", "score_name",
+           "scores"}  # fmt: skip
     assert old | {"decision", "threshold_changes"} == set(document)
     assert set(document["decision"]) >= {
         "state", "probability", "expected_regret", "relative_regret", "estimate", "interval", "alternatives",
