@@ -40,6 +40,14 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         os.close(folder)
 
 
+def make_private(folder: Path) -> None:
+    """Create a folder that only its owner may enter, whatever the umask. A folder that exists keeps its mode."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o700)
+
+
 def private_folder(name: str) -> Path:
     """Return a folder for temporary files that only this user may enter, whatever the umask.
 

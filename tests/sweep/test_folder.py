@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.training import _worker_inputs
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.measurements import write_counts
+from raydp.sweep.store.points import write_tables
 from raydp.sweep.store.results import RunResult, Status
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.plans import plan_of_runs
@@ -28,6 +32,31 @@ from tests.builders.specs import small_spec
 def folder_of(root: Path, **privacy: Any) -> SweepFolder:
     spec = load_spec(small_spec(root, privacy={"target_epsilon": 8, "accountant": "rdp", **privacy}))
     return SweepFolder.create(spec, lambda key: plan_of_runs())
+
+
+@pytest.mark.parametrize("umask", [0, 0o777 - 0o700])
+def test_a_sweep_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    """Results, counts of secrets, tables and plan: on a shared machine nobody else reads them."""
+    before = os.umask(umask)
+    try:
+        folder = folder_of(tmp_path)
+        write_counts(folder, [])
+        folder.commit(RunResult(run_id="run", status="failed", reason="a reason"))
+        write_tables(folder)
+    finally:
+        os.umask(before)
+    modes = {p.relative_to(folder.path): stat.S_IMODE(p.stat().st_mode) for p in folder.path.rglob("*") if p.is_file()}
+    assert {Path("points.csv"), Path("secrets.parquet"), Path("secret_counts.json"), Path("plan.json")} <= modes.keys()
+    assert set(modes.values()) == {0o600}, modes
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("changed", [{"target_epsilon": 4}, {"accountant": "pld"}, {"target_delta": 1e-4}])
+def test_a_changed_guarantee_is_named_at_a_resume(tmp_path: Path, changed: dict[str, Any]) -> None:
+    folder_of(tmp_path)
+    privacy = {"target_epsilon": 8, "accountant": "rdp", **changed}
+    with pytest.raises(ValueError, match=r"got changes in privacy\. Undo them, or give the sweep a new name"):
+        SweepFolder.resume(load_spec(small_spec(tmp_path, privacy=privacy)))
 
 
 @pytest.mark.parametrize("status", ["finished", "stopped"])

@@ -61,6 +61,23 @@ def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("call", ["release", "fail"])
+def test_a_stale_holder_neither_releases_nor_fails_the_lease_of_another(call: str) -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=1)
+        waiting = await submitted(queue, "a")
+        _, stale = await queue.lease(0)
+        assert await queue.register(0, None, []), "the slot's workers died and came back"
+        run_id, token = await queue.lease(1)
+        await (queue.release(run_id, stale) if call == "release" else queue.fail(run_id, stale, "late"))
+        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "go on"
+        assert await queue.complete(run_id, token, finished("right"))
+        outcome = await waiting[0]
+        assert (outcome.details["value"], outcome.attempts) == ("right", 2)
+
+    run(scenario())
+
+
 def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=1)

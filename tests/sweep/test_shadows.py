@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,12 @@ import yaml
 
 from raydp.cli.arguments import configuration_of
 from raydp.membership.metrics import auc
-from raydp.membership.shadows import shadow_attacks
+from raydp.membership.shadows import Losses, shadow_attacks
 from raydp.models import base_models as models
 from raydp.models.sets import TrainedModels
 from raydp.search_spaces.configuration import Configuration, point_of
 from raydp.search_spaces.settings import settings_text
-from raydp.shadow_models.attack import Pool, losses_of
+from raydp.shadow_models.attack import Pool, _write, losses_of
 from raydp.shadow_models.shadows import first_configuration, shadow_specs
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -191,3 +192,13 @@ def test_the_command_trains_attacks_and_goes_on(raydp: Callable[..., Any], tmp_p
 def test_a_configuration_that_is_none_is_named(text):
     with pytest.raises(ValueError, match="--configuration must be batch_size,num_steps,learning_rate, all > 0"):
         configuration_of(text)
+
+
+def test_losses_of_private_examples_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        _write(tmp_path / "mia-1.npz", Losses(examples=np.zeros((2, 1)), population=np.zeros((1, 1))))
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -46,6 +46,15 @@ def test_a_key_that_cannot_be_used_is_refused_before_anything_is_written(tmp_pat
         assert "MC4CAQ" not in str(error.value)
 
 
+@pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001])
+def test_a_key_that_anybody_else_may_use_in_any_way_is_refused(tmp_path, keys, uri, bit):
+    path = tmp_path / "key"
+    shutil.copy(keys["team"][0], path)
+    path.chmod(0o600 | bit)
+    with pytest.raises(ValueError, match=f"must be readable by its owner alone, got .* with mode {0o600 | bit:o}"):
+        open_tracker(uri, signing_key=path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

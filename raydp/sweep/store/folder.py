@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from raydp.io.files import write_atomically
+from raydp.io.files import make_private, write_atomically
 from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -133,7 +133,7 @@ class SweepFolder:
             ValueError: another driver runs the sweep.
         """
         path = Path(spec.storage) / spec.name
-        path.mkdir(parents=True, exist_ok=True)
+        make_private(path)
         with cls(path=path).locked():
             yield
 
@@ -170,7 +170,8 @@ class SweepFolder:
         """
         cls.require_new(spec)
         folder = cls(path=Path(spec.storage) / spec.name)
-        (folder.path / "trials").mkdir(parents=True, exist_ok=True)
+        make_private(folder.path)
+        (folder.path / "trials").mkdir(exist_ok=True)
         key = write_key(folder._key_file, spec.privacy)
         folder._write_plan(replace(plan_fn(key), key_fingerprint=fingerprint(key)))
         folder._write_spec(spec)
@@ -181,7 +182,7 @@ class SweepFolder:
 
     def _write_spec(self, spec: SweepSpec) -> None:
         text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_atomically(self.path / "spec.yaml", text.encode())
+        write_atomically(self.path / "spec.yaml", text.encode(), private=True)
 
     @classmethod
     def resume(cls, spec: SweepSpec) -> SweepFolder:

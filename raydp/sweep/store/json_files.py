@@ -21,12 +21,12 @@ _WORDS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file that the owner alone may read, whole or not at all."""
     try:
         text = json.dumps(document, indent=1, allow_nan=False)
     except ValueError:  # a number is not finite
         text = json.dumps(_finite(document), indent=1, allow_nan=False)
-    write_atomically(path, (text + "\n").encode())
+    write_atomically(path, (text + "\n").encode(), private=True)
 
 
 def read_json(path: Path) -> Any:

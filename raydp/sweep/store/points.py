@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from raydp.analysis.tables.per_secret import controls_of
+from raydp.io.files import write_atomically
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -94,9 +96,12 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
 
 
 def write_tables(folder: SweepFolder) -> Path:
-    """Write points.csv and secrets.parquet into the sweep's folder."""
-    points_table(folder).to_csv(folder.path / POINTS_FILE, index=False)
-    secrets_table(folder).to_parquet(folder.path / SECRETS_FILE, index=False)
+    """Write points.csv and secrets.parquet into the sweep's folder. The owner alone may read them."""
+    secrets = io.BytesIO()
+    secrets_table(folder).to_parquet(secrets, index=False)
+    points = points_table(folder).to_csv(index=False).encode()
+    write_atomically(folder.path / POINTS_FILE, points, private=True)
+    write_atomically(folder.path / SECRETS_FILE, secrets.getvalue(), private=True)
     return folder.path / POINTS_FILE
 
 
