@@ -22,7 +22,6 @@ from raydp.sweep.engine.training import _worker_inputs
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import write_counts
-from raydp.sweep.store.points import write_tables
 from raydp.sweep.store.results import RunResult, Status
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.plans import plan_of_runs
@@ -42,11 +41,10 @@ def test_a_sweep_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: i
         folder = folder_of(tmp_path)
         write_counts(folder, [])
         folder.commit(RunResult(run_id="run", status="failed", reason="a reason"))
-        write_tables(folder)
     finally:
         os.umask(before)
     modes = {p.relative_to(folder.path): stat.S_IMODE(p.stat().st_mode) for p in folder.path.rglob("*") if p.is_file()}
-    assert {Path("points.csv"), Path("secrets.parquet"), Path("secret_counts.json"), Path("plan.json")} <= modes.keys()
+    assert {Path("secret_counts.json"), Path("plan.json"), Path("spec.yaml")} <= modes.keys()
     assert set(modes.values()) == {0o600}, modes
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
