@@ -212,16 +212,10 @@ class HierarchicalModel:
         own_mean = self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(
-            rows=self.rows,
-            matrix=matrix,
-            rest=rest.rows,
-            rest_matrix=rest_matrix,
-            rest_share=rest_share,
-            measured=scale(measured),
-            expected=scale(own_mean),
-            lowest=self.level - _FARTHEST_BELOW * self.unit,
+            rows=self.rows, matrix=matrix, rest=rest.rows, rest_matrix=rest_matrix, rest_share=rest_share,
+            measured=scale(measured), expected=scale(own_mean), lowest=self.level - _FARTHEST_BELOW * self.unit,
             logarithm=self.logarithm,
-        )
+        )  # fmt: skip
         return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),))
 
     def _own_mean(self, drawn: Array, of_modelled: Array, of_rest: Array, *, ratio: bool) -> Array:
@@ -344,7 +338,7 @@ class HierarchicalModel:
     def _root(self, errors: Array) -> Array:
         """Return roots of covariances of the errors, [k, n, n]."""
         if self.of_secrets.any():
-            return np.linalg.cholesky(errors)
+            return np.asarray(np.linalg.cholesky(errors), np.float64)
         root: Array = np.sqrt(errors)  # they are diagonal
         return root
 

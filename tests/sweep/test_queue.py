@@ -69,7 +69,7 @@ def test_a_stale_holder_neither_releases_nor_fails_the_lease_of_another(call: st
         _, stale = await queue.lease(0)
         assert await queue.register(0, None, []), "the slot's workers died and came back"
         run_id, token = await queue.lease(1)
-        await (queue.release(run_id, stale) if call == "release" else queue.fail(run_id, stale, "late"))
+        await (queue.release(run_id, stale) if call == "release" else queue.fail(run_id, stale, "late", True))
         assert await queue.heartbeat(run_id, token, 3, 10, {}) == "go on"
         assert await queue.complete(run_id, token, finished("right"))
         outcome = await waiting[0]
@@ -85,7 +85,7 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
         for reason in ("first", "second"):
             run_id, token = await queue.lease(0)
             assert run_id == "bad"
-            await queue.fail(run_id, token, reason)
+            await queue.fail(run_id, token, reason, True)
         outcome = await waiting[0]
         assert outcome.status == "failed"
         assert outcome.reason == "first; then second"
@@ -98,7 +98,7 @@ def test_a_refused_run_is_not_retried() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=5)
         (waiting,) = await submitted(queue, "refused")
-        await queue.fail(*await queue.lease(0), "its examples depend on each other", retry=False)
+        await queue.fail(*await queue.lease(0), "its examples depend on each other", False)
         assert (await waiting).reason == "its examples depend on each other"
 
     run(scenario())
@@ -353,7 +353,7 @@ def test_what_is_abandoned_is_nobodys_any_more() -> None:
         run_id, token = await queue.lease(0) or ("", 0)
         await queue.abandon("no worker group is left")
         await queue.idle()
-        await queue.fail(run_id, token, "late")
+        await queue.fail(run_id, token, "late", True)
         await queue.release(run_id, token)
         await queue.register(0, None, [])
         assert not await queue.complete(run_id, token, finished())

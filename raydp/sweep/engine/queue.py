@@ -384,7 +384,7 @@ class TrialQueue:
             item.outcome = RunResult(run_id=run_id, status=item.outcome.status, reason=item.outcome.reason)
 
     @ray.method
-    async def fail(self, run_id: str, token: int, reason: str, *, retry: bool = True) -> None:
+    async def fail(self, run_id: str, token: int, reason: str, retry: bool) -> None:
         """Note that an attempt failed, and why. Without `retry`, the run has failed for good."""
         async with self._changed:
             item = self._items[run_id]

@@ -139,13 +139,9 @@ class TrialRunner:
         self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
         self._task = task
         say("checks that examples do not depend on each other")
-        probe.check(
-            TrainingContext(model=model, parameters=self._parameters, autocast=self._autocast),
-            task,
-            model=spec.model.name,
-            clipped=spec.method.params.max_grad_norm is not None,
-            sharded=self._sharded,
-        )
+        context = TrainingContext(model=model, parameters=self._parameters, autocast=self._autocast)
+        clipped = spec.method.params.max_grad_norm is not None
+        probe.check(context, task, model=spec.model.name, clipped=clipped, sharded=self._sharded)
         if spec.cluster.gradient_checkpointing:
             recompute_layers(model)
         self._budget = _budget(spec, pretrained, comm.device)

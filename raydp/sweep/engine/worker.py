@@ -92,7 +92,7 @@ def _run_lease(runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQu
         except Exception as error:
             refused = isinstance(error, DependentExamples)  # another attempt would find the same
             reason = str(error) if refused else f"{type(error).__name__}: {error}"
-            ray.get(queue.fail.remote(run_id, token, reason, retry=not refused))
+            ray.get(queue.fail.remote(run_id, token, reason, not refused))
             raise
     if outcome is not None:
         ray.get(queue.complete.remote(run_id, token, outcome))

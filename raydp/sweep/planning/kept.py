@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from raydp.privacy import PoissonGaussian, PrivacyRecord, composed_epsilon, require_kept, tuned_epsilon
 from raydp.spec.document import SweepSpec
@@ -41,7 +42,7 @@ def check_kept(kept: Plan, now: SweepPlan, spec: SweepSpec) -> None:
             if record.mechanism.event != event:
                 raise ValueError(f"run {trial.run_id} must have a record of {event}, got {record.mechanism.event}")
             if (same := (id(record), id(current))) not in checked:
-                require_kept(record, current, lambda record=record: _epsilon(kept, record, spec))
+                require_kept(record, current, partial(_epsilon, kept, record, spec))
                 checked.add(same)
     except ValueError as error:
         raise ValueError(

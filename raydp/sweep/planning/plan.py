@@ -166,16 +166,14 @@ def make_plan(
             f"{', '.join(map(str, spec.seed_labels))}. Use `raydp import`, which reads both from its table."
         )
     _check_bounds(spec, privacy)
-    trials = _in_order(trials, specs, spec.seed_labels)
+    trials, rates = _in_order(trials, specs, spec.seed_labels), [trial.learning_rate for trial in trials]
     return SweepPlan(
         facts=facts,
         delta=delta,
         trials=tuple(trials),
         privacy=privacy,
         rejected=tuple(rejected),
-        warnings=tuple(
-            warnings_of(spec, list(specs.values()), facts, privacy.values(), [t.learning_rate for t in trials])
-        ),
+        warnings=tuple(warnings_of(spec, list(specs.values()), facts, privacy.values(), rates)),
         selection=tuning.sentence(len(configurations)),
         adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
     )

@@ -11,7 +11,7 @@ import pandas as pd
 
 from raydp.plugins.registries import unknown_name
 from raydp.search_spaces.settings import settings_of
-from raydp.tracking.lookup.conditions import ORDER, Conditions
+from raydp.tracking.lookup.conditions import GUARANTEE, ORDER, Conditions
 from raydp.tracking.records import latest_metrics
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def _row(entry: Tracked, unreadable: Counter[str]) -> dict[str, object]:
     metrics = latest_metrics(model).items()
     row: dict[str, object] = {name: value for name, value in metrics if name in FLOATS or name not in COLUMNS}
     tags = model.tags
-    guarantee = {name: tags[name] for name in ("epsilon", "delta", "noise_multiplier") if name in tags}
-    texts: dict[str, str] = {**model.params, **guarantee}
+    texts: dict[str, str] = dict(model.params)
+    texts |= {name: tags[name] for name in (*GUARANTEE, "noise_multiplier") if name in tags}
     for name, text in texts.items():
         read = _READERS.get(name)
         if read is None:
