@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import numpy as np
+import pandas as pd
 import pytest
 from replay import replay
 
 from raydp.analysis import configuration_means, select
+from raydp.analysis.selection.rules import Layout
 from raydp.search.base import Goal, SearchState
-from raydp.search.frugal import FrugalSearch
+from raydp.search.frugal import FrugalSearch, _Outlook
 from tests.search.made_up import COLUMNS, SPACE, median_loss, surface
 
 
@@ -85,3 +89,23 @@ def test_a_bound_on_the_score_holds_in_every_draw():
     kept = outlook.allowed.mean(axis=0)
     assert 0 < kept.mean() < 0.5
     assert not outlook.allowed[outlook.layout.score > limit].any()
+
+
+@pytest.mark.parametrize(("share", "finished"), [(0.06, False), (0.02, True)])
+def test_it_ends_by_the_probability_that_any_candidate_wins(share, finished):
+    """Four candidates win in different draws, each in that share of them: together in four times as many."""
+    ran, left, draws = 1, 4, 100
+    candidates = tuple(SPACE[: ran + left])
+    score = np.full((draws, ran + left), 1.0)
+    for at in range(left):
+        score[round(at * share * draws) : round((at + 1) * share * draws), ran + at] = 0.5
+    table = pd.DataFrame([asdict(c) for c in candidates]).assign(
+        utility_loss=0.0, score=0.0, score_std=np.nan, num_seeds=1
+    )
+    layout = replace(Layout.of(table), utility_loss=np.zeros_like(score), score=score)
+    outlook = _Outlook(layout=layout, allowed=np.ones_like(score, dtype=bool), rule="oracle")
+    taken = np.arange(ran + left) < ran
+    search = FrugalSearch(stop_probability=0.1)
+    cost = np.array([c.compute for c in candidates], dtype=float)
+    proposal = search._next(candidates, cost, taken, ~taken, outlook, 1)
+    assert (proposal.finished, len(proposal.configurations)) == (finished, 0 if finished else 1)
