@@ -12,6 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from filelock import FileLock
+
 from raydp.io.locations import MLFLOW_CREDENTIALS, refuse_credentials
 
 SQLITE = "sqlite:///"
@@ -83,9 +85,11 @@ def _check_database(database: Path, uri: str) -> None:
         UnreachableError: another program has locked the file.
         ValueError: the file is damaged or of another program.
     """
+    lock = Path(f"{database}.lock")
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=CONNECT_SECONDS)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if (foreign := _is_foreign(database)) and lock.exists():  # perhaps another process is making the schema
+            with FileLock(lock):
+                foreign = _is_foreign(database)
     except sqlite3.DatabaseError as error:
         if "locked" in str(error):
             raise UnreachableError(
@@ -95,11 +99,18 @@ def _check_database(database: Path, uri: str) -> None:
         raise ValueError(
             f"tracking.uri must be a whole SQLite file, got {uri!r} ({error}). Restore a copy, or name another file."
         ) from error
-    if tables and "alembic_version" not in tables:
+    if foreign:
         raise ValueError(
             f"tracking.uri must be a SQLite file of MLflow, got {uri!r}, the database of another program. Name "
             "another file."
         )
+
+
+def _is_foreign(database: Path) -> bool:
+    """Return whether a file has tables, and they are not those of MLflow."""
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=CONNECT_SECONDS)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return bool(tables) and "alembic_version" not in tables
 
 
 def _check_server(uri: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from raydp.tracking.recorded import RecordedRun
 from raydp.tracking.records import TrialRecord
 
 
@@ -26,6 +27,9 @@ class Tracker(Protocol):
             spec: the sweep's specification.
             facts: what the task says of its data.
         """
+
+    def recorded_runs(self) -> dict[str, RecordedRun]:
+        """Return the sweep's runs that the store holds now, by the run's identity."""
 
     def log_trial(self, trial: TrialRecord) -> str:
         """Record a trained model and return the model's address. A second call for the same run changes nothing."""

@@ -13,6 +13,7 @@ from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.promotions import MAX_REASON_CHARS, aliases_of, take_away
+from raydp.tracking.recorded import RecordedRun, recorded_runs
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.signing import SigningKey
@@ -94,7 +95,7 @@ class MLflowTracker:
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
         self._trials = TrialWriter(
-            client=self._client,
+            store=self.store,
             experiment_id=self._experiment_id,
             registered_model=self.registered_model,
             parent_id=run_id,
@@ -104,10 +105,15 @@ class MLflowTracker:
         return run_id
 
     @delivering()
+    def recorded_runs(self) -> dict[str, RecordedRun]:
+        """Return the sweep's runs that the store holds now. A model with a missing version or file is not held."""
+        return recorded_runs(self.store, self._experiment_id, self._open_sweep().parent_id)
+
+    @delivering()
     def log_trial(self, trial: TrialRecord) -> str:
         """Record a trained model: a run, a logged model with its artifacts, and a registered version.
 
-        A second call for a complete run changes nothing.
+        A second call for a complete run changes nothing, but restores a version or files that the store has lost.
 
         Returns:
             models:/name/version.

@@ -7,11 +7,11 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -21,7 +21,9 @@ from raydp.tracking.address import SQLITE, check_store, database_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.store.entities import PagedList
 
+T = TypeVar("T")
 ARTIFACTS = "mlruns"  # folder beside a SQLite store
 MODEL_ID_TAG = "model_id"
 EXPERIMENT_ID_TAG = "experiment_id"
@@ -117,13 +119,24 @@ def open_experiment(store: Store, name: str) -> str:
     return str(experiment.experiment_id)
 
 
+def pages(search: Callable[..., PagedList[T]]) -> list[T]:
+    """Return the items of every page of a search, which takes a page_token."""
+    items, token = list[T](), None
+    while True:
+        page = search(page_token=token)
+        items += page
+        token = page.token
+        if not token:
+            return items
+
+
 @contextmanager
 def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
     """Return a file or folder of an artifact location: in place if it is local, else a copy for the block.
 
     A SQLite store that was moved together with its folder `mlruns` still finds its artifacts.
     """
-    local = _local_folder(store, location)
+    local = local_folder(store, location)
     if local is not None:
         yield local / path
         return
@@ -143,7 +156,7 @@ def artifact_bytes(store: Store, location: str, name: str) -> bytes | None:
     The listing is read first. Otherwise a server would ask S3 for the missing file and report an internal error, and
     MLflow would repeat the request for minutes.
     """
-    local = _local_folder(store, location)
+    local = local_folder(store, location)
     if local is not None:
         return (local / name).read_bytes() if (local / name).is_file() else None
     from mlflow.artifacts import list_artifacts
@@ -223,7 +236,7 @@ def _quiet_schema_creation() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _local_folder(store: Store, location: str) -> Path | None:
+def local_folder(store: Store, location: str) -> Path | None:
     """Return the folder of a local artifact location, or the one beside a moved SQLite file; None if it is remote."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):

@@ -19,10 +19,19 @@ from raydp.search_spaces.settings import settings_in_words, settings_of
 from raydp.tracking.delivery import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
+from raydp.tracking.recorded import (
+    MODEL_URI_TAG,
+    PARENT_TAG,
+    RUN_ID_TAG,
+    STATUS_TAG,
+    is_whole,
+    uri_of,
+    versions_of_runs,
+)
 from raydp.tracking.records import TrialRecord, as_params, clean_key
 from raydp.tracking.sealing.seal import SEAL_TAG
 from raydp.tracking.sealing.signing import SigningKey
-from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG
+from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
 from raydp.tracking.transactions import has_transactions, one_transaction
 
 if TYPE_CHECKING:
@@ -30,14 +39,10 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Metric, Run
     from mlflow.entities.model_registry import ModelVersion
 
-RUN_ID_TAG = "raydp.run_id"
 SWEEP_TAG = "raydp.sweep"
-STATUS_TAG = "raydp.status"
 REASON_TAG = "raydp.reason"
 DIGEST_TAG = "raydp.record_digest"
-MODEL_URI_TAG = "raydp.model_uri"  # written last; it marks the run as complete
 NONFINITE_TAG = "raydp.nonfinite_metrics"
-PARENT_TAG = "mlflow.parentRunId"
 VERSIONS_TAG = "mlflow.modelVersions"  # MLflow's pages link a logged model to its versions by this tag
 
 MAX_REASON_CHARS = 500
@@ -56,7 +61,7 @@ class TrialWriter:
         key: key that signs the seals of models; None leaves seals unsigned.
     """
 
-    client: MlflowClient
+    store: Store
     experiment_id: str
     registered_model: str
     parent_id: str
@@ -64,6 +69,10 @@ class TrialWriter:
     key: SigningKey | None = None
     _made: set[str] = field(default_factory=set, init=False)
     """The name of the registered model, once this writer has made or found it."""
+
+    @property
+    def client(self) -> MlflowClient:
+        return self.store.client
 
     def write(self, trial: TrialRecord) -> str:
         """Record a trained model; see `Tracker.log_trial`."""
@@ -87,21 +96,26 @@ class TrialWriter:
             if run is not None and MODEL_URI_TAG in run.data.tags:
                 if run.info.status == "RUNNING":
                     self._end(run, run.data.tags[STATUS_TAG], trial)
-                return str(run.data.tags[MODEL_URI_TAG])
+                if self._is_held(run):
+                    return str(run.data.tags[MODEL_URI_TAG])
             resumed = run is not None
             if run is None:
                 start = int((time.time() - (trial.seconds or 0)) * 1000)
                 run = self._create(trial.run_id, trial.configuration(), {DIGEST_TAG: trial.digest()}, start)
             model = self._model(run, trial, resumed)
-        complete = str(model.status) == "READY"
-        seal = None if complete else upload(self.client, model.model_id, run.info.run_id, trial, self.key)
+        ready = str(model.status) == "READY"
+        if ready and not is_whole(self.store, model.artifact_location):  # the store lost its `mlruns`, or a part
+            self.client.set_logged_model_tags(model.model_id, {SEAL_TAG: ""})  # the old seal is not of the new files
+            ready = False
+        seal = None if ready else upload(self.client, model.model_id, run.info.run_id, trial, self.key)
         if self.registered_model not in self._made:
             self._create_registered_model()
         with nullcontext() if resumed else together(self.client):
             if seal is not None:
                 self.client.set_logged_model_tags(model.model_id, {SEAL_TAG: seal})
                 model = self.client.finalize_logged_model(model.model_id, "READY")
-            self._log_values(run, trial, model)
+            if MODEL_URI_TAG not in run.data.tags:
+                self._log_values(run, trial, model)
             version = self._register(run, trial, model, resumed)
             model_uri = f"models:/{self.registered_model}/{version}"
             self.client.set_logged_model_tags(
@@ -113,13 +127,22 @@ class TrialWriter:
         return model_uri
 
     def _earlier(self, trial: TrialRecord) -> Run | None:
-        """Return the run of an earlier attempt. An incomplete run of another record is deleted."""
+        """Return the run of an earlier attempt. Delete a run without its model, or of another record."""
         run = self._find(trial.run_id)
-        if run is None or MODEL_URI_TAG in run.data.tags or run.data.tags.get(DIGEST_TAG) == trial.digest():
+        if run is None:
+            return None
+        complete = MODEL_URI_TAG in run.data.tags
+        if self._models_of(run) if complete else run.data.tags.get(DIGEST_TAG) == trial.digest():
             return run
         self._delete_models(run)
         self.client.delete_run(run.info.run_id)
         return None
+
+    def _is_held(self, run: Run) -> bool:
+        """Return whether the store has the version that a complete run names, and its files."""
+        versions = versions_of_runs(self.store, [run.info.run_id])
+        held = {uri_of(version) for version in versions if is_whole(self.store, str(version.source))}
+        return run.data.tags[MODEL_URI_TAG] in held
 
     def write_failure(self, run_id: str, reason: str, params: Mapping[str, object], status: str) -> None:
         """Record a trial without a model; see `Tracker.fail_trial`."""

@@ -2,11 +2,15 @@
 
 import multiprocessing
 import os
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from raydp.tracking import MLflowTracker, find_models, promote_model, show_model
+from raydp.tracking import MLflowTracker, TrialRecord, find_models, promote_model, show_model
 from raydp.tracking.address import check_store
 
 from .conftest import inventory, open_tracker
@@ -87,6 +91,36 @@ def test_processes_that_make_one_store_at_the_same_time_both_get_it(tmp_path: Pa
         process.join(300)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     _open(uri)
+
+
+def test_a_store_whose_schema_is_being_made_is_waited_for(tmp_path: Path) -> None:
+    """MLflow makes its tables one by one; the other process holds the lock meanwhile."""
+    database = tmp_path / "raydp.db"
+    with closing(sqlite3.connect(database)) as half:
+        half.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+        with ThreadPoolExecutor(1) as pool, FileLock(f"{database}.lock"):
+            waiting = pool.submit(check_store, f"sqlite:///{database}")
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+            half.execute("CREATE TABLE alembic_version (version_num TEXT)")
+            half.commit()
+        assert waiting.result() is None
+
+
+def _deliver(uri: str, sweep: str, trials: list[TrialRecord]) -> list[str]:
+    tracker = open_tracker(uri, sweep=sweep)
+    return [tracker.log_trial(trial) for trial in trials]
+
+
+def test_two_sweeps_on_one_file_lose_nothing(uri, record) -> None:
+    """Their drivers share the experiment and the registered model, and train runs of the same identities."""
+    sweeps = [(uri, f"sweep-{s}", [record(f"run-{t}", seed=s) for t in range(3)]) for s in range(2)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        uris = [uri for written in pool.starmap(_deliver, sweeps, chunksize=1) for uri in written]
+    assert sorted(uris) == [f"models:/demo/{number}" for number in range(1, 7)]
+    found = find_models(uri, verify=True).sort_values(["seed", "run_id"])
+    assert list(zip(found.seed, found.run_id, strict=True)) == [(s, f"run-{t}") for s in range(2) for t in range(3)]
+    assert {len(kind) for kind in inventory(open_tracker(uri))} == {6}
 
 
 @pytest.mark.parametrize("name", ["a%20b", "100%", "a?b", "a\nb", "a\x1bb"])

@@ -17,6 +17,7 @@ from raydp.privacy.accounting.documents import ComposedCost, Guarantee
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.deliveries import check_deliveries
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import claimed_figures, measured_later, scores_of
@@ -82,6 +83,7 @@ class Recorder:
         parent = tracker.sweep_run(context.plan.sweep_id, spec.name, written, cls._public_facts(context.facts))
         if folder.tracking_run() != parent:  # another store, without this sweep
             folder.set_tracking_run(parent)
+        check_deliveries(folder, tracker)
         tuned = searched(spec, list(context.trials.values()))
         return cls(context=context, tracker=tracker, parent_run=parent, _searched=tuned)
 

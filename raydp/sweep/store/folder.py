@@ -332,8 +332,8 @@ class SweepFolder:
 
     def set_tracking_run(self, run: str) -> None:
         """Write the id of the sweep's run in MLflow, and remove the marks of deliveries to an earlier store."""
-        for mark in (self.path / "trials").glob("*/tracked.json"):
-            mark.unlink()
+        for run_id in self.deliveries():
+            self.remove_delivery(run_id)
         write_json(self.path / "tracking.json", {"parent_run": run})
 
     def delivery(self, run_id: str) -> Delivery | None:
@@ -343,6 +343,15 @@ class SweepFolder:
     def set_delivery(self, run_id: str, delivery: Delivery) -> None:
         """Write that a run was delivered to MLflow."""
         write_json(self.trial(run_id) / "tracked.json", delivery.to_json())
+
+    def deliveries(self) -> dict[str, Delivery]:
+        """Return the deliveries to MLflow by run."""
+        runs = sorted(path.parent.name for path in (self.path / "trials").glob("*/tracked.json"))
+        return {run_id: delivery for run_id in runs if (delivery := self.delivery(run_id)) is not None}
+
+    def remove_delivery(self, run_id: str) -> None:
+        """Remove the mark of a delivery, so that the run is delivered again."""
+        (self.trial(run_id) / "tracked.json").unlink()
 
     def model_uri(self, run_id: str) -> str | None:
         """Return the URI of a run's registered model; None if there is none."""

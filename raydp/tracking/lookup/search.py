@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from raydp.plugins.registries import unknown_name
 from raydp.tracking.lookup.conditions import METRICS, ORDER, Conditions
 from raydp.tracking.lookup.table import Tracked, ordered, table
+from raydp.tracking.recorded import CHUNK, PAGE, uri_of, versions_of_runs
 from raydp.tracking.records import latest_metrics
 from raydp.tracking.sealing.trust import Trust
-from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
+from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store, pages
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
-    from mlflow.store.entities import PagedList
 
-T = TypeVar("T")
-PAGE = 1000
 FEW = 50
 """Largest number of versions whose models are searched by name. If there are more, all models are searched."""
 SAMPLE = 200
 """Number of models that are read for the known metrics if a search for a metric found nothing."""
-CHUNK = 100
-"""Number of runs named in one address, so that the longest address stays below the 8 KiB that proxies accept."""
 
 
 @dataclass(kw_only=True)
@@ -84,7 +80,7 @@ class Lookup:
             rows = rows.head(limit)
             rows.attrs["left_out"] = {}
             return rows
-        by_uri = {_uri(entry): entry for entry in entries}
+        by_uri = {uri_of(entry.version): entry for entry in entries}
         kept, left_out = list[int](), Counter[str]()
         for position, uri in enumerate(rows["model_uri"]):
             if len(kept) == limit:
@@ -101,7 +97,7 @@ class Lookup:
     def _problem(self, entry: Tracked) -> str | None:
         """Return why the guarantee of an entry is unreliable, or None; cached."""
         assert self.trust is not None
-        uri = _uri(entry)
+        uri = uri_of(entry.version)
         if uri not in self._problems:
             self._problems[uri] = self.trust.problem(self.store, entry.model, entry.version)
         return self._problems[uri]
@@ -174,15 +170,8 @@ class Lookup:
         return [(v, by_id[v.tags[MODEL_ID_TAG]]) for v in versions if v.tags[MODEL_ID_TAG] in by_id]
 
     def _versions_of(self, models: list[LoggedModel]) -> list[ModelVersion]:
-        client = self.store.client
         runs = sorted({str(model.source_run_id) for model in models if model.source_run_id})
-        parts = [] if self.registered_model is None else [f"name = '{self.registered_model}'"]
-        versions: list[ModelVersion] = []
-        for start in range(0, len(runs), CHUNK):
-            named = ", ".join(map(repr, runs[start : start + CHUNK]))
-            condition = " AND ".join([*parts, f"run_id IN ({named})"])
-            versions += pages(partial(client.search_model_versions, condition, PAGE))
-        return list(filter(_is_ours, versions))
+        return list(filter(_is_ours, versions_of_runs(self.store, runs, self.registered_model)))
 
     def _require_known(self, experiments: list[str]) -> None:
         """Check, after an empty result, that the metrics in the conditions exist on some model.
@@ -218,17 +207,6 @@ def tracked(store: Store, pairs: Sequence[tuple[ModelVersion, LoggedModel]]) -> 
     return [Tracked(version=v, model=m, aliases=tuple(aliases.get((v.name, str(v.version)), ()))) for v, m in pairs]
 
 
-def pages(search: Callable[..., PagedList[T]]) -> list[T]:
-    """Return the items of every page of a search, which takes a page_token."""
-    items, token = list[T](), None
-    while True:
-        page = search(page_token=token)
-        items += page
-        token = page.token
-        if not token:
-            return items
-
-
 def _experiments(store: Store, few: list[ModelVersion] | None) -> list[str]:
     """Return the experiments to search: those of the versions, or all, including deleted ones."""
     if few is not None:
@@ -241,7 +219,3 @@ def _experiments(store: Store, few: list[ModelVersion] | None) -> list[str]:
 
 def _is_ours(version: ModelVersion) -> bool:
     return MODEL_ID_TAG in version.tags and EXPERIMENT_ID_TAG in version.tags
-
-
-def _uri(entry: Tracked) -> str:
-    return f"models:/{entry.version.name}/{entry.version.version}"

@@ -1,0 +1,49 @@
+"""Compares a sweep's folder with the tracking store, before a resume relies on either."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.measurements import measured_later
+from raydp.sweep.store.results import RunResult
+from raydp.tracking import Tracker
+
+LOGGER = logging.getLogger(__name__)
+
+
+def check_deliveries(folder: SweepFolder, tracker: Tracker) -> None:
+    """Remove the mark of every delivery that the store has lost, so that the run is delivered again.
+
+    Raises:
+        ValueError: the loss or a score of training in a result.json is not the delivered figure.
+    """
+    marks = folder.deliveries()
+    if not marks:
+        return
+    held, later = tracker.recorded_runs(), {m.label for m in measured_later(folder)}
+    lost = []
+    for run_id, mark in marks.items():
+        run = held.get(run_id)
+        if run is not None and (result := folder.result(run_id)) is not None:
+            _check_figures(folder, result, run.metrics, later)
+        if run is None or (run.status, run.model_uri) != (mark.status, mark.model_uri):
+            folder.remove_delivery(run_id)
+            lost.append(run_id)
+    if lost:
+        LOGGER.warning(
+            "the tracking store has lost %d of %d delivered runs, which are delivered again", len(lost), len(marks)
+        )
+
+
+def _check_figures(folder: SweepFolder, result: RunResult, delivered: Mapping[str, float], later: set[str]) -> None:
+    """Refuse a result whose figures differ from the delivered ones, because a selection would follow them."""
+    figures = {"utility_loss": result.utility_loss}
+    figures |= {f"score.{name}": m.value for name, m in result.scores.items() if name not in later}
+    for name, value in figures.items():
+        if name in delivered and delivered[name] != value:
+            raise ValueError(
+                f"{name} in {folder.trial(result.run_id) / 'result.json'} must be the figure that MLflow has, "
+                f"{delivered[name]!r}, got {value!r}. Restore the file, or start a new sweep."
+            )
