@@ -1,9 +1,11 @@
 """Writing of files such that a kill at any moment leaves them whole or absent."""
 
+import hashlib
 import os
 import stat
 import tempfile
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +40,16 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Return the SHA-256 (hex) over the names and contents of files, in the order of their paths."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 def make_private(folder: Path) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from raydp.io.cache import cache_dir, stored_once
+from raydp.io.files import digest_of
 from raydp.io.locations import local_copy
 from raydp.models.adapters import (
     attach_adapter,
@@ -120,17 +121,12 @@ def model_folder(name: str) -> tuple[Path, str]:
 
 def weight_hash(folder: Path) -> str:
     """Return the SHA-256 (hex) over a folder's safetensors files, by name."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = list(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(
             f"model.name must hold safetensors weights, got {folder.name!r}. Save it with save_pretrained."
         )
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    return digest_of(files)
 
 
 @one_at_a_time()

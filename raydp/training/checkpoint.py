@@ -43,7 +43,7 @@ class CheckpointStore:
         metadata = {"run_id": self.run_id, "step": str(step), "state": json.dumps(state)}
         content = save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata=metadata)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             write_atomically(self.folder / f"step-{step:08d}.safetensors", content)
         except OSError as error:
             self.warn(f"checkpoint after step {step} of run {self.run_id} could not be written ({error.strerror})")

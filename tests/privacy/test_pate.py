@@ -237,7 +237,7 @@ def test_a_run_of_the_method_says_its_own_noise_and_delta(raydp: Callable[..., A
     run = sweep.trial("abc")
     votes = [[30, 15, 5], [26, 24, 0]]
     details = {"votes": votes, "sigma": 9.5, "threshold": 28.0, "sigma1": 14.0, "answered": 1}
-    sweep.commit(RunResult(run_id="abc", status="finished", details=details))
+    sweep.commit(RunResult(run_id="abc", status="finished", utility_loss=1.0, details=details))
     path = tmp_path / "votes.csv"
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in votes))
     by_hand = raydp("pate", path, "--sigma", 9.5, "--delta", 1e-4, "--threshold", 28, "--sigma1", 14, "--json")

@@ -59,7 +59,7 @@ def report_with(folder: Path, correct: Sequence[int], **changes: Any) -> tuple[A
     trials = sorted(audit.plan().trials, key=lambda t: (t.num_steps, t.seed))
     for trial, right in zip(trials, correct, strict=True):
         scores = {"one_run_audit": measured(right, epsilon=None if changes else 1.0)}
-        audit.commit(RunResult(run_id=trial.run_id, status="finished", scores=scores))
+        audit.commit(RunResult(run_id=trial.run_id, status="finished", utility_loss=1.0, scores=scores))
     return source, report_of(source.spec.name, audit)
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from raydp.models.base_models import weight_hash
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine import worker
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.training import _worker_inputs
+from raydp.sweep.engine.tune.callbacks import CommitCallback
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import write_counts
@@ -91,8 +93,103 @@ def test_the_result_of_a_failed_run_is_replaced_by_that_of_the_next_attempt(tmp_
 @pytest.mark.parametrize(("status", "ended"), [("finished", True), ("stopped", True), ("failed", False)])
 def test_what_has_ended_is_not_run_again(status: Status, ended: bool, tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    folder.commit(RunResult(run_id="run", status=status))
+    folder.commit(RunResult(run_id="run", status=status, utility_loss=1.0))
     assert folder.has_ended("run") == ended
+
+
+def test_a_finished_result_without_its_figures_is_not_committed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    with pytest.raises(ValueError, match=r"^utility_loss must be a number in the finished result of run 'run'"):
+        folder.commit(RunResult(run_id="run", status="finished"))
+    assert folder.result("run") is None
+
+
+def test_nothing_is_committed_into_a_folder_that_was_moved_away(tmp_path: Path) -> None:
+    """Else a new folder would hold some runs, and the moved one the others."""
+    folder = folder_of(tmp_path)
+    (folder.path / "trials").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"^SWEEP must keep its folder .*trials'"):
+        folder.commit(RunResult(run_id="run", status="finished", utility_loss=1.0))
+    assert not (folder.path / "trials").exists()
+
+
+@pytest.mark.parametrize("loss", ['"text"', "null", "[1.0]", "{}"])
+def test_a_result_whose_loss_is_no_number_is_refused_in_a_sentence(tmp_path: Path, loss: str) -> None:
+    folder = folder_of(tmp_path)
+    folder.trial("run").mkdir()
+    (folder.trial("run") / "result.json").write_text(f'{{"status": "finished", "utility_loss": {loss}}}')
+    with pytest.raises(ValueError, match=r"^SWEEP must have files .*result\.json.*utility_loss is no number"):
+        folder.result("run")
+
+
+@pytest.mark.parametrize("use", ["resume", "worker"])
+def test_the_folder_of_the_runs_is_not_made_anew(tmp_path: Path, use: str) -> None:
+    folder = folder_of(tmp_path)
+    files = folder.files("run")
+    (folder.path / "trials").rename(tmp_path / "elsewhere")
+    assert not folder.is_untouched()  # else the end of a failed start would remove the sweep with its key
+    if use == "resume":
+        with pytest.raises(ValueError, match=r"^SWEEP must keep its folder .*trials'"):
+            SweepFolder.resume(load_spec(small_spec(tmp_path, privacy={"target_epsilon": 8, "accountant": "rdp"})))
+    for make in (files.ledger, lambda: files.model_folder("attempt-1"), lambda: files.checkpoints(print)):
+        with pytest.raises(FileNotFoundError):
+            make()
+    assert not (folder.path / "trials").exists()
+
+
+def test_a_refused_result_ends_the_round_of_tune(tmp_path: Path) -> None:
+    """Tune would take the error for its trial's, and start the trial again."""
+    folder = folder_of(tmp_path)
+    (folder.path / "trials").rename(tmp_path / "elsewhere")
+    committer = SimpleNamespace(commit=lambda run_id: folder.commit(RunResult(run_id=run_id, status="stopped")))
+    callback = CommitCallback(committer)  # type: ignore[arg-type]
+    callback.on_step_end(0, [])
+    callback.on_trial_complete(0, [], SimpleNamespace(config={"run_id": "run"}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^SWEEP must keep its folder"):
+        callback.on_step_end(1, [])
+
+
+def saved(folder: SweepFolder, attempt: str = "attempt-1") -> RunResult:
+    """The result of a run whose worker saved a model of two files."""
+    model = folder.trial("run") / attempt / "model"
+    model.mkdir(parents=True)
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (model / name).write_bytes(name.encode() * 9)
+    return RunResult(run_id="run", status="finished", utility_loss=1.0, attempt=attempt, weight_hash=weight_hash(model))
+
+
+def damage(file: Path, kind: str) -> None:
+    content = bytearray(file.read_bytes())
+    if kind == "lost":
+        file.unlink()
+    elif kind == "truncated":
+        file.write_bytes(content[:-1])
+    else:
+        content[5] ^= 1
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "bit-flipped", "lost"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_weights_that_were_damaged_are_found_before_and_after_the_commit(
+    tmp_path: Path, kind: str, number: int
+) -> None:
+    folder = folder_of(tmp_path)
+    result = saved(folder)
+    damage(folder.trial("run") / "attempt-1" / "model" / f"model-{number}.safetensors", kind)
+    with pytest.raises(FileNotFoundError, match="not there as it was saved"):
+        folder.commit(result)
+    assert folder.result("run") is None
+    folder.commit(saved(folder, "attempt-2"))
+    assert folder.fail_if_damaged("run").finished
+    folder.require_whole_model("run")
+    damage(folder.model("run") / f"model-{number}.safetensors", kind)
+    with pytest.raises(ValueError, match=r"^SWEEP must keep the weights of its chosen run"):
+        folder.require_whole_model("run")
+    assert folder.fail_if_damaged("run").status == "failed"
+    assert not folder.has_ended("run")  # a resume trains it again
+    folder.commit(saved(folder, "attempt-3"))
+    assert folder.fail_if_damaged("run").finished
 
 
 def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> bytes:

@@ -50,7 +50,7 @@ def committer(folder: Path, tmp_path: Path) -> Committer:
     return Committer(context=context, listener=SilentListener())
 
 
-OUTCOME = RunResult(run_id="run", status="finished", attempt="attempt-1", notes=("x" * 100_000,))
+OUTCOME = RunResult(run_id="run", status="finished", utility_loss=1.0, attempt="attempt-1", notes=("x" * 100_000,))
 
 
 def test_a_result_waits_for_space_with_its_model(
@@ -82,6 +82,7 @@ def test_a_model_that_is_never_seen_is_a_run_that_failed(tmp_path: Path, monkeyp
     """A shared folder may show it late; a result without it would say finished and have nothing to load."""
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
     folder = tmp_path / "sweep"
+    (folder / "trials").mkdir(parents=True)
     outcome = committer(folder, tmp_path)._write(OUTCOME)
     assert (outcome.status, SweepFolder(path=folder).has_ended("run")) == ("failed", False)
     assert "the trained model was lost" in outcome.reason

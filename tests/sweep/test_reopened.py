@@ -10,6 +10,7 @@ import pytest
 
 from raydp import Sweep
 from raydp.spec.reading import load_spec
+from raydp.sweep.engine.recorder import Recorder
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models
 from raydp.tracking.promotions import trail
@@ -103,3 +104,23 @@ def test_the_first_seed_stays(tmp_path: Path) -> None:
     SweepFolder.create(load_spec(small_spec(tmp_path, seeds=[2, 3])), lambda key: plan_of_runs([]))
     with pytest.raises(ValueError, match=r"seeds must hold the 2 in .*spec\.yaml', got 5"):
         SweepFolder.resume(load_spec(small_spec(tmp_path, seeds={"first": 2, "at_most": 5})))
+
+
+def test_weights_that_changed_before_their_delivery_are_not_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a store was away, and a disk or a hand changed a bit meanwhile."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "deliver_missing", lambda *arguments: None)
+        trained = Trained(tmp_path / "sweep", space={"points": [[32, 3, 0.01]]})
+    whole, damaged = (trial.run_id for trial in trained.trials)
+    (weights,) = trained.folder.model(damaged).glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    trained.ending.listener.deliver_missing(list(trained.trials))
+    assert list(find_models(trained.uri, registered_model="small")["run_id"]) == [whole]
+    assert (trained.folder.is_finished(whole), trained.folder.has_ended(damaged)) == (True, False)
+    delivery = trained.folder.delivery(damaged)
+    assert delivery is not None
+    assert (delivery.status, delivery.model_uri) == ("failed", None)

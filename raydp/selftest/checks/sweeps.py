@@ -225,7 +225,7 @@ def _worker_checks() -> list[Check]:
         def loss(key: bytes, *trials: TrialPlan) -> float:
             runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), key)
             for number, trial in enumerate(trials):
-                files = SharedFolder(folder=Path(folder) / key.hex() / f"{len(trials)}-{number}", run_id=trial.run_id)
+                files = SharedFolder(folder=Path(folder) / f"{key.hex()}-{len(trials)}-{number}", run_id=trial.run_id)
                 result = runner.run(trial, files, "attempt")
             assert result is not None, "there is one rank"
             return result.loss

@@ -102,9 +102,11 @@ class Committer:
         """Commit an outcome and return it.
 
         If the disk is full or the object store does not answer, wait: the result exists nowhere else. A run whose model
-        does not become visible has failed.
+        does not become visible, or that has no utility, has failed.
         """
         run_id, bucket = outcome.run_id, self._bucket
+        if outcome.finished and outcome.utility_loss is None:
+            outcome = RunResult(run_id=run_id, status="failed", reason="it ended without a utility loss")
         for left in reversed(range(WRITE_TRIES)):
             try:
                 if bucket is not None and outcome.finished:

@@ -19,7 +19,7 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.deliveries import check_deliveries
 from raydp.sweep.engine.searched import searched
-from raydp.sweep.store.folder import BASE_RUN
+from raydp.sweep.store.folder import BASE_RUN, DAMAGED
 from raydp.sweep.store.measurements import claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
@@ -156,8 +156,10 @@ class Recorder:
         """
         if not self._waits(trial):
             return
-        result = self.context.folder.result(trial.run_id)
+        result = self.context.folder.fail_if_damaged(trial.run_id)
         assert result is not None, "a run that waits has a result"
+        if result.reason == DAMAGED:
+            LOGGER.warning("run %s is not registered: %s. --resume trains it again", trial.run_id, DAMAGED)
         if result.finished:
             uri = self.tracker.log_trial(self._record(trial, result))
         else:

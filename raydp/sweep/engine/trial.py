@@ -309,12 +309,15 @@ class TrialRunner:
             return None
         own = self._task.facts().chat_template is not None
         tokenizer = self._loaded.tokenizer
-        adapters.save_trained(self._loaded.model, tokenizer, files.model_folder(attempt), weights, own_tokenizer=own)
+        folder = files.model_folder(attempt)
+        adapters.save_trained(self._loaded.model, tokenizer, folder, weights, own_tokenizer=own)
+        weight_hash = models.weight_hash(folder)
         files.hand_over(attempt)
         return replace(
             result,
             status="finished",
             attempt=attempt,
+            weight_hash=weight_hash,
             utility_loss=measured.utility_loss,
             scores=measured.scores,
             variants=variants,

@@ -184,6 +184,7 @@ class Releaser(Recorder):
 
     def release_run(self, run_id: str) -> ReleasedModels:
         """Register the run's model, and write the model's cost to the folder and onto its card."""
+        self.context.folder.require_whole_model(run_id)
         self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
         self.context.folder.set_released(together)

@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from raydp.io.files import make_private, write_atomically
+from raydp.io.files import digest_of, make_private, write_atomically
 from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -39,6 +39,8 @@ CURRENT_SECONDS = 60.0
 """Age up to which progress.json counts. The driver of an older one has ended without removing it."""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
+DAMAGED = "the weights of its model changed after training: a file is damaged, or was replaced"
+"""Reason of a run whose model is not the one that its worker saved."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluate_every"}
 """Sections of the spec that may change between a run and its resume: they do not change what is trained."""
 
@@ -189,10 +191,12 @@ class SweepFolder:
         """Open the folder of a sweep that was started before. Adaptive seeds may be added, see `continue_with`.
 
         Raises:
-            ValueError: the sweep was never started, or a part of the spec that defines the runs has changed.
+            ValueError: the sweep was never started, its runs were moved away, or a part of the spec that defines the
+                runs has changed.
         """
         cls.require_begun(spec)
         folder = cls.open(Path(spec.storage) / spec.name)
+        folder.require_trials()
         started = folder.spec()
         before, now = started.model_dump(mode="json"), spec.model_dump(mode="json")
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
@@ -557,27 +561,74 @@ class SweepFolder:
         If the run did not fail, its attempts and checkpoints are removed.
 
         Raises:
-            FileNotFoundError: the model of the attempt that the result names is not visible here (yet).
+            FileNotFoundError: the model of the attempt that the result names is not visible here whole (yet).
+            ValueError: the folder of the trials is gone, or a finished result lacks its figures.
         """
         folder = self.trial(result.run_id)
+        if result.finished and result.utility_loss is None:
+            raise ValueError(
+                f"utility_loss must be a number in the finished result of run {result.run_id!r}, got none. "
+                "Train the run again with --resume."
+            )
+        self.require_trials()
         if self.has_ended(result.run_id):
             return
         folder.mkdir(parents=True, exist_ok=True)
         attempt = result.attempt
         model = folder / str(attempt) / "model"
-        if model.is_dir():  # false if an earlier call was killed after the rename
+        saved = model if model.is_dir() else folder / "model"  # an earlier call was killed after the rename
+        if attempt is not None and (not saved.is_dir() or _is_damaged(saved, result)):
+            raise FileNotFoundError(errno.ENOENT, "the trained model is not there as it was saved", str(model))
+        if saved == model:
             shutil.rmtree(folder / "model", ignore_errors=True)
             model.rename(folder / "model")
-        elif attempt is not None and not (folder / "model").is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the trained model is not there", str(model))
         write_json(folder / "result.json", replace(result, attempt=None).to_json())
         if result.status != "failed":
             for leftover in [*folder.glob("attempt-*"), *folder.glob("checkpoints*")]:
                 shutil.rmtree(leftover, ignore_errors=True)
 
+    def fail_if_damaged(self, run_id: str) -> RunResult | None:
+        """Return the result of a run. If the weights of its model changed since they were saved, the run has failed.
+
+        A resume trains a failed run again.
+        """
+        result = self.result(run_id)
+        if result is None or not result.finished or not _is_damaged(self.model(run_id), result):
+            return result
+        failed = RunResult(run_id=run_id, status="failed", reason=DAMAGED, attempts=result.attempts)
+        write_json(self.trial(run_id) / "result.json", failed.to_json())
+        return failed
+
+    def require_whole_model(self, run_id: str) -> None:
+        """Check the weights of the run that a private selection has chosen. The choice may not change any more.
+
+        Raises:
+            ValueError: the weights changed since they were saved.
+        """
+        result = self.result(run_id)
+        if result is not None and _is_damaged(self.model(run_id), result):
+            raise ValueError(
+                f"SWEEP must keep the weights of its chosen run, got others in {str(self.model(run_id))!r}. "
+                "Restore them from a copy, and continue with --resume."
+            )
+
+    def require_trials(self) -> None:
+        """Check that the folder of the runs is where it was.
+
+        Raises:
+            ValueError: it was moved or removed.
+        """
+        trials = self.path / "trials"
+        if not trials.is_dir():
+            raise ValueError(
+                f"SWEEP must keep its folder {str(trials)!r}, got it moved or removed. Put it back, or make "
+                "an empty one to train every run again, and continue with --resume."
+            )
+
     def is_untouched(self) -> bool:
         """Return whether no run has a folder. The sweep's key was then used for nothing that is kept."""
-        return not any((self.path / "trials").iterdir())
+        trials = self.path / "trials"
+        return trials.is_dir() and not any(trials.iterdir())
 
     def remove(self) -> None:
         """Remove the files that the start of a sweep wrote, with the key. Remove the folder if it is then empty.
@@ -591,6 +642,11 @@ class SweepFolder:
             entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             self.path.rmdir()
+
+
+def _is_damaged(model: Path, result: RunResult) -> bool:
+    """Return whether the weights in a folder are not those that the worker saved. A change of one bit is found."""
+    return result.weight_hash is not None and result.weight_hash != digest_of(model.glob("*.safetensors"))
 
 
 def _adds_seeds(started: SweepSpec, spec: SweepSpec) -> bool:

@@ -43,6 +43,8 @@ class RunResult:
         resumed_from: number of steps that were restored from a checkpoint.
         attempts: number of times that the run was started.
         attempt: name of the folder that holds the trained model until the result is committed.
+        weight_hash: SHA-256 over the safetensors files of the trained model, as its worker saved them. None without a
+            model, and in files of early versions.
         train_seconds, score_seconds: wall-clock times.
         details: further figures of the method. They are as private as the data.
         notes: sentences for the user.
@@ -61,6 +63,7 @@ class RunResult:
     resumed_from: int | None = None
     attempts: int | None = None
     attempt: str | None = None
+    weight_hash: str | None = None
     train_seconds: float | None = None
     score_seconds: float | None = None
     details: Mapping[str, object] = field(default_factory=dict)
@@ -102,6 +105,9 @@ class RunResult:
             run_id: the run's id, which files of early versions do not repeat.
         """
         known = {name: value for name, value in document.items() if value is not None}
+        loss = known.get("utility_loss")
+        if not isinstance(loss, int | float) and (loss is not None or known["status"] == "finished"):
+            raise TypeError(f"utility_loss is no number but {type(loss).__name__}")
         variants = [
             ClaimedFigures(
                 claimed_epsilon=variant["claimed_epsilon"],

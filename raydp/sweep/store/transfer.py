@@ -54,14 +54,19 @@ class SharedFolder:
     folder: Path
     run_id: str
 
+    def _made(self) -> Path:
+        """Return the run's folder, which exists. The folder of all runs is not made again if it was moved away."""
+        self.folder.mkdir(exist_ok=True)
+        return self.folder
+
     def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
-        return CheckpointStore(folder=self.folder / "checkpoints", run_id=self.run_id, warn=warn)
+        return CheckpointStore(folder=self._made() / "checkpoints", run_id=self.run_id, warn=warn)
 
     def ledger(self) -> Ledger:
-        return Ledger(self.folder / "ledger.txt")
+        return Ledger(self._made() / "ledger.txt")
 
     def model_folder(self, attempt: str) -> Path:
-        return self.folder / attempt / "model"
+        return self._made() / attempt / "model"
 
     def hand_over(self, attempt: str) -> None:
         """Do nothing: the model is already in the folder where the driver looks for it."""

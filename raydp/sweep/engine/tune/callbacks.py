@@ -19,16 +19,27 @@ LOGGER = logging.getLogger(__name__)
 
 
 class CommitCallback(tune.Callback):
-    """Commits a run when its trial ends. The queue has the run's outcome then."""
+    """Commits a run when its trial ends. The queue has the run's outcome then.
+
+    If the sweep's folder refuses the result, the round ends at its next step. Tune would retry the trial instead.
+    """
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
+        self._refusal: ValueError | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its callbacks for a restore that a sweep never uses
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        self._committer.commit(trial.config["run_id"])
+        try:
+            self._committer.commit(trial.config["run_id"])
+        except ValueError as error:
+            self._refusal = error
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
 
 class GuardedCallback(tune.Callback):
