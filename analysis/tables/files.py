@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -31,7 +32,8 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except _DAMAGED as error:
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the content
+        # An error of the disk is not one of the content. A damaged offset leads where nothing can be read: EINVAL.
+        if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
         raise ValueError(
             f"points must be a Parquet file, got {str(path)!r}, which pyarrow does not read as one. Write it again."

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.io.damaged import NUMERIC_ARRAYS, naming
 from raydp.membership.classifier import Observed, Outputs
 
 MODELS, PARTS = ("shadow", "target"), ("member", "nonmember")
@@ -35,10 +34,6 @@ _OF_THE_FORMAT = frozenset(
 )
 SUM_TOLERANCE = 0.01
 """Tolerance of a row's sum. float16 outputs, or 100 probabilities rounded to 4 decimals, err by half of it."""
-
-_UNREADABLE = (ValueError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, MemoryError)
-"""Exceptions of numpy and zipfile for a file that is damaged, encrypted or compressed in another way, or whose header
-asks for too much memory."""
 
 
 def read_outputs(path: Path) -> tuple[Observed, Observed]:
@@ -78,19 +73,14 @@ def read_outputs(path: Path) -> tuple[Observed, Observed]:
 def _arrays(path: Path) -> Mapping[str, NDArray[np.generic]]:
     if not path.is_file():
         raise ValueError(f"FILE must be an existing .npz file, got {str(path)!r}. Check the path.")
-    try:
+    with naming(path, "FILE", NUMERIC_ARRAYS, "Write it with numpy.savez."):
         stored = np.load(path, allow_pickle=False)
         if isinstance(stored, np.ndarray):
             raise ValueError("one array")
         with stored:
             arrays = {name: stored[name] for name in stored.files}
-        # numpy returns members that are not arrays as bytes
-        return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    except _UNREADABLE as error:
-        raise ValueError(
-            f"FILE must be an .npz file of numeric arrays, got {str(path)!r}, which numpy does not read as one "
-            f"({type(error).__name__}). Write it with numpy.savez."
-        ) from error
+    # numpy returns members that are not arrays as bytes
+    return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
 def _missing(name: str, others: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from raydp.io.damaged import NUMERIC_ARRAYS, naming
 from raydp.io.files import write_atomically
 from raydp.io.output import stderr
 from raydp.membership.metrics import best_accuracy, curve_figures
@@ -152,8 +153,7 @@ def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> 
                 with many.loaded(done) as loaded:
                     _write(path, losses_of(loaded.model, pool))
     for path in kept:
-        with np.load(path, allow_pickle=False) as stored:
-            yield Losses(examples=stored["examples"], population=stored["population"])
+        yield _read(path)
 
 
 def losses_of(model: nn.Module, pool: Pool) -> Losses:
@@ -162,6 +162,16 @@ def losses_of(model: nn.Module, pool: Pool) -> Losses:
         examples=losses(model, pool.task, "train", pool.examples),
         population=losses(model, pool.task, "heldout", pool.population),
     )
+
+
+def _read(path: Path) -> Losses:
+    """Read what `_write` wrote."""
+    remedy = "Delete it: `raydp mia` computes the losses again."
+    with (
+        naming(path, "the file of losses", NUMERIC_ARRAYS, remedy),
+        np.load(path, allow_pickle=False) as stored,
+    ):
+        return Losses(examples=stored["examples"], population=stored["population"])
 
 
 def _write(path: Path, of_model: Losses) -> None:

@@ -13,9 +13,10 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from raydp.io.damaged import naming
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words, kind_of
 
@@ -285,16 +286,21 @@ def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
 
 
 def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, Mapping[str, object]]]:
-    import pyarrow
     from pyarrow import parquet
 
-    try:
-        file = parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{field} must be a whole Parquet file, got {path.name}. Copy it again.") from error
+    def damaged() -> AbstractContextManager[None]:
+        return naming(path, field, "a whole Parquet file", "Copy it again.")
+
+    with damaged():
+        batches = parquet.ParquetFile(path).iter_batches()
     number = 0
-    for batch in file.iter_batches():
-        for row in batch.to_pylist():
+    while True:
+        with damaged():
+            batch = next(batches, None)
+            rows = [] if batch is None else batch.to_pylist()
+        if batch is None:
+            return
+        for row in rows:
             number += 1
             yield number, row
 

@@ -152,7 +152,7 @@ def test_tables_that_are_none_are_refused(tmp_path: Path, content: str, options:
 @pytest.mark.parametrize(
     ("inputs", "labels", "message"),
     [
-        (np.array([[object()], [1]]), np.array([0, 1]), "must hold numbers in 'inputs', got others"),
+        (np.array([[object()], [1]]), np.array([0, 1]), "must be an .npz file of numeric arrays"),
         (np.full((2, 2), 1e300), np.array([0, 1]), "must have finite single precision numbers in 'inputs'"),
         (np.full((2, 2), 1j), np.array([0, 1]), "must have real numbers"),
         (np.zeros((0, 2)), np.zeros(0, np.int64), "must have real numbers"),

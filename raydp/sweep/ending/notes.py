@@ -50,7 +50,9 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     # Reading the whole spec would import the training code.
     written, selected_by = folder.names(), folder.select().score
     named, private = score or selected_by, folder.disclosure().note
-    measured = None if named is None else scores_of(folder, BASE_RUN, measured_later(folder)).get(named)
+    measured = (
+        None if named is None else scores_of(folder.result(BASE_RUN), BASE_RUN, measured_later(folder)).get(named)
+    )
     base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
     by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
     return {
@@ -84,7 +86,7 @@ def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
     later = measured_later(folder)
     curves = []
     for trial, result in islice(finished, _MOST_CURVES):
-        measured = scores_of(folder, trial.run_id, later).get(score)
+        measured = scores_of(result, trial.run_id, later).get(score)
         if not result.history or measured is None:
             continue
         rows = [row for row in result.history if row.get("loss") is not None and math.isfinite(row["loss"])]

@@ -252,7 +252,7 @@ class Recorder:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         claimed = card.record.procedure.claimed_epsilon
         spec = self._spec_of(trial)
-        scores = scores_of(self.context.folder, trial.run_id, measured_later(self.context.folder))
+        scores = scores_of(result, trial.run_id, measured_later(self.context.folder))
         optional = {"quantization": spec.model.quantization, "revision": self.context.base_revision}
         method = spec.method.params.model_dump(mode="json")
         return TrialRecord(

@@ -451,9 +451,10 @@ class SweepFolder:
     def skipped_runs(self) -> set[str]:
         """Return the planned runs that a search or adaptive seeds left out. The set is empty before their end."""
         search, seeds = self.search_end(), self.seeds_end()
-        skipped = set() if search is None else set(search.skipped)
         left_out = set() if seeds is None else set(seeds.left_out)
-        return left_out | {t.run_id for t in self.plan().trials if skipped and t.configuration in skipped}
+        if search is None or not search.skipped:
+            return left_out
+        return left_out | {t.run_id for t in self.plan().trials if t.configuration in search.skipped}
 
     def decision(self) -> str | None:
         """Return the id of the run that a private selection has chosen; None before the choice."""

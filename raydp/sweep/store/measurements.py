@@ -206,8 +206,7 @@ def claimed_figures(result: RunResult | None) -> dict[str, float]:
     return columns
 
 
-def scores_of(folder: SweepFolder, name: str, later: list[Measurements]) -> dict[str, Measurement]:
+def scores_of(result: RunResult | None, name: str, later: list[Measurements]) -> dict[str, Measurement]:
     """Return the finished measurements of a run or of the base model, by label. Those of training come first."""
-    result = folder.result(name)
     measured = {m.label: score for m in later if (score := m.finished(name)) is not None}
     return {**({} if result is None else result.scores), **measured}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from raydp.analysis.tables.per_secret import controls_of
+from raydp.io.damaged import naming
 from raydp.io.files import write_atomically
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import HYPERPARAMETERS
@@ -27,6 +28,7 @@ from raydp.training.trial_plan import TrialPlan
 
 POINTS_FILE = "points.csv"
 SECRETS_FILE = "secrets.parquet"
+SECRETS_COLUMNS = ("run_id", "score", "secret_id", "value", "num_samples", "count")
 
 
 def points_table(folder: SweepFolder) -> pd.DataFrame:
@@ -46,6 +48,8 @@ def points_table(folder: SweepFolder) -> pd.DataFrame:
     score, summary = folder.select().score, folder.summary()
     aliases = {} if summary is None else summary.aliases
     rows = [_row(folder, trial, plan, score, base, later, skipped, aliases) for trial in plan.trials]
+    if not any(trial.settings for trial in plan.trials):
+        rows = [{name: value for name, value in row.items() if name != "settings"} for row in rows]
     method = folder.method()
     parameters = [_parameters(method, plan.facts.content_hash, trial) for trial in plan.trials]
     return pd.concat([pd.DataFrame(rows), pd.DataFrame(parameters)], axis=1)
@@ -84,15 +88,18 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
 
     A score that subtracts what controls have, has further rows under the name of `controls_of`, one for each control.
     """
-    rows: list[dict[str, object]] = []
+    columns: dict[str, list[object]] = {name: [] for name in SECRETS_COLUMNS}
     counts, later = folder.secret_counts(), measured_later(folder)
     for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
-        for score, measured in scores_of(folder, run_id, later).items():
+        for score, measured in scores_of(folder.result(run_id), run_id, later).items():
             for name, values in {score: measured.per_secret, controls_of(score): measured.per_control}.items():
-                common = {"run_id": run_id, "score": name, "num_samples": measured.num_samples}
-                rows += [{**common, "secret_id": k, "value": v, "count": counts.get(k)} for k, v in values.items()]
-    table = pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value", "num_samples", "count"])
-    return table.astype({"count": "Int64"})
+                columns["run_id"] += [run_id] * len(values)
+                columns["score"] += [name] * len(values)
+                columns["secret_id"] += values
+                columns["value"] += values.values()
+                columns["num_samples"] += [measured.num_samples] * len(values)
+                columns["count"] += map(counts.get, values)
+    return pd.DataFrame(columns).astype({"count": "Int64"})
 
 
 def write_tables(folder: SweepFolder) -> Path:
@@ -117,13 +124,8 @@ def secrets_beside(points: Path) -> pd.DataFrame:
             f"POINTS must have {SECRETS_FILE} beside it for figures by secret, got {str(points)!r} without. Name a "
             "sweep instead."
         )
-    try:
+    with naming(path, "the file beside POINTS", "a whole Parquet file", "Name a sweep, which writes the file anew."):
         return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"POINTS must have a whole {SECRETS_FILE} beside it, got {str(path)!r} that is no Parquet file. Name a "
-            "sweep: it writes the file anew."
-        ) from error
 
 
 def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str] | None:
@@ -138,8 +140,11 @@ def counts(folder: SweepFolder) -> RunCounts:
     """Count the runs of a sweep by status."""
     trials, search = folder.plan().trials, folder.search_end()
     seeds, skipped = folder.seeds_end(), folder.skipped_runs()
-    results = [folder.result(trial.run_id) for trial in trials]
-    statuses = [_status(trial, result, skipped) for trial, result in zip(trials, results, strict=True)]
+    statuses, reasons = [], list[str | None]()  # all results together would fill the memory
+    for trial in trials:
+        result = folder.result(trial.run_id)
+        statuses.append(_status(trial, result, skipped))
+        reasons.append(None if result is None else result.reason)
     return RunCounts(
         runs=len(trials),
         finished=statuses.count("finished"),
@@ -151,10 +156,10 @@ def counts(folder: SweepFolder) -> RunCounts:
                 configuration=trial.configuration,
                 seed=trial.seed,
                 run_id=trial.run_id,
-                reason=result.reason,
+                reason=reason,
             )
-            for trial, result in zip(trials, results, strict=True)
-            if result is not None and result.status == "failed"
+            for trial, status, reason in zip(trials, statuses, reasons, strict=True)
+            if status == "failed"
         ),
         skipped=None if search is None and seeds is None else statuses.count("skipped"),
         search=search,
@@ -213,10 +218,10 @@ def _row(
     privacy = plan.privacy[trial.run_id]
     claimed = privacy.procedure.claimed_epsilon
     utility, base_utility = (None if r is None else r.utility_loss for r in (result, base))
-    scores = scores_of(folder, trial.run_id, later)
+    scores = scores_of(result, trial.run_id, later)
     return {
         **{k: getattr(trial, k) for k in HYPERPARAMETERS},
-        **({"settings": trial.settings} if any(other.settings for other in plan.trials) else {}),
+        "settings": trial.settings,
         "seed": trial.seed,
         "utility_loss": utility,
         "score": scores[score].value if score in scores else None,

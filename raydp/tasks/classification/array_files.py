@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -13,6 +12,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.io.damaged import NUMERIC_ARRAYS, naming
 from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.classification.labelled import LabelledExamples
 
@@ -115,25 +115,22 @@ def read_npz(path: Path, names: tuple[str, str], field: str) -> tuple[NDArray[np
     Raises:
         ValueError: the file is missing, or its arrays are missing or of another type or shape.
     """
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = [name for name in names if name not in arrays]
-            if missing:
-                present = columns_in_words(arrays).replace("column", "array")
-                raise ValueError(
-                    f"{field} must hold the array {missing[0]!r}, got {present} in {path.name!r}. Save it by this name."
-                )
-            inputs, labels = (_stored(arrays, name, field) for name in names)
-    except (OSError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{field} must be a .npz file of numpy, got {str(path)!r}. Check it.") from error
+    if not path.is_file():
+        raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
+    with (
+        naming(path, field, NUMERIC_ARRAYS, "Save numbers with numpy.savez."),
+        np.load(path, allow_pickle=False) as stored,
+    ):
+        present = list(stored)
+        arrays = {name: np.asarray(stored[name]) for name in names if name in present}
+    missing = [name for name in names if name not in present]
+    if missing:
+        words = columns_in_words(present).replace("column", "array")
+        raise ValueError(
+            f"{field} must hold the array {missing[0]!r}, got {words} in {path.name!r}. Save it by this name."
+        )
+    inputs, labels = (arrays[name] for name in names)
     return _numbers(inputs, names[0], field), _classes(labels, names[1], field)
-
-
-def _stored(arrays: Mapping[str, NDArray[np.generic]], name: str, field: str) -> NDArray[np.generic]:
-    try:
-        return np.asarray(arrays[name])
-    except ValueError as error:  # pickled objects
-        raise ValueError(f"{field} must hold numbers in {name!r}, got others. Save numbers.") from error
 
 
 def _numbers(inputs: NDArray[np.generic], name: str, field: str) -> NDArray[np.float32]:
