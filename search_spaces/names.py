@@ -6,6 +6,7 @@ The module serves packages that do not import `raydp`.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 
@@ -141,8 +142,9 @@ def cell_in_words(cell: object) -> str:
     """Describe a cell of a table for a message, without showing it: a number may be private too."""
     if not isinstance(cell, str):
         return kind_of(cell)
+    if not cell.strip():
+        return "an empty cell"
     try:
-        float(cell or 0)
+        return "another number" if math.isfinite(float(cell)) else "no finite number"
     except ValueError:
         return "text"
-    return "another number" if cell.strip() else "an empty cell"

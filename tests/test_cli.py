@@ -77,8 +77,8 @@ def test_calibrate_says_what_to_change(raydp: Command, arguments: list[object], 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"3600,256,16,8,inf\n", "row 2: delta must be a number, got 'inf'. Write a finite number"),
-        (b"3600,,16,8,1e-4\n", "row 2: batch_size must be a number, got ''. Write a finite number"),
+        (b"3600,256,16,8,inf\n", "row 2: delta must be a number, got no finite number. Write a finite number"),
+        (b"3600,,16,8,1e-4\n", "row 2: batch_size must be a number, got an empty cell. Write a finite number"),
         (b"all,256,16,8,1e-4\n", "row 2: n must be a number, got text. Write a finite number"),
         (b"3600,256,1.5,8,1e-4\n", "row 2: num_steps must be a whole number, got 1.5. Round it"),
         (b'3600,256,16,8,"1e-4\n', "--from must be valid CSV"),

@@ -209,7 +209,7 @@ def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
 def _by_configuration(points: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows' positions in the order of (T, b, η, settings), [n], and where in it each configuration begins,
     [m]. The rows of a configuration keep their order."""
-    key = [points[name].to_numpy() for name in KEY]
+    key = [points[name].to_numpy() for name in KEY if name in points]
     order = np.lexsort(key[::-1])
     changed = np.any([column[order[1:]] != column[order[:-1]] for column in key], axis=0)
     return order, np.concatenate([[0], np.flatnonzero(changed) + 1])

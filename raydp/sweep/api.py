@@ -263,7 +263,7 @@ def select(
         **precision_of(points, storage),
         **with_given(own, bounds),
     )
-    if folder is None:
+    if folder is None or not SweepFolder.has_plan(folder.path):
         return selection
     from raydp.sweep.ending.notes import cautions_about
 

@@ -21,8 +21,8 @@ from raydp import analysis
 from raydp.analysis.statistics.regression import ERRORS
 from raydp.io.output import strict
 
-NOT_FIGURES = {"model_uri", "max_loss", "explanation"}
-"""Null where there is no such thing: these are not figures."""
+NOT_FIGURES = {"model_uri", "max_loss", "explanation", "sweep", "score_name", "epsilon", "delta"}
+"""Null where there is no such thing. A points table need not know a guarantee."""
 MESSAGE = re.compile(r".+ must .+, got .+\. .+|.+ is unknown\..* Known: .*\.", re.DOTALL)
 
 Change = Callable[[pd.DataFrame, st.DataObject], pd.DataFrame]

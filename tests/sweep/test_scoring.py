@@ -25,7 +25,6 @@ from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.reports import report
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.measurements import Measurements
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.tracking import find_models
@@ -170,9 +169,9 @@ def test_other_data_than_the_sweeps_are_refused(trained: Trained) -> None:
     changed = SweepFolder(path=trained.folder.path.parent / "changed")
     changed.path.mkdir()
     shutil.copy(trained.folder.path / "spec.yaml", changed.path)
-    plan = read_json(trained.folder.path / "plan.json")
-    plan["trials"][0]["run_id"] = "0" * 16
-    write_json(changed.path / "plan.json", plan)
+    plan = (trained.folder.path / "plan.json").read_text()
+    other = plan.replace(next(iter(trained.folder.plan().trials)).run_id, "0" * 16)
+    (changed.path / "plan.json").write_text(other)
     with pytest.raises(ValueError, match="data, secrets and base weights"):
         score_sweep(changed, requests_from("air"), console=stderr)
 
