@@ -138,6 +138,22 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a mapping" if isinstance(value, dict) else "another value")
 
 
+_GOT = re.compile(r"\bgot -?[\d.][^ ]*?(?=[.,;]?( |$))")
+
+
+def without_cells(message: str) -> str:
+    """Return a message about a table's numbers without the number that it got."""
+    return _GOT.sub("got another number", message)
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell holds a finite number."""
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
 def cell_in_words(cell: object) -> str:
     """Describe a cell of a table for a message, without showing it: a number may be private too."""
     if not isinstance(cell, str):

@@ -26,7 +26,7 @@ FLOW = {
     "raydp": [
         "search_spaces", "analysis", "version", "io", "plugins", "data", "privacy", "spec", "models", "tasks",
         "training", "methods", "membership", "scores", "tracking", "search", "preparation", "sweep", "selftest",
-        "secrets", "shadow_models", "auditing", "scoring", "cost", "proposal", "guarantees", "cli", "__main__",
+        "secrets", "shadow_models", "scoring", "auditing", "cost", "proposal", "guarantees", "cli", "__main__",
     ],
     "raydp.privacy": ["accounting", "mechanisms", "records"],
     "raydp.spec": ["sections", "changes", "document", "reading"],

@@ -78,8 +78,8 @@ def test_given_noise_is_not_calibrated(raydp: Command, tmp_path: Path) -> None:
     [
         ("n,batch_size,num_steps\n3600,256,16\n", "noise_multiplier, or epsilon and delta, got none of epsilon, delta"),
         ("n,batch_size,num_steps,noise_multiplier,epsilon\n9,3,2,1,8\n", "got noise_multiplier and epsilon. Remove"),
-        ("n,batch_size,num_steps,noise_multiplier\n9,3,2,1\n9,3,2,0\n", "row 2: noise_multiplier must be > 0"),
-        ("n,batch_size,num_steps,noise_multiplier\n9,12,2,1\n", "row 1: batch_size must be"),
+        ("n,batch_size,num_steps,noise_multiplier\n9,3,2,1\n9,3,2,0\n", "line 3: noise_multiplier must be > 0"),
+        ("n,batch_size,num_steps,noise_multiplier\n9,12,2,1\n", "line 2: batch_size must be"),
         ("n,num_steps\n9,2\n", "got none of batch_size. Add them"),
     ],
 )

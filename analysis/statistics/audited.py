@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.correlations import Correlations, correlate, spearman
 from raydp.analysis.statistics.intervals import RESAMPLES
+from raydp.analysis.tables.files import numbered, place_of
 from raydp.analysis.tables.per_secret import score_names, score_values
 from raydp.analysis.tables.points import KEY, SETTINGS, check_column, require_hyperparameters, with_settings
 from raydp.search_spaces.configuration import HYPERPARAMETERS
@@ -118,7 +119,7 @@ def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
             f"audit must have the columns {', '.join(columns)}, got a table without {', '.join(missing)}. Take an "
             "audit's sweep, or add them."
         )
-    audited = with_settings(audited.reset_index(drop=True))
+    audited = with_settings(numbered(audited))
     table = pd.DataFrame({name: check_column(audited[name]) for name in columns}).assign(settings=audited[SETTINGS])
     null = int(table[KEY].isna().any(axis=1).sum())
     if null:
@@ -126,7 +127,8 @@ def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
             f"audit must give batch_size, num_steps and learning_rate in every row, got {null} without. Add them."
         )
     if (table[EPSILON_HAT] < 0).any():
-        raise ValueError(f"{EPSILON_HAT} must be >= 0, got {table[EPSILON_HAT].min():g}. Correct the row.")
+        place = place_of(table, int(np.argmax(table[EPSILON_HAT] < 0)))
+        raise ValueError(f"{EPSILON_HAT} must be >= 0, got another number in {place}. Correct the row.")
     if table.duplicated(KEY).any():
         raise ValueError("audit must have one row per configuration, got one twice. Keep the bound for all its runs.")
     return table.set_index(KEY)

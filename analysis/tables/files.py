@@ -12,6 +12,8 @@ import pandas as pd
 
 _DAMAGED = (ValueError, OSError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """Exceptions that pyarrow and pandas raise for damaged content, such as a page that cannot be decompressed."""
+_LINE = "line"
+"""Name of the index of a table from a CSV file: the line of each row."""
 
 
 def read_table(path: Path, *, as_text: Iterable[str]) -> pd.DataFrame:
@@ -30,7 +32,7 @@ def read_table(path: Path, *, as_text: Iterable[str]) -> pd.DataFrame:
 def _read_parquet(path: Path) -> pd.DataFrame:
     """Read a Parquet file."""
     try:
-        return pd.read_parquet(path)
+        return pd.read_parquet(path).reset_index(drop=True)  # a file's own index may be anything
     except _DAMAGED as error:
         # An error of the disk is not one of the content. A damaged offset leads where nothing can be read: EINVAL.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
@@ -45,19 +47,38 @@ def _read_csv(path: Path, as_text: Iterable[str]) -> pd.DataFrame:
     encoding = "utf-8-sig"  # spreadsheets put a byte order mark first
     try:
         with path.open(encoding=encoding, newline="") as file:
-            _check_form(file, str(path))
+            lines = _check_form(file, str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"points must be UTF-8 text, got other bytes in {str(path)!r}. Save it as UTF-8.") from error
-    return pd.read_csv(path, encoding=encoding, skipinitialspace=True, dtype=dict.fromkeys(as_text, str))
+    table = pd.read_csv(path, encoding=encoding, skipinitialspace=True, dtype=dict.fromkeys(as_text, str))
+    return table.set_axis(pd.Index(lines, name=_LINE)) if len(lines) == len(table) else table
 
 
-def _check_form(file: TextIO, name: str) -> None:
-    """Raise ValueError for an empty file, a quote that is not closed, or a row with more cells than the header."""
+def numbered(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose index gives each row's place: its line in a CSV file, or its position in another table."""
+    return table if table.index.name == _LINE else table.reset_index(drop=True)
+
+
+def place_of(column: pd.Series | pd.DataFrame, at: int) -> str:
+    """Return the place of a row, for a message: its line in a CSV file, or its number from 1 in another table."""
+    index = column.index
+    return f"line {index[at]}" if index.name == _LINE else f"row {index[at] + 1}"
+
+
+def _check_form(file: TextIO, name: str) -> list[int]:
+    """Return the line in which each row below the header ends. Blank lines are no rows.
+
+    Raises:
+        ValueError: the file is empty, a quote is not closed, or a row has more cells than the header.
+    """
     reader = csv.reader(file, skipinitialspace=True, strict=True)
     header: list[str] = []
+    lines: list[int] = []
     try:
         for row in reader:
             header = header or row
+            if any(map(str.strip, row)) or len(row) > 1:
+                lines.append(reader.line_num)
             if len(row) > len(header):
                 raise ValueError(
                     f"points must have at most {len(header)} cells in a row, as the header, got {len(row)} in line "
@@ -69,3 +90,4 @@ def _check_form(file: TextIO, name: str) -> None:
         ) from error
     if not header:
         raise ValueError(f"points must have a header and rows, got an empty file {name!r}. Write it again.")
+    return lines[1:]

@@ -44,8 +44,8 @@ def score_values(points: pd.DataFrame, name: str) -> pd.Series:
     if large.any():
         at = int(large.argmax())
         raise ValueError(
-            f"{PREFIX}{name} must be at most {LARGEST:g} in size, got another value in row {at + 1}. Correct the "
-            "row, or leave it out."
+            f"{PREFIX}{name} must be at most {LARGEST:g} in size, got another value in row {at + 1} of those that "
+            "finished. Correct the row, or leave it out."
         )
     return pd.Series(values, index=points.index, name=PREFIX + name)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.tables.files import read_table
+from raydp.analysis.tables.files import numbered, place_of, read_table
 from raydp.analysis.tables.rounded_means import rounded_means
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 from raydp.search_spaces.configuration import exact as exact
@@ -64,7 +64,11 @@ def load_points(path: str | Path, *, by: str | None = None, scored: bool = True)
     if not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
     # The real columns are read as text, because pandas' parser does not promise the nearest double.
-    return check_points(read_table(path, as_text=[*_REALS, SETTINGS]), by=by, scored=scored)
+    table = read_table(path, as_text=[*_REALS, SETTINGS])
+    for name in table.columns:
+        if str(name).startswith("score.") and not pd.api.types.is_numeric_dtype(table[name]):
+            table[name] = numbers(table[name])
+    return check_points(table, by=by, scored=scored)
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:
@@ -103,7 +107,8 @@ def check_points(table: pd.DataFrame, *, by: str | None = None, scored: bool = T
 
     Raises:
         ValueError: missing columns, no finished rows, text or NaN or infinity in place of a number, values that are
-            not positive, or a (configuration, seed) that occurs twice. Rows are counted from 1.
+            not positive, or a (configuration, seed) that occurs twice. The message gives the row, or its line
+            in a CSV file.
     """
     if not scored and "score" not in table.columns:
         table = table.assign(score=np.nan)
@@ -115,7 +120,7 @@ def check_points(table: pd.DataFrame, *, by: str | None = None, scored: bool = T
         )
     if len(table) == 0:
         raise ValueError("points must have at least one row, got none. Run the sweep first.")
-    points, others = _finished(table.reset_index(drop=True))
+    points, others = _finished(numbered(table))
     measured = not points["score"].isna().all()
     if scored and not measured:
         raise ValueError(
@@ -141,25 +146,25 @@ def with_settings(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table whose column `settings` is text in its one form. The column is added if there is none.
 
     Raises:
-        ValueError: a cell is not the JSON of some fields. The message gives the row.
+        ValueError: a cell is not the JSON of some fields. The message gives the place.
     """
     if SETTINGS not in table.columns:
         return table.assign(**{SETTINGS: pd.Series(EMPTY, index=table.index, dtype=object)})
     cells = table[SETTINGS].tolist()
-    texts = [_one_form(cell, at) for at, cell in enumerate(cells)]
+    texts = [_one_form(cell, at, table) for at, cell in enumerate(cells)]
     if texts == cells and table[SETTINGS].dtype == object:
         return table
     return table.assign(**{SETTINGS: pd.Series(texts, index=table.index, dtype=object)})
 
 
-def _one_form(cell: object, at: int) -> str:
+def _one_form(cell: object, at: int, table: pd.DataFrame) -> str:
     """Return a cell of the column `settings` in the form that `settings_text` gives."""
     if cell is None or cell == EMPTY or (isinstance(cell, float) and math.isnan(cell)) or cell is pd.NA:
         return EMPTY
     try:
         return settings_text(settings_of(str(cell)))
     except ValueError as error:
-        raise ValueError(f"{error} It is in row {at + 1}.") from error
+        raise ValueError(f"{error} It is in {place_of(table, at)}.") from error
 
 
 def other_rows(points: pd.DataFrame) -> dict[str, int]:
@@ -278,7 +283,7 @@ def check_column(column: pd.Series) -> pd.Series:
         if not holds.all():
             at = int(np.argmin(holds))
             raise ValueError(
-                f"{name} must {rule} in every finished row, got another value in row {column.index[at] + 1}. Correct "
+                f"{name} must {rule} in every finished row, got another value in {place_of(column, at)}. Correct "
                 "the row, or leave it out."
             )
     if column.dtype == (np.int64 if name in _INTEGERS else np.float64):
@@ -302,7 +307,7 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
         bad = values.index(None)
         name = next(iter(familiar([column.name])), "a column of numbers")
         raise ValueError(
-            f"{name} must be a number, got {cell_in_words(cells[bad])} in row {column.index[bad] + 1}. Correct the row."
+            f"{name} must be a number, got {cell_in_words(cells[bad])} in {place_of(column, bad)}. Correct the row."
         )
     return np.array(values, dtype=np.float64)
 
@@ -343,8 +348,8 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
     repeated = given[given.duplicated(identity)]
     if len(repeated):
         raise ValueError(
-            "points must have one row per (configuration, seed), got the one of row "
-            f"{repeated.index[0] + 1} more than once. Keep one method, one task and one epsilon in "
+            "points must have one row per (configuration, seed), got the one of "
+            f"{place_of(repeated, 0)} more than once. Keep one method, one task and one epsilon in "
             "a table, or name the column that tells them apart (--by)."
         )
 

@@ -38,14 +38,17 @@ def audit_run(
         str, typer.Argument(metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model.")
     ],
     canary: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="new_token: losses after training every weight. known_token: losses with the spec's own adapter. "
+            help="By default the planted twins of a sweep that has them, which needs no training, and else new_token. "
+            "new_token: losses after training every weight. known_token: losses with the spec's own adapter. "
             "gradient: every noisy gradient, with the spec's own adapter."
         ),
-    ] = "new_token",
-    canaries: Annotated[int, typer.Option(help="M: canaries of each run.")] = 500,
-    confidence: Annotated[float, typer.Option(help="Confidence of each bound and of the whole test.")] = 0.95,
+    ] = None,
+    canaries: Annotated[int | None, typer.Option(help="M: canaries of each run; 500 by default.")] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="Confidence of each bound and of the whole test; 0.95 by default.")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated; the sweep's first by default.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
     spec: Annotated[Path | None, typer.Option(help="Spec of a registered model whose sweep is not here.")] = None,
@@ -53,25 +56,33 @@ def audit_run(
     uri: Uri = DEFAULT_URI,
     json: Json = False,
 ) -> None:
-    """Train every configuration once more with canaries, and bound its ε from below. Resumes where it stopped."""
+    """Bound ε from below: by the planted twins of a sweep's own models, or by training it once more with canaries."""
     from raydp.spec.reading import draft_spec
 
     for given in (spec, Path(what)):
         if given is not None and given.is_file():
             draft_spec(given)  # mistakes are reported before heavy imports
-    from raydp.auditing.audits import run_audit
+    from raydp.auditing.audits import DEFAULT_CANARIES, run_audit
+    from raydp.auditing.own import audit_own, has_own_canaries
     from raydp.auditing.source import numbers, source_of
-    from raydp.cli.show.audits import show_audit
+    from raydp.cli.show.audits import show_audit, show_own_audit
     from raydp.io.output import print_json
 
     source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
+    asks_for_training = new or any(given is not None for given in (canary, canaries, confidence, seeds))
+    if not asks_for_training and has_own_canaries(source):
+        own = audit_own(source)
+        print_json(own.document()) if json else show_own_audit(own)
+        if own.above or own.interrupted or not own.runs:
+            raise typer.Exit(1)
+        return
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         report = or_partial(
             lambda: run_audit(
                 source,
-                canary=canary,
-                num_canaries=canaries,
-                confidence=confidence,
+                canary=canary or "new_token",
+                num_canaries=DEFAULT_CANARIES if canaries is None else canaries,
+                confidence=0.95 if confidence is None else confidence,
                 seeds=numbers(seeds),
                 new=new,
             )

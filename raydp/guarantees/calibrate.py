@@ -29,7 +29,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.documents import AttackSummary, Profile, ProfileRow
 from raydp.privacy.accounting.events import check_num_steps
-from raydp.search_spaces.names import cell_in_words
+from raydp.search_spaces.names import cell_in_words, without_cells
 from raydp.tasks.reading import read_csv_rows
 
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
@@ -112,17 +112,17 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) 
         One answer per row, in the file's order.
 
     Raises:
-        ValueError: the file is missing, or a row is not usable. The message names the row.
+        ValueError: the file is missing, or a row is not usable. The message names the line.
     """
     check_alone("--from", given)
     rows = csv_rows(path, COLUMNS)
     requests, given_in_rows = list[CalibrationRequest](), list[tuple[Run, float]]()
-    for position, row in enumerate(rows, start=1):
+    for line, row in rows:
         try:
             numbers = {name: number(name, row[name]) for name in COLUMNS}
             requests.append(request(numbers))
         except ValueError as error:
-            raise ValueError(f"row {position}: {error}") from error
+            raise ValueError(f"line {line}: {without_cells(str(error))}") from error
         given_in_rows.append((whole_numbers(numbers), numbers["epsilon"]))
     solved = zip(given_in_rows, _solved(requests, accountant), strict=True)
     return [{**run, "target_epsilon": target, **noise} for (run, target), noise in solved]
@@ -140,18 +140,18 @@ def check_alone(source: str, values: Mapping[str, object]) -> None:
         raise ValueError(f"{source} must be given alone, got {', '.join(also)} too. Leave the others out.")
 
 
-def csv_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Read the rows of --from, which must have the given columns.
+def csv_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """Read the rows of --from with their lines. The rows must have the given columns.
 
     Raises:
         ValueError: the file is missing, has no rows, or lacks a column.
     """
     if not path.is_file():
         raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
-    rows = [{str(k).strip(): v for k, v in row.items()} for _, row in read_csv_rows(path, "--from")]
+    rows = [(line, {str(k).strip(): v for k, v in row.items()}) for line, row in read_csv_rows(path, "--from")]
     if not rows:
         raise ValueError(f"--from must have a header and at least one row, got none in {path.name}. Add them.")
-    missing = [c for c in columns if c not in rows[0]]
+    missing = [c for c in columns if c not in rows[0][1]]
     if missing:
         raise ValueError(
             f"--from must have the columns {', '.join(columns)}, got none of {', '.join(missing)}. Add them."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from raydp.io.output import print_table, stdout
 from raydp.privacy.mechanisms.pate import epsilon_at, pate_cost
 from raydp.privacy.mechanisms.pate_release import Release, smooth_cost
-from raydp.search_spaces.names import cell_in_words
+from raydp.search_spaces.names import cell_in_words, is_number
 from raydp.sweep.store.folder import SweepFolder
 
 PRIVATE = (
@@ -186,16 +185,17 @@ def read_votes(path: Path) -> NDArray[np.int64]:
     """Read counts [queries, classes] from a CSV file with one row per query. A first row without numbers is a header.
 
     Raises:
-        ValueError: the file is missing or does not hold counts. The message names the row.
+        ValueError: the file is missing or does not hold counts. The message names the line.
     """
     if not path.is_file():
         raise ValueError(f"VOTES must be an existing CSV file, got {str(path)!r}. Check the path.")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [(number, row) for number, row in enumerate(csv.reader(stream), start=1) if any(map(str.strip, row))]
+            reader = csv.reader(stream)
+            rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"VOTES must be CSV in UTF-8, got {str(path)!r}, which is not. Save it as such.") from error
-    if rows and not any(map(_is_number, rows[0][1])):
+    if rows and not any(map(is_number, rows[0][1])):
         rows = rows[1:]
     if not rows:
         raise ValueError(f"VOTES must have a row of counts per query, got none in {str(path)!r}. Add them.")
@@ -203,23 +203,16 @@ def read_votes(path: Path) -> NDArray[np.int64]:
     for number, row in rows:
         if len(row) != width or width < 2:
             raise ValueError(
-                f"VOTES must have as many counts in each row, at least 2, got {len(row)} in row {number} of "
+                f"VOTES must have as many counts in each row, at least 2, got {len(row)} in line {number} of "
                 f"{str(path)!r}, {width} in its first. Give each class a column."
             )
         for cell in row:
-            if not _is_number(cell) or not 0 <= float(cell) <= 2**53 or float(cell) != int(float(cell)):
+            if not is_number(cell) or not 0 <= float(cell) <= 2**53 or float(cell) != int(float(cell)):
                 raise ValueError(
-                    f"VOTES must hold whole numbers >= 0, got {cell_in_words(cell)} in row {number} of "
+                    f"VOTES must hold whole numbers >= 0, got {cell_in_words(cell)} in line {number} of "
                     f"{str(path)!r}. Write how many teachers chose the class."
                 )
     return np.array([[int(float(cell)) for cell in row] for _, row in rows])
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
 
 
 def show_pate(answer: PateAnswer) -> None:

@@ -24,6 +24,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.documents import ProfileRow
+from raydp.search_spaces.names import without_cells
 
 ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
@@ -109,21 +110,21 @@ def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] 
     # Read the rows, and check their columns.
     values = delta_values(deltas)
     rows = csv_rows(path, RUN)
-    given = "noise_multiplier" in rows[0]
+    given = "noise_multiplier" in rows[0][1]
     columns = (*RUN, "noise_multiplier") if given else (*RUN, "epsilon", "delta")
-    if missing := [c for c in columns if c not in rows[0]]:
+    if missing := [c for c in columns if c not in rows[0][1]]:
         raise ValueError(
             f"--from must have the column noise_multiplier, or epsilon and delta, got none of {', '.join(missing)}. "
             "Add them."
         )
-    if given and (also := [c for c in ("epsilon", "delta") if c in rows[0]]):
+    if given and (also := [c for c in ("epsilon", "delta") if c in rows[0][1]]):
         raise ValueError(
             f"--from must have either noise_multiplier or a target, got noise_multiplier and {', '.join(also)}. "
             "Remove one of the two."
         )
     # Check each row, and collect the calibration requests.
     answers, requests = list[CurvesOfRun](), list[CalibrationRequest]()
-    for position, row in enumerate(rows, start=1):
+    for line, row in rows:
         try:
             numbers = {name: number(name, row[name]) for name in columns}
             answer = _without_curves(whole_numbers(numbers))
@@ -134,7 +135,7 @@ def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] 
                 answer["epsilon"], answer["delta"] = numbers["epsilon"], numbers["delta"]
                 requests.append(request(numbers))
         except ValueError as error:
-            raise ValueError(f"row {position}: {error}") from error
+            raise ValueError(f"line {line}: {without_cells(str(error))}") from error
         answers.append(answer)
     # Compute the curves, by accountant.
     with stderr.status("calibrating the noise and computing ε at each δ"):

@@ -91,7 +91,7 @@ def read_runs(path: str | Path) -> tuple[StatedRun, ...]:
 def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
     """Read the table once for each version of the file."""
     rows = _table(path)
-    missing = [name for name in REQUIRED if not rows or name not in rows[0]]
+    missing = [name for name in REQUIRED if not rows or name not in rows[0][1]]
     if missing:
         raise ValueError(
             f"RUNS must have the columns {', '.join(REQUIRED)} and a row for each model, got a table without "
@@ -99,33 +99,33 @@ def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
         )
     counts: Counter[Configuration] = Counter()
     runs: list[StatedRun] = []
-    for number, row in enumerate(rows, start=1):
+    for number, row in rows:
         run = _checked_row(row, number, path.parent, counts)
         if any((run.configuration, run.seed) == (other.configuration, other.seed) for other in runs):
             raise ValueError(
-                f"RUNS must have one row for each configuration and seed, got {run.configuration} with seed {run.seed} "
-                f"again in row {number}. Number the repetitions in the column seed."
+                f"RUNS must have one row for each configuration and seed, got the one of an earlier row "
+                f"again in line {number}. Number the repetitions in the column seed."
             )
         runs.append(run)
     return tuple(runs)
 
 
-def _table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file, each with one cell for each column at most."""
+def _table(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a CSV file with their lines, each with one cell for each column at most."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, strict=True)
-            rows = list(reader)
+            rows = [(reader.line_num, row) for row in reader]
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"RUNS must be a CSV file in UTF-8, got {path.name!r} ({error}). Write it again.") from error
     columns = Counter(reader.fieldnames or ())
     if twice := [name for name, times in columns.items() if name and times > 1]:
         raise ValueError(f"RUNS must have each column once, got {twice[0]!r} {columns[twice[0]]} times. Rename one.")
-    for number, row in enumerate(rows, start=1):
+    for number, row in rows:
         beyond: Sequence[str] = row.pop(None, ())  # where DictReader puts further cells
         if any(cell.strip() for cell in beyond):
             raise ValueError(
-                f"RUNS must have a cell for each column in every row, got {len(beyond)} more in row {number}. Quote "
+                f"RUNS must have a cell for each column in every row, got {len(beyond)} more in line {number}. Quote "
                 "cells with commas, or name the column."
             )
     return rows
@@ -151,13 +151,13 @@ def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter
         if not fits or (whole and (value != math.floor(value) or value >= MOST)):
             kind = "a whole number" if whole else "a number"
             bound = f"> {above:g}" if least is None else f">= {least:g}"
-            raise ValueError(f"{name} must be {kind} {bound} in row {number} of RUNS. Correct it.")
+            raise ValueError(f"{name} must be {kind} {bound} in line {number} of RUNS. Correct it.")
         return value
 
     batch_size, num_steps = figure("batch_size", whole=True), figure("num_steps", whole=True)
     learning_rate = figure("learning_rate")
     if batch_size is None or num_steps is None or learning_rate is None or not row["model"]:
-        raise ValueError(f"RUNS must give {', '.join(REQUIRED)} in every row, got row {number} without. Add it.")
+        raise ValueError(f"RUNS must give {', '.join(REQUIRED)} in every row, got line {number} without. Add it.")
     configuration = Configuration(
         batch_size=int(batch_size), num_steps=int(num_steps), learning_rate=float(learning_rate)
     )
@@ -167,7 +167,7 @@ def _checked_row(row: dict[str, str], number: int, beside: Path, counts: Counter
     folder = beside / row["model"]
     if not folder.is_dir():
         raise ValueError(
-            f"model must be a folder, beside RUNS or absolute, got none in row {number}. Correct the path."
+            f"model must be a folder, beside RUNS or absolute, got none in line {number}. Correct the path."
         )
     counts[configuration] += 1
     return StatedRun(
@@ -185,22 +185,22 @@ def _check_stated(sigma: float | None, epsilon: float | None, delta: float | Non
     """Raise ValueError unless a row states σ or a guarantee, and both can be true of one model."""
     if sigma is not None and sigma > MOST_NOISE:
         raise ValueError(
-            f"noise_multiplier must be at most {MOST_NOISE:,.0f}, got {sigma:g} in row {number} of RUNS. Correct it: σ "
+            f"noise_multiplier must be at most {MOST_NOISE:,.0f}, got more in line {number} of RUNS. Correct it: σ "
             "is the noise's standard deviation over the clipping norm."
         )
     if sigma is None and epsilon is None:
         raise ValueError(
-            f"RUNS must state noise_multiplier, or epsilon and delta, in every row, got row {number} with neither. A "
+            f"RUNS must state noise_multiplier, or epsilon and delta, in every row, got line {number} with neither. A "
             "model without a guarantee has epsilon inf."
         )
     if sigma == 0 and epsilon is not None and math.isfinite(epsilon):
         raise ValueError(
-            f"noise_multiplier must be > 0 with a finite epsilon, got 0 with epsilon {epsilon:g} in row {number} of "
-            "RUNS. Correct it, leave it empty if it is unknown, or write epsilon inf."
+            f"noise_multiplier must be > 0 with a finite epsilon, got 0 in line {number} of RUNS. "
+            " Correct it, leave it empty if it is unknown, or write epsilon inf."
         )
     needs_delta = epsilon is not None and math.isfinite(epsilon)
     if (needs_delta and delta is None) or (delta is not None and delta >= 1):
-        raise ValueError(f"delta must be below 1 and stated with epsilon, got row {number} of RUNS without. Add it.")
+        raise ValueError(f"delta must be below 1 and stated with epsilon, got line {number} of RUNS without. Add it.")
 
 
 class Imported(MethodSection):

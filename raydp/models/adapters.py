@@ -88,6 +88,11 @@ def _with_adapter(base: PretrainedModel, adapter: AdapterSpec) -> PeftModel:
             model = cast("PeftModel", get_peft_model(base.model, config).eval())  # not mixed
         with_own_layers(model)
     except ValueError as error:
+        if str(error).startswith("Please specify"):  # peft asks for a field of its own, which no spec has
+            raise ValueError(
+                f"model.adapter.type must fit {base.name!r}, got {adapter.type!r}: peft cannot read the model's "
+                "configuration. Use type 'lora'."
+            ) from error
         raise ValueError(f"model.adapter must fit the layers of {base.name!r}: {error}") from error
     if adapter.type in ("lora", "ia3"):
         _check_targets(model, adapter, base.name)
@@ -119,7 +124,13 @@ def _peft_config(
 
     if adapter.virtual_tokens:
         kind = PrefixTuningConfig if adapter.type == "prefix" else PromptTuningConfig
-        return kind(num_virtual_tokens=adapter.virtual_tokens, task_type="CAUSAL_LM", base_model_name_or_path=base)
+        return kind(
+            num_virtual_tokens=adapter.virtual_tokens,
+            # peft itself reads some spellings of this field, but not MPT's n_heads.
+            num_attention_heads=getattr(model.config, "num_attention_heads", None),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base,
+        )
     from raydp.models.peft_layers import NarrowLinear
 
     targets = _all_linear(model) if adapter.target_modules == ALL_LINEAR else list(adapter.target_modules)

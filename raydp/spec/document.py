@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -33,11 +34,13 @@ from raydp.spec.sections import (
 )
 from raydp.spec.sections.private_selection import conflicts, with_the_only_rule
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
 
 class SweepSpec(Section):
     """A sweep: task, model, method, guarantee, configurations, scores and the selection."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
+    name: Annotated[str, Field(max_length=200, json_schema_extra={"pattern": _NAME})]
     """Name of the sweep: letters, digits, '.', '_' and '-'. Its folder is storage/name."""
     task: PluginField
     """The task: data, loss, utility and secrets, written {name: ..., **parameters}."""
@@ -72,6 +75,13 @@ class SweepSpec(Section):
     """Folder that sweeps live in; the folder of this sweep is storage/name."""
     tracking: TrackingSpec = TrackingSpec()
     """Where MLflow keeps runs and models, and which further logs of the runs are written."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_of_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(_NAME, name):
+            raise ValueError("must begin with a letter or digit, and hold letters, digits, '.', '_' and '-' alone")
+        return name
 
     @field_validator("seeds")
     @classmethod

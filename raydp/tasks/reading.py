@@ -19,6 +19,7 @@ from pathlib import Path
 from raydp.io.damaged import naming
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words, kind_of
+from raydp.tasks.users import check_named
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz", ".parquet")
 """Endings of the files that `read_rows` reads."""
@@ -88,12 +89,12 @@ def read_csv_rows(path: str | Path, field: str) -> list[tuple[int, dict[str, str
 
 
 def read_column(
-    path: str | Path, column: str, field: str, *, column_field: str | None = None, numbers: bool = False
+    path: str | Path, column: str, field: str, *, column_field: str | None = None, users: bool = False
 ) -> list[str]:
     """Return one column of a file as strings.
 
     Args:
-        numbers: accept whole numbers too, and turn them into strings.
+        users: the column holds names of users: also whole numbers, which become strings, but nothing blank.
         column_field: the option that holds the column's name, for the message if no row has the column.
 
     Raises:
@@ -104,7 +105,10 @@ def read_column(
     for line, row in rows:
         if column_field is not None and not texts and column not in row:
             _require_column(column, row, rows, column_field)
-        texts.append(string_of(row, column, field, f"{Path(path).name}, line {line}", numbers=numbers))
+        place = f"{Path(path).name}, line {line}"
+        texts.append(string_of(row, column, field, place, numbers=users))
+        if users:
+            check_named(texts[-1], place)
     return texts
 
 

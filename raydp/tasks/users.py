@@ -44,14 +44,19 @@ class Users:
 
 
 def require_named(users: Sequence[str]) -> None:
-    """Raise ValueError if a row has no user.
+    """Raise ValueError if a row of a data set has no user.
 
     Rows without a name would form one user. A person with such rows would own only a part of this unit, and would not
     be protected.
     """
-    blank = next((row for row, user in enumerate(users, start=1) if not user.strip()), None)
-    if blank is not None:
+    for number, user in enumerate(users, start=1):
+        check_named(user, f"row {number} of the data set")
+
+
+def check_named(user: str, place: str) -> None:
+    """Raise ValueError if a user's name is blank."""
+    if not user.strip():
         raise ValueError(
-            f"task.user_column must name a user in every row, got a blank name in row {blank}. Give the row's user a "
-            "name, or leave the row out."
+            f"task.user_column must name a user in every row, got a blank name in {place}. Give the row's user a name, "
+            "or leave the row out."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import sqlite3
 import tempfile
@@ -35,7 +36,7 @@ def check_store(uri: str) -> None:
     database = database_of(uri)
     if database is None:
         _check_server(uri)
-    elif any(c in "%?" or not c.isprintable() for c in str(database)):  # SQLAlchemy reads the path as part of a URI
+    elif _is_misread(uri, database):
         raise ValueError(
             "tracking.uri must be a file whose absolute path holds no %, no ? and no control character, got "
             f"{str(database)!r}. Name a file in another folder."
@@ -57,6 +58,13 @@ def check_store(uri: str) -> None:
             raise ValueError(
                 f"tracking.uri must be in a folder to write to, got {uri!r} ({error.strerror}). Name another."
             ) from error
+
+
+def _is_misread(uri: str, database: Path) -> bool:
+    """Return whether SQLAlchemy would read a part of the path as an escape, or as the query of a URI."""
+    _, mark, query = uri.partition("?")
+    options = not mark or re.fullmatch(r"\w+=[^/?]*", query)
+    return not options or any(c in "%?" or not c.isprintable() for c in str(database))
 
 
 def database_of(uri: str) -> Path | None:

@@ -83,7 +83,7 @@ def test_a_score_that_is_none_of_the_tables_is_there_too():
     [
         (bounds_of([0.1]).drop(columns="epsilon_hat"), "audit must have the columns .* without epsilon_hat"),
         (bounds_of([0.1], [(1, 1, 0.3)]), r"share a configuration \(b, T, η\) with the points, got none of its 1"),
-        (bounds_of([-0.1]), "epsilon_hat must be >= 0, got -0.1"),
+        (bounds_of([-0.1]), "epsilon_hat must be >= 0, got another number in row 1"),
         (bounds_of(["much"]), "epsilon_hat must be a number, got text in row 1"),
         (bounds_of([np.nan]), "epsilon_hat must be a finite number .* got another value in row 1"),
         (bounds_of([0.1, 0.2], [LISTED[0]] * 2), "one row per configuration, got one twice"),

@@ -42,7 +42,7 @@ def test_columns_have_their_types_and_rows_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("0,2,1e-3,0,1,1", "batch_size must be > 0.*row 2"),
+        ("0,2,1e-3,0,1,1", "batch_size must be > 0.*line 3"),
         ("4,-2,1e-3,0,1,1", "num_steps must be > 0"),
         ("4,2,0,0,1,1", "learning_rate must be > 0"),
         ("4,2,inf,0,1,1", "learning_rate must be a finite number"),
@@ -52,8 +52,8 @@ def test_columns_have_their_types_and_rows_their_order(tmp_path):
         ("4,2,1e-3,0,,1", "utility_loss must be a finite number"),
         ("4,2,1e-3,0,1,nan", "score must be a finite number"),
         ("4,2,1e-3,0,1,-inf", "score must be a finite number"),
-        ("4,2,fast,0,1,1", "learning_rate must be a number, got text in row 2"),
-        ("9,9,1e-3,7,1,1", "one row per .* row 2 more than once"),
+        ("4,2,fast,0,1,1", "learning_rate must be a number, got text in line 3"),
+        ("9,9,1e-3,7,1,1", "one row per .* line 3 more than once"),
         ("9,9,0.001,7,2,3", "one row per"),
     ],
 )
@@ -216,3 +216,24 @@ def test_rows_without_a_group_are_duplicates_too() -> None:
                           "utility_loss": 2.0, "score": [0.1, 0.2, 0.3], "eps": [None, None, 8.0]})  # fmt: skip
     with pytest.raises(ValueError, match=r"one row per \(configuration, seed\)"):
         check_points(table, by="eps")
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("{header}\n{good}\n\n{bad}\n", "line 4"),
+        ("\n{header}\n{good}\n  \n{bad}\n", "line 5"),
+        ('{header},note\n{good},"two\nlines"\n{bad},x\n', "line 4"),
+        ("{header},status\n{good},finished\n{good},failed\n{bad},finished\n", "line 4"),
+    ],
+)
+def test_a_message_gives_the_line_of_the_file(tmp_path, content, place):
+    """Blank lines, cells of several lines and unfinished rows count as an editor counts them."""
+    header = "batch_size,num_steps,learning_rate,seed,utility_loss,score,score.vmr"
+    path = tmp_path / "points.csv"
+    path.write_text(content.format(header=header, good="4,2,0.1,0,1,1,1", bad="4,2,fast,1,1,1,1"))
+    with pytest.raises(ValueError, match=f"learning_rate must be a number, got text in {place}\\."):
+        load_points(path)
+    path.write_text(content.format(header=header, good="4,2,0.1,0,1,1,1", bad="4,2,0.1,1,1,1,much"))
+    with pytest.raises(ValueError, match=rf"score\.vmr must be a number, got text in {place}\."):
+        load_points(path)

@@ -190,8 +190,14 @@ def _changed(row: int, value: float) -> np.ndarray:
             {"target_member_probs": _changed(7, np.nan)},
             "target_member_probs must be finite, got NaN or infinity in row 7",
         ),
-        ({"target_member_probs": _changed(7, -3)}, "target_member_probs must be probabilities from 0 to 1, got -3"),
-        ({"target_member_probs": ROWS * 0.9}, "target_member_probs must sum to 1 in every row, got 0.9 in row 0"),
+        (
+            {"target_member_probs": _changed(7, -3)},
+            "target_member_probs must be probabilities from 0 to 1, got another number in row 7",
+        ),
+        (
+            {"target_member_probs": ROWS * 0.9},
+            "target_member_probs must sum to 1 in every row, got another sum in row 0",
+        ),
         ({"target_member_labels": np.full(500, 10)}, "target_member_labels must be from 0 to 9"),
         ({"target_member_labels": np.full(500, 0.5)}, "target_member_labels must be whole numbers"),
         ({"target_member_labels": np.array(["a"] * 500, object)}, "must be an .npz file of numeric arrays"),

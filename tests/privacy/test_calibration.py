@@ -203,7 +203,7 @@ def test_noise_grows_with_batch_and_steps_and_falls_with_epsilon() -> None:
 
 @pytest.mark.slow
 def test_equal_problems_are_solved_once_and_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[float] = []
+    calls: list[float | None] = []
     original = PLDAccountant.epsilon
 
     def counted(self: PLDAccountant, *arguments: object) -> float:

@@ -84,7 +84,7 @@ def test_a_message_still_says_what_to_change(raydp: Command, places: Places) -> 
     answer = raydp("calibrate", "--from", places.forms / "cells.csv")
     assert "must have the columns n, batch_size, num_steps, epsilon, delta" in " ".join(answer.err.split())
     answer = raydp("select", places.forms / "points.csv")
-    assert "score must be a number, got text in row 1" in " ".join(answer.err.split())
+    assert "score must be a number, got text in line 2" in " ".join(answer.err.split())
 
 
 def test_a_spec_shows_the_values_of_its_keys_where_they_are_short(raydp: Command, tmp_path: Path) -> None:

@@ -186,18 +186,18 @@ def test_the_card_of_a_sweep_shows_the_range_of_what_is_stated(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "gone"}, r"model must be a folder, .* got none in row 1"),
-        ({"batch_size": 3.5}, r"batch_size must be a whole number > 0 in row 1"),
-        ({"learning_rate": "fast"}, r"learning_rate must be a number > 0 in row 1"),
-        ({"num_steps": ""}, r"in every row, got row 1 without"),
-        ({"epsilon": ""}, r"must state noise_multiplier, or epsilon and delta, .* row 1 with neither"),
-        ({"delta": ""}, r"delta must be below 1 and stated with epsilon, got row 1"),
+        ({"model": "gone"}, r"model must be a folder, .* got none in line 2"),
+        ({"batch_size": 3.5}, r"batch_size must be a whole number > 0 in line 2"),
+        ({"learning_rate": "fast"}, r"learning_rate must be a number > 0 in line 2"),
+        ({"num_steps": ""}, r"in every row, got line 2 without"),
+        ({"epsilon": ""}, r"must state noise_multiplier, or epsilon and delta, .* line 2 with neither"),
+        ({"delta": ""}, r"delta must be below 1 and stated with epsilon, got line 2"),
         ({"delta": 2}, r"delta must be below 1"),
-        ({"noise_multiplier": -1}, r"noise_multiplier must be a number >= 0 in row 1"),
-        ({"noise_multiplier": 0}, r"noise_multiplier must be > 0 with a finite epsilon, got 0 with epsilon 8 in row 1"),
-        ({"noise_multiplier": 1e300}, r"noise_multiplier must be at most 1,000,000, got 1e\+300 in row 1"),
-        ({"batch_size": "inf"}, r"batch_size must be a whole number > 0 in row 1"),
-        ({"seed": 1e20}, r"seed must be a whole number >= 0 in row 1"),
+        ({"noise_multiplier": -1}, r"noise_multiplier must be a number >= 0 in line 2"),
+        ({"noise_multiplier": 0}, r"noise_multiplier must be > 0 with a finite epsilon, got 0 in line 2"),
+        ({"noise_multiplier": 1e300}, r"noise_multiplier must be at most 1,000,000, got more in line 2"),
+        ({"batch_size": "inf"}, r"batch_size must be a whole number > 0 in line 2"),
+        ({"seed": 1e20}, r"seed must be a whole number >= 0 in line 2"),
         ({"epsilon": "", "delta": 2, "noise_multiplier": 1}, r"delta must be below 1"),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_wrong_table_or_spec_is_refused(tmp_path: Path) -> None:
         read_runs(tmp_path / "gone.csv")
     with pytest.raises(ValueError, match=r"a table without learning_rate"):
         read_runs(table(tmp_path, [{"model": "m", "batch_size": 1, "num_steps": 1}]))
-    with pytest.raises(ValueError, match=r"one row for each configuration and seed, .* again in row 2"):
+    with pytest.raises(ValueError, match=r"one row for each configuration and seed, .* again in line 3"):
         read_runs(table(tmp_path, [row("m", seed=0), row("m", seed=0)]))
     runs = table(tmp_path, [row("m"), row("m")])
     assert [run.seed for run in read_runs(runs)] == [0, 1], "rows without a seed are numbered"
@@ -241,7 +241,7 @@ def test_cells_without_a_column_and_columns_of_one_name_are_refused(tmp_path: Pa
     runs = tmp_path / "runs.csv"
     header, cells = "model,batch_size,num_steps,learning_rate,epsilon,delta", "m,8,5,0.01,8,1e-4"
     runs.write_text(f"{header}\n{cells}\n{cells},0.1,x\n")
-    with pytest.raises(ValueError, match=r"a cell for each column in every row, got 2 more in row 2"):
+    with pytest.raises(ValueError, match=r"a cell for each column in every row, got 2 more in line 3"):
         read_runs(runs)
     runs.write_text(f"model,{header}\nm,{cells}\n")
     with pytest.raises(ValueError, match=r"each column once, got 'model' 2 times"):

@@ -166,7 +166,7 @@ def test_rows_of_nobody_are_not_one_user(write_jsonl, tokenizer, blank):
     """Who wrote one of them would be a part of that user, and could change the clipped sum by 2c."""
     path = str(write_jsonl("rows.jsonl", [*ROWS[:40], *({**row, "writer": blank} for row in ROWS[40:])]))
     with pytest.raises(
-        ValueError, match=r"task\.user_column must name a user in every row, got a blank name in row 41"
+        ValueError, match=r"task\.user_column must name a user in every row, got a blank name in rows\.jsonl, line 41"
     ):
         TextTask(path=path, user_column="writer", max_length=128).build(tokenizer)
 

@@ -33,6 +33,7 @@ GPT = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions"
 GEMMA = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8}
 FULL = AdapterSpec(type="none")
 LORA = AdapterSpec(r=2, alpha=4, target_modules="all-linear")
+PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -46,7 +47,7 @@ SOUND: dict[str, tuple[Callable[[], Any], tuple[AdapterSpec, ...]]] = {
         lambda: hf.LlamaConfig(**GROUPED),
         (
             FULL,
-            AdapterSpec(type="soft_prompt", num_virtual_tokens=3),
+            PROMPT,
             AdapterSpec(type="prefix", num_virtual_tokens=3),
             AdapterSpec(type="ia3", target_modules="all-linear"),
             LORA.model_copy(update={"use_dora": True}),
@@ -70,7 +71,7 @@ SOUND: dict[str, tuple[Callable[[], Any], tuple[AdapterSpec, ...]]] = {
         (lora("q_proj", "v_proj"),),
     ),
     "bloom": (lambda: hf.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4), (FULL,)),
-    "mpt": (lambda: hf.MptConfig(vocab_size=300, d_model=32, n_layers=2, n_heads=4, max_seq_len=64), (LORA,)),
+    "mpt": (lambda: hf.MptConfig(vocab_size=300, d_model=32, n_layers=2, n_heads=4, max_seq_len=64), (LORA, PROMPT)),
     "falcon": (lambda: hf.FalconConfig(**SMALL), (FULL,)),
     "falcon, alibi": (lambda: hf.FalconConfig(**SMALL, alibi=True), (LORA,)),
     "phi": (lambda: hf.PhiConfig(**PLAIN), (LORA,)),

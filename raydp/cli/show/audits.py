@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from raydp.cli.show.scores import pair_row
 from raydp.cli.show.sweeps import show_failures
 from raydp.io.output import print_table, stdout
 from raydp.io.shell import shell_line
 
 if TYPE_CHECKING:
+    from raydp.auditing.own import OwnAudit
     from raydp.auditing.report import AuditReport
 
 SHOWN = (
@@ -60,3 +62,22 @@ def show_audit(report: AuditReport) -> None:
         )
     elif report.epsilon is not None:
         stdout.print(f"no alarm: the audit does not refute the {word} ε. It does not prove it either", markup=False)
+
+
+def show_own_audit(audit: OwnAudit) -> None:
+    """Print the bounds of a sweep's own models, and their correlations with the other scores of these models."""
+    stated = "without a guarantee" if audit.epsilon is None else f"stated ε = {audit.epsilon:g}"
+    runs = [{NAMES.get(k, k): v for k, v in row.items()} for row in audit.runs]
+    print_table(f"{audit.audited}: planted twins of its own models, {stated}, 95% each", runs)
+    rows = [pair_row(pair, {"models": pair["models"]}) for pair in audit.correlations]
+    print_table("correlations over the same models", rows)
+    if audit.interrupted:
+        stdout.print("interrupted: go on with the same command", style="bold")
+    if audit.above:
+        again = shell_line("raydp", "audit", audit.audited, "--canary", "new_token")
+        stdout.print(
+            f"{audit.above} of {len(audit.runs)} models have an ε̂ above the stated ε, each at 95 % for itself. Test "
+            f"all together: {again}",
+            style="bold red",
+            markup=False,
+        )

@@ -75,11 +75,11 @@ def _further(row: ConfigurationScore, every: Sequence[ConfigurationScore]) -> di
 
 def show_correlations(answer: ScoreCorrelations, audit: AuditCorrelations | None) -> None:
     """Print one row per pair: over models and, if an audit is given, over configurations."""
-    rows = [_pair(pair, {"models": pair["models"]}) for pair in answer["pairs"]]
+    rows = [pair_row(pair, {"models": pair["models"]}) for pair in answer["pairs"]]
     print_table(f"correlations over {answer['models']} models", rows)
     if audit is not None:
         title = f"with the audited ε̂ over {audit['configurations']} configurations that both have"
-        rows = [_pair(pair, {"configurations": pair["configurations"]}, {"p": pair["p"]}) for pair in audit["pairs"]]
+        rows = [pair_row(pair, {"configurations": pair["configurations"]}, {"p": pair["p"]}) for pair in audit["pairs"]]
         print_table(title, rows)
         stdout.print(
             f"{audit['only_points']} without an audit, {audit['only_audit']} without a score, {audit['zeros']} with "
@@ -87,7 +87,7 @@ def show_correlations(answer: ScoreCorrelations, audit: AuditCorrelations | None
         )
 
 
-def _pair(
+def pair_row(
     pair: ScorePair | AuditPair, number: dict[str, int], p: dict[str, float | None] | None = None
 ) -> dict[str, object]:
     """Return the row of two figures, with the number of their values and, if it was tested, the p-value."""

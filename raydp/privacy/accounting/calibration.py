@@ -22,7 +22,7 @@ from raydp.privacy.accounting.root_search import CalibrationError, Point, smalle
 LOGGER = logging.getLogger(__name__)
 
 # Part of the cache's key: raise the number whenever a change here or in an accountant can change a result.
-ALGORITHM_VERSION = 3
+ALGORITHM_VERSION = 4
 TOLERANCE = 1e-3
 SERIAL_UP_TO = 3
 

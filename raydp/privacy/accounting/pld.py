@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from numpy.typing import NDArray
 
+_LARGEST_INTERVAL = 1e-4
+_RELATIVE_INTERVAL = 0.1
+"""Default spacing of the grid, at most, in standard deviations of a step's loss."""
+_REFINED_STEP_CELLS, _REFINED_TOTAL_CELLS = 1_000_000, 2_000_000
+"""Cells of a grid that is finer than `_LARGEST_INTERVAL`, at most: of one step, and in all."""
 _FEW_STEPS = 1000
 """Up to this number of steps, the library's own choice of form is fast (see `_of_many_steps`)."""
 
@@ -30,11 +35,12 @@ class PLDAccountant(Accountant):
     taken at δ - error, with error = (128 groups + 4 T) 2^-53. This error is more than twice the largest deficit against
     an extended precision FFT over q 1e-6..1, T 1..1e5.
 
-    The grid adds up to interval²/6 to the variance s² of one step's loss, with s about q/σ. This costs below 0.1 % in σ
-    for s >= 1e-3, but 18 % too much noise at q = 0.01, T = 100,000, ε = 0.1 (s = 7e-5). The noise is never too small.
+    The grid adds up to interval²/6 to the variance s² of one step's loss, with s² = q² (e^(1/σ²) - 1) (Bu et al. 2020,
+    Corollary 5.4). The default interval is 1e-4, or 0.1 s where that is smaller, which costs below 0.1 % in σ. Grids of
+    more than a million cells a step are not refined further: then the noise is larger than needed, never too small.
 
     Args:
-        interval: spacing of the grid of privacy losses.
+        interval: spacing of the grid of privacy losses; by default chosen for the events.
 
     Source: Doroshenko et al. 2022 (Algorithm 1).
     """
@@ -44,7 +50,7 @@ class PLDAccountant(Accountant):
     max_step_cells = 4_000_000
     max_total_cells = 30_000_000
 
-    def __init__(self, interval: float = 1e-4) -> None:
+    def __init__(self, interval: float | None = None) -> None:
         self.interval = interval
 
     def deltas(self, event: PoissonGaussian, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -81,34 +87,65 @@ class PLDAccountant(Accountant):
         """Return a δ far enough above the rounding error of the event's composition for ε to be known."""
         return 4 * rounding_error([event])
 
-    def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
+    def check(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> None:
+        """Raise AccountantError if rounding would decide ε at a δ, or a grid would not fit into memory."""
         error = rounding_error(events)
         if min(deltas, default=1.0) <= 2 * error:
             raise AccountantError(
                 f"delta must be > {2 * error:.1e} for accountant 'pld' at {sum(e.num_steps for e in events)} steps, "
                 f"got {min(deltas)}. Below it double precision decides; use a larger delta or accountant 'rdp'."
             )
+        for event in events:
+            self._check_size(event, self.interval or interval_for(events))
+
+    def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
+        self.check(events, deltas)
+        error = rounding_error(events)
         parts = _directions(self._composed(events))
         both = [_epsilons(pmf, [delta - error for delta in deltas]) for pmf in parts]
         return [max(epsilons) for epsilons in zip(*both, strict=True)]
 
     def _composed(self, events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
         """Return the composed privacy loss distribution."""
+        interval = self.interval or interval_for(events)
         for event in events:
-            self._check_size(event)
-        return _composition(tuple(events), self.interval)
+            self._check_size(event, interval)
+        return _composition(tuple(events), interval)
 
-    def _check_size(self, event: PoissonGaussian) -> None:
+    def _check_size(self, event: PoissonGaussian, interval: float) -> None:
         """Raise AccountantError if the event's grids would not fit into a few gigabytes of memory."""
-        variance = 1 / event.noise_multiplier**2
-        step = (10 * math.sqrt(variance) + variance / 2) / self.interval  # the library cuts tails at e^-50, 10 std
-        spread = math.sqrt(event.num_steps * event.sample_rate * (variance + variance**2 / 4))
-        if step > self.max_step_cells or 16 * spread / self.interval > self.max_total_cells:
+        if _reach(event) / interval > self.max_step_cells or 16 * _spread(event) / interval > self.max_total_cells:
             raise AccountantError(
                 f"noise_multiplier must be larger for accountant 'pld', got {describe([event])}. Its grid of losses, "
-                f"{self.interval:.2g} apart, is limited to "
-                f"{self.max_step_cells:,} cells a step and {self.max_total_cells:,} in all."
+                f"{interval:.2g} apart, is limited to "
+                f"{self.max_step_cells:,} cells a step and {self.max_total_cells:,} in all. Use accountant 'rdp'."
             )
+
+
+def interval_for(events: Sequence[PoissonGaussian]) -> float:
+    """Return the default spacing of the grid of losses for a composition of events (see PLDAccountant)."""
+    steps = sum(event.num_steps for event in events)
+    variance = sum(event.num_steps * step_deviation(event) ** 2 for event in events) / steps
+    affordable = max(
+        max(_reach(event) / _REFINED_STEP_CELLS, 16 * _spread(event) / _REFINED_TOTAL_CELLS) for event in events
+    )
+    return min(_LARGEST_INTERVAL, max(_RELATIVE_INTERVAL * math.sqrt(variance), affordable))
+
+
+def step_deviation(event: PoissonGaussian) -> float:
+    """Return the standard deviation of one step's loss, q sqrt(e^(1/σ²) - 1) (Bu et al. 2020, Corollary 5.4)."""
+    return event.sample_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 20.0)))
+
+
+def _reach(event: PoissonGaussian) -> float:
+    """Return the largest loss of one step that the library keeps: it cuts tails at e^-50, 10 standard deviations."""
+    return 10 / event.noise_multiplier + 1 / (2 * event.noise_multiplier**2)
+
+
+def _spread(event: PoissonGaussian) -> float:
+    """Return a bound on the standard deviation of all steps' losses together."""
+    precision = event.noise_multiplier**-2
+    return math.sqrt(event.num_steps * event.sample_rate * (precision + precision**2 / 4))
 
 
 def _of_many_steps(step: PrivacyLossDistribution, num_steps: int) -> PrivacyLossDistribution:

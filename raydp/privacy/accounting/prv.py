@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from raydp.privacy.accounting.base import Accountant, AccountantError, describe
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
+from raydp.privacy.accounting.pld import PLDAccountant
 
 if TYPE_CHECKING:
     from prv_accountant import PoissonSubsampledGaussianMechanism
@@ -87,7 +88,7 @@ class PRVAccountant(Accountant):
             half_width = compute_safe_domain_size(prvs, steps, eps_error=eps_error, delta_error=delta_error)
             if len(events) > 1:
                 eps_error = max(eps_error, self.joint_error_ratio * float(half_width))
-            self._check_size(float(half_width), sum(steps), eps_error, delta_error)
+            self._check_size(float(half_width), sum(steps), eps_error, delta_error, _instead(events, deltas))
             with warnings.catch_warnings():
                 # The library warns that eps_max is an assumption. Here it is the library's own bound, computed once.
                 warnings.simplefilter("ignore", UserWarning)
@@ -103,23 +104,33 @@ class PRVAccountant(Accountant):
         except (RuntimeError, OverflowError, ValueError) as error:
             raise AccountantError(
                 f"accountant 'prv' cannot bound {describe(events)} at delta {min(deltas):.3g}, eps_error "
-                f"{eps_error:.2g}: prv_accountant says {str(error)!r}. Use accountant 'pld'."
+                f"{eps_error:.2g}: prv_accountant says {str(error)!r}. {_instead(events, deltas)}"
             ) from error
         for delta, upper in zip(deltas, uppers, strict=True):
             if math.isnan(upper):
                 raise AccountantError(
-                    f"accountant 'prv' returned NaN for {describe(events)} at delta {delta:.3g}. Use accountant 'pld'."
+                    f"accountant 'prv' returned NaN for {describe(events)} at delta {delta:.3g}. "
+                    f"{_instead(events, deltas)}"
                 )
         return [max(upper, 0.0) for upper in uppers]
 
-    def _check_size(self, half_width: float, num_steps: int, eps_error: float, delta_error: float) -> None:
+    def _check_size(self, half_width: float, num_steps: int, eps_error: float, delta_error: float, remedy: str) -> None:
         """Raise AccountantError for a grid beyond a few gigabytes (mesh size: Gopi et al. 2021, Theorem 5.5)."""
         mesh = eps_error / math.sqrt(num_steps / 2 * math.log(12 / delta_error))
         if not 2 * half_width / mesh <= self.max_points:
             raise AccountantError(
                 f"accountant 'prv' is limited to {self.max_points:,} grid points, got {2 * half_width / mesh:.3g} "
-                f"({num_steps} steps, eps_error {eps_error:.2g}, losses up to {half_width:.3g}). Use accountant 'pld'."
+                f"({num_steps} steps, eps_error {eps_error:.2g}, losses up to {half_width:.3g}). {remedy}"
             )
+
+
+def _instead(events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> str:
+    """Return the remedy: 'pld', or 'rdp' where 'pld' has no answer either."""
+    try:
+        PLDAccountant().check(events, deltas)
+    except AccountantError:
+        return "Use accountant 'rdp'."
+    return "Use accountant 'pld'."
 
 
 @lru_cache(maxsize=8)

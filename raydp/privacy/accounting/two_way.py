@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydp.privacy.accounting.base import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian
-from raydp.privacy.accounting.pld import PLDAccountant
+from raydp.privacy.accounting.pld import PLDAccountant, interval_for, step_deviation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,8 +122,7 @@ def _of_event(event: PoissonGaussian) -> TwoWayProfile:
 def _interval(event: PoissonGaussian) -> float:
     """Return a spacing of the grid of losses that costs less than 1e-4 of ε, and is 1 to 20 times the default.
 
-    The default is slow where a step has large losses. A grid h apart adds about h²/6 to the variance of a step's loss,
-    which is about q² (e^(1/σ²) - 1) (Bu et al. 2020, Corollary 5.4). The result is an upper bound on any grid.
+    The default is slow where a step has large losses. A grid h apart adds about h²/6 to the variance of a step's loss.
+    The result is an upper bound on any grid.
     """
-    deviation = event.sample_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 20.0)))
-    return min(max(0.02 * deviation, PLDAccountant().interval), 2e-3)
+    return min(max(0.02 * step_deviation(event), interval_for([event])), 2e-3)

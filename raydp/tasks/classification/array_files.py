@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.io.damaged import NUMERIC_ARRAYS, naming
-from raydp.search_spaces.names import columns_in_words
+from raydp.search_spaces.names import columns_in_words, is_number
 from raydp.tasks.classification.labelled import LabelledExamples
 
 MOST_CLASSES = 100_000
@@ -74,7 +74,7 @@ def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
     """Read [rows, columns] numbers separated by commas, without a header.
 
     Raises:
-        ValueError: the file is missing, or a cell is not a number; the message names the row.
+        ValueError: the file is missing, or a cell is not a number; the message names the line.
     """
     if not path.is_file():
         raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
@@ -89,20 +89,18 @@ def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
         ) from error
     values = table.to_numpy()
     if not np.isfinite(values).all():
-        row = int(np.argwhere(~np.isfinite(values))[0, 0]) + 1
-        raise ValueError(f"{field} must hold a number in every cell, got none in row {row} of {path.name!r}. Fill it.")
+        raise ValueError(
+            f"{field} must hold a number in every cell, got none in {path.name!r}{_first_other(path)}. Fill it."
+        )
     return values
 
 
 def _first_other(path: Path) -> str:
-    """Return in words where the first cell is that is not a number."""
+    """Return in words where the first cell is that is not a finite number."""
     with suppress(UnicodeDecodeError), path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            for cell in line.split(","):
-                try:
-                    float(cell)
-                except ValueError:
-                    return f" in line {number}"
+            if line.strip() and not all(map(is_number, line.split(","))):
+                return f" in line {number}"
     return ""
 
 

@@ -87,7 +87,6 @@ class TextTask(WindowedTask):
         users = train if self.user_column == self.column else None
         if users is None and self.user_column is not None:
             users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
-            require_named(users)
         # Read the held-out texts, if they are given separately.
         heldout = None
         if self.heldout_path or self.heldout_split:
@@ -120,7 +119,7 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
     if is_file_of_rows(path):
         if split is not None:
             raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
-        return read_column(path, column, field, column_field=column_field, numbers=users)
+        return read_column(path, column, field, column_field=column_field, users=users)
     data = load_data_set(path, field, split_field, split=split)
     assert data.column_names is not None, "it is not streamed"
     if column not in data.column_names:
@@ -133,6 +132,8 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
     if strange is not None:
         raise ValueError(
             f"{field} must have a string {column!r} in every row, got {kind_of(texts[strange])} in {path}, row "
-            f"{strange}. Choose another column."
+            f"{strange + 1}. Choose another column."
         )
+    if users:
+        require_named(texts)
     return texts

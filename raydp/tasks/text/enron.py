@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from raydp.io.locations import Location
 from raydp.tasks.reading import read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
-from raydp.tasks.users import require_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,8 +83,7 @@ class EnronTask(WindowedTask):
         kept = [i for i, reason in enumerate(reasons) if reason is None]
         users = mails if self.user_column == "content" else None
         if users is None and self.user_column is not None:
-            users = read_column(self.path, self.user_column, "task.path", column_field="task.user_column", numbers=True)
-            require_named(users)
+            users = read_column(self.path, self.user_column, "task.path", column_field="task.user_column", users=True)
         heldout = None
         if self.heldout_split is not None:
             splits = read_column(self.path, "split", "task.path", column_field="task.path's column")
