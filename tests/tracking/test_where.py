@@ -3,13 +3,16 @@
 import itertools
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow import MlflowClient
 from mlflow.utils.search_logged_model_utils import parse_filter_string
 
 from raydp.tracking import find_models, set_alias
 from raydp.tracking.lookup.conditions import Conditions, Where
+from raydp.tracking.lookup.search import Lookup
 from tests.marks import slow_after
 
 from .conftest import open_tracker
@@ -195,3 +198,28 @@ def test_the_command_prints_rows_on_stdout_and_what_was_left_out_on_stderr(uri, 
     assert (answer.code, [row["version"] for row in answer.json()]) == (0, [2])
     assert answer.err.strip() == "left out 1, whose guarantee does not hold: 1 without a sealed privacy card"
     assert raydp("models", "find", "--uri", uri, "--where", "nonsense").code == 2
+
+
+def test_a_file_read_whole_gives_what_mlflow_finds(tracker, record, monkeypatch):
+    """Deleted versions and models, several names, aliases, seals and undefined values are among them."""
+    uri, client = tracker.store.uri, tracker.store.client
+    for number in range(5):
+        privacy = {**record().privacy, "epsilon": math.inf if number == 1 else 1.0 + number}
+        tracker.log_trial(record(f"run-{number}", seed=number, privacy=privacy))
+    other = open_tracker(uri, name="other", sweep="sweep-1")
+    other.log_trial(record("run-0", metrics={"utility_loss": 1.0, "score.air": math.inf}))
+    tracker.fail_trial("run-9", "out of memory")
+    set_alias("demo", "best-utility", 4, tracking_uri=uri)
+    client.delete_model_version("demo", "3")
+    client.delete_logged_model(client.get_model_version("demo", "5").tags["model_id"])
+    monkeypatch.setattr(Lookup, "_few", lambda self: None)  # as if there were more than fifty versions
+    searched = [find_models(uri, limit=100, registered_model=name, verify=True) for name in (None, "demo", "other")]
+    assert [len(found) for found in searched] == [4, 3, 1]
+
+    def unused(*args, **options):
+        raise AssertionError("thousands of models are read by plain SQL")
+
+    monkeypatch.setattr(MlflowClient, "search_logged_models", unused)
+    monkeypatch.setattr(MlflowClient, "search_model_versions", unused)
+    for name, expected in zip((None, "demo", "other"), searched, strict=True):
+        pd.testing.assert_frame_equal(find_models(uri, registered_model=name, verify=True), expected)

@@ -13,6 +13,7 @@ import pandas as pd
 from raydp.plugins.registries import unknown_name
 from raydp.tracking.lookup.conditions import METRICS, ORDER, Conditions
 from raydp.tracking.lookup.table import Tracked, ordered, table
+from raydp.tracking.lookup.whole_file import all_models, all_versions
 from raydp.tracking.recorded import CHUNK, PAGE, uri_of, versions_of_runs
 from raydp.tracking.records import latest_metrics
 from raydp.tracking.sealing.trust import Trust
@@ -117,6 +118,10 @@ class Lookup:
         if few is not None:
             runs = sorted({str(version.run_id) for version in few})
             parts.append(f"source_run_id IN ({', '.join(map(repr, runs))})")
+        if few is None and self._reads_all():
+            assert self.store.database is not None, "it is a file"
+            yield [model for model in all_models(self.store.database) if model.experiment_id in experiments]
+            return
         metric = self._ordering()
         options: dict[str, Any] = {"max_results": PAGE}
         if metric is not None and self.limit is not None:
@@ -169,7 +174,17 @@ class Lookup:
         versions = few if few is not None else self._versions_of(models)
         return [(v, by_id[v.tags[MODEL_ID_TAG]]) for v in versions if v.tags[MODEL_ID_TAG] in by_id]
 
+    def _reads_all(self) -> bool:
+        """Return whether every model of a file is asked for."""
+        everything = self.alias is None and self.limit is None and not self.conditions.filter_string()
+        return everything and self.store.database is not None
+
     def _versions_of(self, models: list[LoggedModel]) -> list[ModelVersion]:
+        if self._reads_all():
+            assert self.store.database is not None, "it is a file"
+            versions = all_versions(self.store.database)
+            named = (v for v in versions if self.registered_model in (None, v.name))
+            return list(filter(_is_ours, named))
         runs = sorted({str(model.source_run_id) for model in models if model.source_run_id})
         return list(filter(_is_ours, versions_of_runs(self.store, runs, self.registered_model)))
 
