@@ -113,6 +113,20 @@ def test_nothing_is_committed_into_a_folder_that_was_moved_away(tmp_path: Path) 
     assert not (folder.path / "trials").exists()
 
 
+@pytest.mark.parametrize("history", [None, [], [{"loss": 1.0}], [{"step": 0, "list": [1, [2]], "loss": math.inf}] * 3])
+def test_a_result_is_read_without_its_history(tmp_path: Path, history: Any) -> None:
+    folder = folder_of(tmp_path)
+    notes = ('\n "history": [\n',)
+    folder.commit(RunResult(run_id="run", status="finished", utility_loss=1.0, history=history, notes=notes))
+    whole, part = folder.result("run"), folder.result("run", history=False)
+    assert (whole.history, part.history) == (history and list(history), None if history is None else [])
+    assert replace(whole, history=None) == replace(part, history=None)
+    file = folder.trial("run") / "result.json"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"^SWEEP must have whole files"):
+        folder.result("run", history=False)
+
+
 @pytest.mark.parametrize("loss", ['"text"', "null", "[1.0]", "{}"])
 def test_a_result_whose_loss_is_no_number_is_refused_in_a_sentence(tmp_path: Path, loss: str) -> None:
     folder = folder_of(tmp_path)

@@ -29,8 +29,12 @@ def write_json(path: Path, document: object) -> None:
     write_atomically(path, (text + "\n").encode(), private=True)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, without: str | None = None) -> Any:
     """Return the content of a JSON file. Return None if the file does not exist.
+
+    Args:
+        path: the file.
+        without: an entry whose list is not read and is empty in the answer, because it is long.
 
     Raises:
         ValueError: the file is not JSON.
@@ -39,6 +43,7 @@ def read_json(path: Path) -> Any:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+    content = content if without is None else _emptied(content, without.encode())
     # Without a hook the parser is several times as fast, and a sweep may have thousands of files.
     hook = _number_or_object if _NOT_FINITE.encode() in content else None
     try:
@@ -51,17 +56,27 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def read_state(path: Path, from_json: Callable[[Any], S]) -> S | None:
+def _emptied(content: bytes, name: bytes) -> bytes:
+    """Empty a list of a file that `write_json` laid out. Return another content, such as a truncated one, as it is."""
+    begin = content.find(b'\n "' + name + b'": [\n')
+    end = content.find(b"\n ]", begin)
+    if begin < 0 or end < 0:
+        return content
+    return content[:begin] + b'\n "' + name + b'": []' + content[end + len(b"\n ]") :]
+
+
+def read_state(path: Path, from_json: Callable[[Any], S], *, without: str | None = None) -> S | None:
     """Return the state in a JSON file. Return None if the file does not exist.
 
     Args:
         path: the file.
         from_json: makes the state from the file's content.
+        without: see `read_json`.
 
     Raises:
         ValueError: the file is not JSON, or another version of raydp wrote other content.
     """
-    document = read_json(path)
+    document = read_json(path, without=without)
     if document is None:
         return None
     try:

@@ -91,7 +91,7 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
     columns: dict[str, list[object]] = {name: [] for name in SECRETS_COLUMNS}
     counts, later = folder.secret_counts(), measured_later(folder)
     for run_id in [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]:
-        for score, measured in scores_of(folder.result(run_id), run_id, later).items():
+        for score, measured in scores_of(folder.result(run_id, history=False), run_id, later).items():
             for name, values in {score: measured.per_secret, controls_of(score): measured.per_control}.items():
                 columns["run_id"] += [run_id] * len(values)
                 columns["score"] += [name] * len(values)
@@ -140,9 +140,9 @@ def counts(folder: SweepFolder) -> RunCounts:
     """Count the runs of a sweep by status."""
     trials, search = folder.plan().trials, folder.search_end()
     seeds, skipped = folder.seeds_end(), folder.skipped_runs()
-    statuses, reasons = [], list[str | None]()  # all results together would fill the memory
+    statuses, reasons = list[str](), list[str | None]()  # all results together would fill the memory
     for trial in trials:
-        result = folder.result(trial.run_id)
+        result = folder.result(trial.run_id, history=False)
         statuses.append(_status(trial, result, skipped))
         reasons.append(None if result is None else result.reason)
     return RunCounts(
@@ -213,7 +213,7 @@ def _row(
     skipped: set[str],
     aliases: Mapping[str, str],
 ) -> dict[str, object]:
-    result = folder.result(trial.run_id)
+    result = folder.result(trial.run_id, history=False)
     status = _status(trial, result, skipped)
     privacy = plan.privacy[trial.run_id]
     claimed = privacy.procedure.claimed_epsilon
