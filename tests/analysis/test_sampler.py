@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from raydp.analysis.selection.decision import decide
+from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.surface.hierarchy import scale_weights, score_posterior
 from raydp.analysis.surface.sampler import posterior_draws
 from raydp.analysis.tables.points import configuration_means
@@ -70,10 +72,48 @@ def two_seeds(seed, size=12):
     return configuration_means(pd.DataFrame(rows, columns=columns))
 
 
-def test_probabilities_hardly_depend_on_the_seed_of_the_sampler():
-    """A standard deviation of at most 0.01. Of eight seeds it would be above 0.014 in one of 1,000 tries at 0.0085."""
-    means = two_seeds(0)
+def sweep_of(scores):
+    """Configuration means of (b, T, η in thousandths) -> the scores of its seeds in ten-thousandths."""
+    rows = [
+        [b, t, rate / 1000, seed, 2.0, score / 10_000]
+        for (b, t, rate), own in scores.items()
+        for seed, score in enumerate(own)
+    ]
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    return configuration_means(pd.DataFrame(rows, columns=columns))
+
+
+# Sweeps whose two best are nearly equivalent: the first at 94 % with a confidence of 95 %, the second at 83 %.
+NEARLY_EQUIVALENT = {
+    (64, 30, 1): (781, 794), (64, 60, 1): (569, 639), (128, 60, 8): (1006, 1159),
+    (256, 60, 4): (1285, 875), (256, 60, 8): (1274, 1168), (32, 120, 4): (472, 510),
+    (128, 120, 4): (649, 745), (256, 120, 1): (539, 751), (256, 120, 2): (618, 762),
+    (256, 120, 4): (578, 521),
+}  # fmt: skip
+OPEN = {
+    (32, 30, 1): (1700, 1632, 2085), (32, 30, 2): (1514, 1677, 1564),
+    (32, 30, 8): (1651, 1195, 1696), (64, 30, 2): (1602, 1399, 1502),
+    (128, 30, 4): (1436, 1739, 2008), (256, 30, 4): (772, 360, 278), (64, 60, 1): (326, 372, 280),
+    (128, 60, 8): (319, 161, 497), (256, 60, 8): (456, 252, 658), (32, 120, 4): (703, 407, 485),
+    (32, 120, 8): (1302, 1584, 1067), (64, 120, 4): (262, 201, 259),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "means",
+    [two_seeds(0), sweep_of(NEARLY_EQUIVALENT), sweep_of(OPEN)],
+    ids=["either scale", "nearly equivalent", "open"],
+)
+def test_probabilities_hardly_depend_on_the_seed_of_the_sampler(means):
+    """A standard deviation of at most 0.01, and one state. Before, it was 0.05 and 0.09 for the last two."""
     every = np.ones(len(means), dtype=bool)
-    found = [score_posterior(means, seed=seed).chances(every, 0.1, logarithmic=False) for seed in range(8)]
+    found, states = [], set()
+    for seed in range(8):
+        scores = score_posterior(means, seed=seed)
+        found.append(scores.chances(every, 0.1, logarithmic=False))
+        lowest = int(scores.own_mean.argmin())
+        made = decide(means, every, lowest, scores, logarithmic=False, certainty=None, precision=Precision())
+        states.add((lowest, made.state))
     assert np.mean(found, axis=0).max(axis=1) == pytest.approx([0.5, 0.5], abs=0.45), "not decided"
-    assert np.std(found, axis=0, ddof=1).max() < 0.014
+    assert np.std(found, axis=0, ddof=1).max() <= 0.01
+    assert len(states) == 1
