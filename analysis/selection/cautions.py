@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -10,12 +12,15 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.tables.per_secret import PREFIX
 from raydp.analysis.tables.points import KEY, SETTINGS, configurations, other_rows
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 
 _NAMED = 3
 _FEW = 2
 """The largest number of compared configurations that is no choice."""
+_MOST_PARTS = 1_000_000
+"""The largest denominator of a figure that two runs may share by chance."""
 
 
 def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str]:
@@ -55,6 +60,31 @@ def left_out(points: pd.DataFrame) -> list[str]:
         return []
     counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
     return [f"The table has rows that are not finished and were left out: {counts}."]
+
+
+def entered_twice(points: pd.DataFrame) -> list[str]:
+    """Warn if two seeds of a configuration are identical in every figure, one of which has the digits of a double."""
+    figures = ["utility_loss", "score", *(column for column in points if str(column).startswith(PREFIX))]
+    copies = points[points.duplicated([*KEY, *figures])]
+    copies = copies[[any(map(_many_digits, row)) for row in copies[figures].itertuples(index=False)]]
+    if copies.empty:
+        return []
+    first = copies.iloc[0]
+    alike = np.all([points[name] == first[name] for name in (*KEY, "utility_loss")], axis=0)
+    one, two = points.loc[alike, "seed"].iloc[:2]
+    return [
+        f"{len(copies)} of {len(points)} runs are identical in every figure to a run with another seed, such as seeds "
+        f"{one} and {two} of {configurations(copies.iloc[[0]])[0]}. A run that was entered twice hides the error over "
+        "seeds: remove the copies."
+    ]
+
+
+def _many_digits(figure: float) -> bool:
+    """Return whether a figure is neither a decimal of 9 digits nor a share, which runs may have in common by chance."""
+    if not np.isfinite(figure) or float(f"{figure:.9g}") == figure:
+        return False
+    exact = Fraction(float(figure))
+    return abs(exact - exact.limit_denominator(_MOST_PARTS)) > abs(exact) * Fraction(1, 2**48)
 
 
 def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints) -> list[str]:

@@ -16,6 +16,7 @@ from raydp.analysis.selection.by_threshold import Narrowing, ThresholdChange, th
 from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
+    entered_twice,
     few_pass,
     improbable,
     left_out,
@@ -44,7 +45,7 @@ from raydp.analysis.selection.rules import (
 )
 from raydp.analysis.statistics.results import because
 from raydp.analysis.surface.outlook import Outlook
-from raydp.analysis.tables.per_secret import own_score, score_names, score_values
+from raydp.analysis.tables.per_secret import highest, own_score, score_names, score_values
 from raydp.analysis.tables.points import (
     KEY,
     configuration_means,
@@ -314,6 +315,7 @@ def select(
     # Take the first survivor, and judge how far the data support it.
     selected = int(pool.argmax())
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
+    score_name = by_secret[1] if by_secret is not None else own_score(points)
     decision = decide(
         means,
         compared,
@@ -323,6 +325,7 @@ def select(
         certainty=certainty,
         precision=precision,
         needs_utility=not quiet and any(step.name == UTILITY_CHECK for step in steps),
+        highest=highest(score_name, means["score"]),
     )
     rivals = contenders(
         means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws, confidence=confidence
@@ -333,6 +336,7 @@ def select(
         *few_pass(means, compared, decision),
         *without_guarantee(points, listed[selected]),
         *left_out(points),
+        *entered_twice(points),
         *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
         *improbable(decision),
         *(not_trusted(means, passed, compared, certainty) if rule == DEFAULT_RULE and certainty is not None else []),
@@ -350,7 +354,7 @@ def select(
             what_would_decide, decision, points, compared, by_secret=by_secret, logarithmic=evidence.logarithmic
         ),
         contenders=rivals,
-        score_name=by_secret[1] if by_secret is not None else own_score(points),
+        score_name=score_name,
         decision=decision,
         changes=None
         if rule in REFERENCE_RULES
@@ -380,7 +384,7 @@ def _without_scores(
         **_facts(points, means, constraints, selected),
         rule=rule,
         steps=tuple(steps),
-        cautions=(*without_guarantee(points, listed[selected]), *left_out(points), *corner),
+        cautions=(*without_guarantee(points, listed[selected]), *left_out(points), *entered_twice(points), *corner),
         changes=threshold_changes(rule, layout, means, narrowings, passed, selected),
     )
 

@@ -127,6 +127,7 @@ def decide(
     certainty: Array | None,
     precision: Precision,
     needs_utility: bool = False,
+    highest: float = math.inf,
 ) -> Decision:
     """Say how sure the choice of one member of a pool is.
 
@@ -140,12 +141,13 @@ def decide(
         precision: the probability and the tolerance of the decision's state.
         needs_utility: whether the rule requires that the utility keeps to the threshold with the confidence. If that of
             the selected configuration does not, nothing is decided.
+        highest: the largest value that the score can take. Intervals and estimates do not exceed it.
 
     The probabilities hold under the model of `score_posterior`. They are not corrected for the number of members,
     because a posterior needs no correction: the same members are compared in every draw.
     """
     members = np.flatnonzero(pool)
-    expected, listed = scores.own_mean, configurations(means)
+    expected, listed = np.minimum(scores.own_mean, highest), configurations(means)
     loss = means["utility_loss"].to_numpy()
     useful = None if certainty is None else float(certainty[selected])
     if (unknown := unknown_errors(means)) is not None:
@@ -185,7 +187,7 @@ def decide(
             **listed[k].to_json(),
             "probability": float(probability[k]),
             "score": float(expected[k]),
-            "score_interval": list(_interval(scores.absolute_of(slice(k, k + 1)), precision.confidence)),
+            "score_interval": list(_interval(scores.absolute_of(slice(k, k + 1)), precision.confidence, highest)),
             "loss_difference": float(loss[k] - loss[selected]),
         }
         for k in probable[:MOST_ALTERNATIVES]
@@ -211,7 +213,7 @@ def decide(
         expected_regret=regret,
         relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
         estimate=float(expected[selected]),
-        interval=_interval(scores.absolute_of(slice(selected, selected + 1)), precision.confidence),
+        interval=_interval(scores.absolute_of(slice(selected, selected + 1)), precision.confidence, highest),
         utility_probability=useful,
         alternatives=tuple(alternatives),
         equivalents=tuple(equivalents),
@@ -274,7 +276,7 @@ def _relative(regret: float, lowest: float, scores: Posterior, *, logarithmic: b
     return regret / lowest
 
 
-def _interval(draws: Array, confidence: float) -> tuple[float, float]:
-    """Return the central interval of some draws."""
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+def _interval(draws: Array, confidence: float, highest: float) -> tuple[float, float]:
+    """Return the central interval of some draws, limited to the largest value that the score can take."""
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2]).clip(max=highest)
     return float(low), float(high)

@@ -116,11 +116,12 @@ def _estimate(decision: Decision, rule: str) -> list[str]:
     if decision.interval is None:
         return []
     low, high = decision.interval
+    digits = 3 if float(f"{low:.3g}") <= float(f"{decision.estimate:.4g}") <= float(f"{high:.3g}") else 4
     chosen = decision.pool_size > 1 and rule not in WITHOUT_SCORES  # such a rule does not bias the score
     corrected = ", corrected for having been selected" if chosen else ""
     return [
         f"Its expected score is {decision.estimate:.4g}{corrected}; "
-        f"{100 * decision.confidence:g} % interval {low:.3g} to {high:.3g}."
+        f"{100 * decision.confidence:g} % interval {low:.{digits}g} to {high:.{digits}g}."
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -13,6 +15,11 @@ PREFIX, ERROR = "score.", ".std_error"
 LOGARITHMIC = {"exposure", "logprob"}
 """Built-in scores without a meaningful zero: differences are meaningful, ratios are not. Used where only a
 table is given: a table does not say whether a score is logarithmic."""
+RATES = {
+    *("air", "extraction", "mia", "mia_of_reference", "mia_outputs", "mia_outputs_of_reference"),
+    *("vmr", "vmr_exact", "vmr_greedy", "vmr_near", "vmr_text"),
+}
+"""Built-in scores that are at most 1."""
 SECRET_COLUMNS = ["run_id", "score", "secret_id", "value"]
 
 
@@ -24,6 +31,11 @@ def controls_of(score: str) -> str:
 def is_logarithmic(name: str | None, declared: bool | None = None) -> bool:
     """Return whether a score has no meaningful zero: as it declares, or as known of its name."""
     return name in LOGARITHMIC if declared is None else declared
+
+
+def highest(name: str | None, measured: pd.Series) -> float:
+    """Return the largest value that a score can take: 1 for a built-in rate none of whose means exceeds 1."""
+    return 1.0 if name in RATES and measured.max() <= 1 else math.inf
 
 
 def score_names(points: pd.DataFrame) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import log
 
 import numpy as np
@@ -14,6 +15,7 @@ from raydp.analysis.seeds.allocation import _Race
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.decision import decide
 from raydp.analysis.selection.equivalents import Precision, equivalents
+from raydp.analysis.selection.words import in_words
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
 from raydp.analysis.surface.hierarchy import score_posterior
 from raydp.analysis.tables.points import configuration_means
@@ -165,3 +167,62 @@ def test_the_relative_spread_over_seeds_reaches_the_draws():
     means = configuration_means(table(*[(v * (1 - 0.2 / 2**0.5), v * (1 + 0.2 / 2**0.5)) for v in values]))
     spread = np.log(score_posterior(means).draws).std(axis=0)
     assert 0.08 < spread.min() < spread.max() < 0.3, "0.2 / √2 = 0.14 by the seeds alone"
+
+
+@pytest.mark.parametrize("name", ["vmr", "acr"])
+def test_the_interval_of_a_rate_ends_at_1(name):
+    """Two seeds near 1 that differ. A compression ratio has no largest value."""
+    points = table((0.99, 0.90), (0.93, 0.99), (0.98, 0.92))
+    points[f"score.{name}"] = points["score"]
+    found = select(points)
+    assert found.score_name == name
+    ends = [found.decision.interval[1], *(other["score_interval"][1] for other in found.decision.alternatives)]
+    assert len(ends) > 1
+    assert all(end <= 1 for end in ends) == (name == "vmr")
+
+
+@pytest.mark.parametrize("middle", [0.12345, 0.30004, 7.9996])
+def test_a_reader_sees_the_estimate_within_its_interval(middle):
+    """However narrow the interval is: 0.1235 is not within "0.123 to 0.123"."""
+    for error in (1e-3, 1e-4, 1e-5, 1e-6):
+        points = table((middle * (1 - error), middle * (1 + error)), (1.1 * middle, 1.1 * middle + error))
+        (sentence,) = [each for each in in_words(select(points)) if "expected score" in each and "interval" in each]
+        estimate, low, high = map(
+            float, re.search(r"score is (\S+?)[,;].* interval (\S+) to (\S+)\.", sentence).groups()
+        )
+        assert low <= estimate <= high
+
+
+COPIED = ((0.3141592653589793, 0.2718281828459045), (0.4, 0.5), (0.6, 0.7))
+
+
+def with_copies(*, loss, runs=COPIED):
+    """The first configuration's run is there three times, under the seeds 0, 2 and 3."""
+    points = table(*runs)
+    points.loc[0, "utility_loss"] = loss
+    copies = [points.iloc[[0]].assign(seed=seed, run_id=f"copy-{seed}") for seed in (2, 3)]
+    return pd.concat([points, *copies], ignore_index=True)
+
+
+@pytest.mark.parametrize("loss", [2.0 + 1e-11 / 3, 1.75])
+def test_runs_that_were_entered_twice_are_noticed(loss):
+    """A figure with all digits of a double is not had twice by chance; one such figure is enough."""
+    points = with_copies(loss=loss)
+    for rule, given in (("informed", points), ("procedure", points), ("procedure", points.drop(columns="score"))):
+        said = [warning for warning in select(given, rule=rule).warnings if "identical in every figure" in warning]
+        assert bool(said) == ("score" in given or loss != 1.75)
+        for warning in said:
+            assert warning.startswith("2 of 8 runs are identical in every figure to a run with another seed, such as")
+            assert "seeds 0 and 2 of (b=64, T=10, η=0.01)" in warning
+
+
+@pytest.mark.parametrize("loss", [2.0, 1 / 3, 2.345678, 417 / 1200])
+@pytest.mark.parametrize("score", [0.0, 1.0, 5 / 12, 7 / 300, 0.0123])
+def test_coarse_figures_that_agree_by_chance_are_no_copies(loss, score):
+    points = with_copies(loss=loss, runs=((score, 0.9), (0.4, 0.5)))
+    assert not any("identical" in warning for warning in select(points, rule="procedure").warnings)
+
+
+def test_equal_scores_of_runs_with_other_losses_are_no_copies():
+    points = table((0.0, 0.0), (0.3141592653589793, 0.3141592653589793), (0.6, 0.7))
+    assert not any("identical" in warning for warning in select(points).warnings)

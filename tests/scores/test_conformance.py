@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raydp.analysis.tables.per_secret import LOGARITHMIC
+from raydp.analysis.tables.per_secret import LOGARITHMIC, RATES
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import BUILTIN, resolve
 from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference
@@ -139,3 +139,9 @@ def test_no_registered_score_is_left_out():
 def test_logarithmic_scores_are_known_where_only_a_table_is_given() -> None:
     declared = {name for name in BUILTIN["scores"] if resolve("scores", name).logarithmic}
     assert declared == LOGARITHMIC == {name for name in BUILTIN["scores"] if constant("scores", name, "logarithmic")}
+
+
+def test_scores_of_at_most_1_are_known_where_only_a_table_is_given() -> None:
+    assert {
+        name for name in BUILTIN["scores"] if resolve("scores", name).model_construct().expected_bounds()[1] == 1
+    } == RATES
