@@ -42,6 +42,24 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a score's value": {"scores": [{"name": "vmr", "num_samples": 0}], "select": {"score": "vmr"}},
     "a file": {"task": {"name": "text", "path": "nowhere.jsonl"}},
     "a file of secrets": {"task": {"name": "text", "path": "data.jsonl", "secrets": "nowhere.jsonl"}},
+    "secrets that are no JSON": {
+        "task": {"name": "text", "path": "data.jsonl", "column": "body", "secrets": "broken.jsonl"}
+    },
+    "secrets of another form": {
+        "task": {"name": "text", "path": "data.jsonl", "column": "body", "secrets": "data.jsonl"}
+    },
+    "messages in secrets of texts": {
+        "task": {"name": "text", "path": "data.jsonl", "column": "body", "secrets": "asked.jsonl"}
+    },
+    "secrets of another form in a chat": {
+        "task": {"name": "planted", "of": {"name": "chat", "path": "chat.jsonl", "secrets": "roles.jsonl"}}
+    },
+    "controls of another form": {
+        "task": {"name": "chat", "path": "chat.jsonl", "secrets": "asked.jsonl", "controls": "data.jsonl"}
+    },
+    "a later row of a file": {"task": {"name": "text", "path": "broken.jsonl", "column": "body"}},
+    "a later row's text": {"task": {"name": "text", "path": "number.jsonl", "column": "body"}},
+    "a later conversation": {"task": {"name": "chat", "path": "mixed.jsonl"}},
     "a column": {"task": {"name": "text", "path": "data.jsonl", "column": "bdy"}},
     "a column of users": {"task": {"name": "text", "path": "data.jsonl", "column": "body", "user_column": "whos"}},
     "users that are not named": {
@@ -59,6 +77,28 @@ MISTAKES: dict[str, dict[str, Any]] = {
 }
 
 
+FILES = {
+    "data.jsonl": '{"body": "a text"}\n',
+    "broken.jsonl": '{"body": "a text", "prompt": "a", "continuation": "b"}\n{"body": "a te\n',
+    "number.jsonl": '{"body": "a text"}\n{"body": 3}\n',
+    "chat.jsonl": '{"prompt": "Q", "completion": "A"}\n',
+    "mixed.jsonl": '{"prompt": "Q", "completion": "A"}\n{"prompt": "Q"}\n',
+    "asked.jsonl": '{"prompt": [{"role": "user", "content": "Q"}], "continuation": "A"}\n',
+    "roles.jsonl": '{"prompt": [{"role": "god", "content": "Q"}], "continuation": "A"}\n',
+}
+INIT: dict[str, list[str]] = {
+    "a file": ["init", "nowhere.jsonl"],
+    "a row": ["init", "broken.jsonl"],
+    "a column": ["init", "data2.jsonl", "--column", "bdy"],
+    "a column of users": ["init", "data2.jsonl", "--user-column", "bdy"],
+    "users that are not there": ["init", "chat2.jsonl", "--unit", "user"],
+    "a model": ["init", "chat2.jsonl", "--model", "./empty"],
+    "a file of secrets": ["init", "data2.jsonl", "--secrets", "nowhere.jsonl"],
+    "secrets of another form": ["init", "data2.jsonl", "--secrets", "data.jsonl"],
+    "messages in secrets of texts": ["init", "data2.jsonl", "--secrets", "asked.jsonl"],
+    "secrets that are no JSON": ["init", "chat2.jsonl", "--secrets", "broken.jsonl"],
+    "secrets to filter": ["secrets", "filter", "data.jsonl", "-o", "out.jsonl", "--train", "spec.yaml"],
+}
 COMMANDS = [
     ["sweep", "spec.yaml", "--dry-run"],
     ["selftest", "spec.yaml"],
@@ -78,7 +118,11 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
     def folder(name: str, **changes: Any) -> Path:
         made = tmp_path_factory.mktemp(name.replace(" ", "-").replace("'", ""))
         (made / "spec.yaml").write_text(yaml.safe_dump(small_spec(made, **changes)))
-        (made / "data.jsonl").write_text('{"body": "a text"}\n')
+        for file, text in FILES.items():
+            (made / file).write_text(text)
+        for file in ("data", "chat"):
+            (made / f"{file}2.jsonl").write_text(FILES[f"{file}.jsonl"] * 60)
+        (made / "secrets.jsonl").write_text('{"prompt": "a", "continuation": "b"}\n')
         return made
 
     taken = folder("taken")
@@ -89,6 +133,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
         for mistake, changes in MISTAKES.items()
         for command in ("plan", "sweep")
     }
+    wrong |= {f"init: {name}": [str(folder("init")), *command] for name, command in INIT.items()}
     wrong |= {command[0]: [str(folder(command[0], seedz=[0])), *command] for command in COMMANDS}
     wrong["a name that is taken"] = [str(taken), "sweep", "spec.yaml"]
     done = subprocess.run(
@@ -103,6 +148,15 @@ def test_a_mistake_is_told_before_heavy_imports(
     command: str, mistake: str, refusals: dict[str, tuple[int, list[str], str]]
 ) -> None:
     code, heavy, message = refusals[f"{command}: {mistake}"]
+    assert (code, heavy) == (2, []), message
+    assert len(message.splitlines()) == 1, "one mistake, one line"
+
+
+@pytest.mark.parametrize("mistake", INIT)
+def test_mistakes_in_data_are_told_before_heavy_imports(
+    mistake: str, refusals: dict[str, tuple[int, list[str], str]]
+) -> None:
+    code, heavy, message = refusals[f"init: {mistake}"]
     assert (code, heavy) == (2, []), message
     assert len(message.splitlines()) == 1, "one mistake, one line"
 

@@ -69,14 +69,13 @@ def test_a_phase_is_said_where_it_is_not_shown(terminal: bool) -> None:
 
 
 @pytest.mark.parametrize(("silent_seconds", "printed"), [(0.01, "reading [it]\n"), (60.0, "")])
-def test_off_a_terminal_a_status_is_said_once_if_it_takes_long(
+def test_off_a_terminal_a_status_is_said_if_it_takes_long(
     silent_seconds: float, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raydp.io.output.SILENT_SECONDS", silent_seconds)
+    monkeypatch.setattr("raydp.io.waiting.SILENT_SECONDS", silent_seconds)
     console = WordConsole(file=StringIO(), force_terminal=False)
-    with console.status("reading [it]") as status:
-        time.sleep(0.2)
-        status.update("further")
+    with console.status("reading [it]"):
+        time.sleep(0.5)
     time.sleep(0.1)
     assert console.file.getvalue() == printed  # type: ignore[attr-defined]
 

@@ -68,12 +68,18 @@ class InterruptibleGroup(CommandGroup):
         self.params.extend(options_of_every_command())  # the outermost group is no command of another one
 
     def invoke(self, ctx: Context) -> object:
-        """Run the command, and handle Ctrl-C and SIGTERM."""
+        """Run the command, and handle Ctrl-C and SIGTERM. A pipe is told of every wait, named or not."""
+        from raydp.io.output import begin_phase, end_phase, stderr
+
+        def text() -> str:
+            return "loading the libraries" if begun.since == begun.began else "working"
+
+        begun = begin_phase(stderr, text)
         try:
             with interruptible():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from raydp.io.output import stderr
-
             stderr.print("interrupted")
             raise typer.Exit(1) from None
+        finally:
+            end_phase(begun)

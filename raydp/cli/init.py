@@ -51,19 +51,25 @@ def init(
     if secrets is not None and mine_secrets:
         raise ValueError("--secrets must stand without --mine-secrets, got both. Remove one.")
     from raydp.io.output import print_json, stderr
-    from raydp.proposal.propose import Wishes, propose, sweep_name
     from raydp.proposal.survey import survey
-    from raydp.proposal.written import as_yaml
 
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
-    # Look at the data.
-    with stoppable("the look at the data"), stderr.status("reading"):
+    # Look at the data, and report mistakes before heavy imports.
+    if model is not None:
+        _check_model(model)
+    with stoppable("the look at the data"), stderr.status("reading the data"):
         seen = survey(data, column=column, user_column=user_column, max_rows=max_rows)
-    stderr.print(_seen(seen), markup=False)
-    num_gpus = _num_gpus() if gpus is None else gpus
-    # Ask what the data do not say.
     if unit == "user" and not seen.user_columns:
         raise ValueError("--unit must be example for data without users, got user. Name their column by --user-column.")
+    if secrets is not None:
+        _check_secrets(secrets, seen)
+    stderr.print(_seen(seen), markup=False)
+    with stderr.status("loading the libraries"):
+        from raydp.proposal.propose import Wishes, propose, sweep_name
+        from raydp.proposal.written import as_yaml
+
+        num_gpus = _num_gpus() if gpus is None else gpus
+    # Ask what the data do not say.
     proposed_model = MODELS["cuda" if num_gpus else "cpu"]
     if model is None:
         model = str(typer.prompt("Base model", default=proposed_model, err=True)) if asks else proposed_model
@@ -168,6 +174,21 @@ def _asked_unit(seen: Survey) -> tuple[UserColumn | None, Literal["example", "us
     if answer not in of_name:
         raise ValueError(f"the answer must be row or {' or '.join(of_name)}, got another. Start again.")
     return of_name[answer], "user"
+
+
+def _check_model(name: str) -> None:
+    """Raise ValueError if there is no model of this name."""
+    from raydp.models.finding import check_found
+    from raydp.spec.sections import ModelSpec
+
+    check_found(ModelSpec(name=name))
+
+
+def _check_secrets(path: Path, seen: Survey) -> None:
+    """Raise ValueError if the secrets file is malformed."""
+    from raydp.tasks.secret import check_secrets
+
+    check_secrets(path, "--secrets", messages=seen.form is not None)
 
 
 def _num_gpus() -> int:

@@ -116,9 +116,11 @@ def filter_(
 ) -> None:
     """Keep the secrets that a model without privacy generates greedily and the base model does not."""
     from raydp.spec.reading import draft_spec
+    from raydp.tasks.secret import read_secrets
 
+    read_secrets(secrets, "SECRETS")  # mistakes are reported before heavy imports
     if train is not None:
-        draft_spec(train)  # mistakes are reported before heavy imports
+        draft_spec(train)
     from raydp.secrets import commands
 
     answer = commands.filter_file(

@@ -6,11 +6,9 @@ import json
 import logging
 import math
 import textwrap
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from typing import Any, overload
 
 from rich.console import Console
@@ -18,37 +16,26 @@ from rich.status import Status
 
 from raydp.io.notebook import in_notebook
 from raydp.io.table_layout import cell_text, lay_out
+from raydp.io.waiting import SILENT_SECONDS, WAITS, Phase
 
 LOGGER = logging.getLogger(__name__)
 LONG_ITEM = 40
 """Text length in characters. A list with a longer text is printed with one item per line."""
-SILENT_SECONDS = 2.0
-"""How long a block may run before it tells a log what it does."""
 _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
 
 
 class TimedStatus(Status):
-    """A status line that logs how long it was shown. Off a terminal, its first text is printed if the block is long."""
+    """A status line that logs how long it was shown. Off a terminal, its text is printed if the block is long."""
 
     def __enter__(self) -> TimedStatus:
-        self._began = time.monotonic()
         self._text = str(self.status)
-        self._line = None if self.console.is_terminal else Timer(SILENT_SECONDS, self._print)
-        if self._line is not None:
-            self._line.daemon = True
-            self._line.start()
+        self._phase = begin_phase(self.console, lambda: str(self.status))
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        if self._line is not None:
-            self._line.cancel()
-        _log_time(self._text, self._began)
-
-    def _print(self) -> None:
-        with suppress(OSError, ValueError):  # the output was closed meanwhile
-            self.console.print(self._text, markup=False)
+        end_phase(self._phase, self._text)
 
 
 class WordConsole(Console):
@@ -63,6 +50,7 @@ class WordConsole(Console):
         if not soft_wrap and self.is_terminal:
             objects = tuple(_wrapped(part, self.width) if isinstance(part, str) else part for part in objects)
         super().print(*objects, soft_wrap=True, **options)
+        WAITS.printed()
 
     def status(self, status: Any, **options: Any) -> TimedStatus:
         """Show a status line during a block; see `Console.status`."""
@@ -93,19 +81,36 @@ stderr, stdout = _console(stderr=True), _console()
 
 @contextmanager
 def phase(console: Console, text: str) -> Iterator[None]:
-    """Show a text while the block runs. If the output is not a terminal, print the text once."""
-    began = time.monotonic()
-    if console.is_terminal:
+    """Show a text while the block runs. If the output is not a terminal, print the text once, and again if it is long.
+
+    Args:
+        text: the text; "" for a block that prints lines of its own.
+    """
+    if console.is_terminal and text:
         with console.status(text):
             yield
-    else:
+        return
+    if text:
         console.print(text, markup=False)
+    begun = begin_phase(console, lambda: text, said=True)
+    try:
         yield
-        _log_time(text, began)
+    finally:
+        end_phase(begun, text)
 
 
-def _log_time(text: str, began: float) -> None:
-    LOGGER.debug("%s: %.2f s", text, time.monotonic() - began)
+def begin_phase(console: Console, text: Callable[[], str], *, said: bool = False) -> Phase:
+    """Begin a phase. A terminal shows it, and prints nothing."""
+    shown = str if console.is_terminal else text
+    return WAITS.begin(shown, lambda line: console.print(line, markup=False), said=said)
+
+
+def end_phase(begun: Phase, text: str = "") -> None:
+    """End a phase, and log under a text how long it was. If it was long enough to be printed, its time is, too."""
+    seconds = WAITS.end(begun)
+    if text:
+        long = seconds >= SILENT_SECONDS and begun.text() != ""
+        LOGGER.log(logging.INFO if long else logging.DEBUG, "%s: %.2f s", text, seconds)
 
 
 @overload

@@ -62,6 +62,11 @@ def be_verbose() -> None:
     LOGGER.setLevel(logging.DEBUG)
 
 
+def is_verbose() -> bool:
+    """Return whether the command shows the records for debugging."""
+    return _handler.verbose
+
+
 def be_quiet() -> None:
     """Print nothing but results and errors: no progress, no warnings.
 

@@ -99,7 +99,24 @@ def test_a_fault_fails_the_command_and_is_named(raydp: Command, monkeypatch: pyt
     monkeypatch.setattr("raydp.cli.show.selftest.run_selftest", lambda spec, progress: checks)
     answer = raydp("selftest")
     assert answer.code == 1
-    assert "failed: audit: 5, must be 2.4 to 4 (too much)" in answer.out
+    assert answer.out.splitlines()[0].startswith("1 of 2 checks failed: do not rely on an ε of this installation, ")
+    assert answer.out.splitlines()[1] == "failed: audit: 5, must be 2.4 to 4 (too much)"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_verdict_comes_first_then_the_rows_of_the_spec(
+    raydp: Command, write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, verbose: bool
+) -> None:
+    names = [f"check {number}" for number in range(190)] + ["clipped sum (small: tiny)", "one record (small: tiny)"]
+    checks = [check(name, 1.0, 0.9, 1.1, "as it should be") for name in names]
+    monkeypatch.setattr("raydp.cli.show.selftest.run_selftest", lambda spec, progress: checks)
+    answer = raydp("selftest", write_spec(), *(["-v"] if verbose else []))
+    lines = answer.out.splitlines()
+    assert answer.code == 0
+    assert lines[0].startswith("all 192 checks passed, ")
+    assert sum("(small: tiny)" in line for line in lines[:6]) == 2
+    assert len(lines) == 5 + (193 + 1 if verbose else 1) - 0
+    assert ("check 7 " in answer.out) is verbose
 
 
 def test_what_is_not_a_number_does_not_pass() -> None:

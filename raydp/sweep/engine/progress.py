@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raydp.io.notebook import in_notebook, replaced_text
+from raydp.io.output import begin_phase, end_phase, phase
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import DriverProgress
@@ -61,7 +62,7 @@ def follow_start(
     if not console.is_terminal:
         console.print(text, markup=False)
     silent = 0.0
-    with display as status:
+    with phase(console, ""), display as status:
         while not wait(REFRESH_SECONDS):
             preparing = poll().preparing
             works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
@@ -72,7 +73,7 @@ def follow_start(
                 known = text
             if status is not None:
                 status.update(text)
-            elif silent >= FIRST_LINES[0] and text != said:
+            elif silent >= (FIRST_LINES[0] if text != said else PLAIN_SECONDS):
                 console.print(text, markup=False)
                 said, silent = text, 0.0
 
@@ -116,15 +117,18 @@ class SweepProgress:
         self._first_steps: tuple[float, float] | None = None
         self._last_steps = (self._started, 0.0)
         self._stop = threading.Event()
+        self._waits = phase(console, "")  # the lines of the loop are enough
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
     def __enter__(self) -> SweepProgress:
+        self._waits.__enter__()
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._waits.__exit__(None, None, None)
         self._keep(None)
 
     def finished(self, result: RunResult) -> None:
@@ -253,20 +257,20 @@ class MeasurementProgress:
         self._console, self._total, self._done = console, total, 0
         self._seen = ""
         self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._last = time.monotonic()
 
     def __enter__(self) -> MeasurementProgress:
         self._bar.start()
         self._task = self._bar.add_task("measuring", total=self._total)
+        self._phase = begin_phase(self._console, lambda: f"{self._done}/{self._total} measured{self._seen}")
         return self
 
     def __exit__(self, *exc: object) -> None:
+        end_phase(self._phase)
         self._bar.stop()
 
     def advance(self) -> None:
         self._done += 1
         self._bar.advance(self._task)
-        self._tell()
 
     def report(self, seen: dict[str, tuple[int, int]]) -> None:
         """Show the progress of scores that give no value before they have seen all models.
@@ -277,9 +281,3 @@ class MeasurementProgress:
         under_way = (f"{label} has seen {done} of {total} models" for label, (done, total) in seen.items())
         self._seen = "".join(f", {text}" for text in under_way)
         self._bar.update(self._task, description=f"measuring{self._seen}")
-        self._tell()
-
-    def _tell(self) -> None:
-        if not self._console.is_terminal and time.monotonic() - self._last >= PLAIN_SECONDS:
-            self._console.print(f"{self._done}/{self._total} measured{self._seen}")
-            self._last = time.monotonic()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from raydp.io.locations import is_uri
 from raydp.models.finding import check_found
-from raydp.plugins.described import listed, resolve_plugin
+from raydp.plugins.described import Plugin, listed, resolve_plugin
 from raydp.plugins.parameters import light_model
 from raydp.privacy.records.cautions import Caution
 from raydp.spec.document import SweepSpec
@@ -19,12 +21,17 @@ from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.run_logs import check_loggers
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import check_exchange
-from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file
+from raydp.tasks.chat.conversations import Form, conversation_of, form_of
+from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file, read_rows, string_of
 from raydp.tasks.users import BY_COLUMN
 from raydp.tracking import UnreachableError, check_signing_key, check_store
 
 TASK_FILES = ("path", "heldout_path", "secrets", "controls")
 """Parameters of tasks that may name a file."""
+ROWS_OF, SECRETS_OF = ("text", "chat"), ("text", "enron", "chat")
+"""Tasks whose files hold texts or conversations, and tasks with files of secrets."""
+MOST_BYTES = 1 << 25
+"""Size of the largest file whose rows are all looked at first, which takes about a second."""
 
 
 def check_start(spec: SweepSpec, *, resume: bool = False) -> None:
@@ -92,11 +99,12 @@ def _passing(spec: SweepSpec) -> list[Callable[[], None]]:
 
 
 def _check_files(spec: SweepSpec) -> None:
-    """Check that the task's files exist and that the data have the columns, before the training code is imported.
+    """Check that the task's files exist and can be read, before the training code is imported.
 
-    Files of an object store and data sets are checked when they are read.
+    Files of an object store and data sets are checked when they are read, and so are the rows of large files.
     """
-    for params in _parameters(spec):
+    for task in _tasks(spec):
+        params = dict(task.params)
         given = {name: str(value) for name, value in params.items() if isinstance(value, str | Path)}
         files = {name: given[name] for name in TASK_FILES if name in given and not is_uri(given[name])}
         for name, path in files.items():
@@ -105,25 +113,55 @@ def _check_files(spec: SweepSpec) -> None:
         if (path := files.get("path", "")).endswith(FILE_SUFFIXES) and Path(path).is_file():
             for column in (name for name in ("column", "user_column") if name in given):
                 check_column(path, given[column], "task.path", column_field=f"task.{column}")
+        if task.name in ROWS_OF:
+            _check_rows({name: files[name] for name in ("path", "heldout_path") if name in files}, params)
+        if task.name in SECRETS_OF:
+            _check_secrets({name: files[name] for name in ("secrets", "controls") if name in files}, task.name)
+
+
+def _check_rows(files: Mapping[str, str], params: Mapping[str, Any]) -> None:
+    """Check the rows of files of texts or conversations, unless this takes long."""
+    for name, path in files.items():
+        is_light = path.endswith(FILE_SUFFIXES) and not path.endswith(".parquet") and Path(path).is_file()
+        if not is_light or Path(path).stat().st_size > MOST_BYTES:
+            continue
+        form: Form | None = params.get("form")
+        for line, row in islice(read_rows(path, f"task.{name}"), params.get("max_rows")):
+            place = f"{Path(path).name}, line {line}"
+            if "column" in params:
+                string_of(row, params["column"], f"task.{name}", place)
+            else:
+                form = form or form_of(list(row), f"task.{name}")
+                conversation_of(row, form, f"task.{name}", place)
+
+
+def _check_secrets(files: Mapping[str, str], task: str) -> None:
+    """Check files of secrets. Prompts of conversations may be messages, but not those of controls."""
+    from raydp.tasks.secret import check_secrets  # imports numpy, which takes longer than a look at a spec
+
+    for name, path in files.items():
+        check_secrets(path, f"task.{name}", messages=task == "chat" and name == "secrets")
 
 
 def _check_users(spec: SweepSpec) -> None:
     """Check that a spec that protects users names them. `Task.by_user` decides once the data are read."""
     if spec.privacy.unit != "user":
         return
-    for params in _parameters(spec):
+    for task in _tasks(spec):
+        params = dict(task.params)
         if "user_column" in params and params["user_column"] is None:
             raise ValueError(
                 f"privacy.unit must be example without task.user_column, got user. {BY_COLUMN}, or leave unit out."
             )
 
 
-def _parameters(spec: SweepSpec) -> Iterator[Mapping[str, object]]:
-    """Yield the parameters of the task, and of the tasks that it is made of. A draft holds these as written."""
+def _tasks(spec: SweepSpec) -> Iterator[Plugin]:
+    """Yield the task, and the tasks that it is made of. A draft holds the parameters as written."""
     waiting, problems = [spec.task], list[str]()
     while waiting:
-        params = dict(waiting.pop().params)
-        yield params
+        task = waiting.pop()
+        yield task
+        params = dict(task.params)
         for name in ("of", "reference"):
             if params.get(name) is not None:
                 inner = resolve_plugin("tasks", f"task.{name}", params[name], problems, light_model)
