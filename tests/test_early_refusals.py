@@ -19,6 +19,8 @@ HEAVY = ("torch", "transformers", "ray", "mlflow", "pandas", "scipy", "peft", "o
 CODE = f"""
 import contextlib, io, json, os, sys
 from raydp.cli import main as cli
+from raydp.io import waiting
+waiting.SILENT_SECONDS = waiting.AGAIN_SECONDS = 1e9  # a busy machine has lines on waits
 answers = {{}}
 for name, (folder, *arguments) in json.load(sys.stdin).items():
     os.chdir(folder)
@@ -121,7 +123,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
         for file, text in FILES.items():
             (made / file).write_text(text)
         for file in ("data", "chat"):
-            (made / f"{file}2.jsonl").write_text(FILES[f"{file}.jsonl"] * 60)
+            (made / f"{file}2.jsonl").write_text(FILES[f"{file}.jsonl"].replace("a text", "a text " * 20) * 60)
         (made / "secrets.jsonl").write_text('{"prompt": "a", "continuation": "b"}\n')
         return made
 
@@ -159,6 +161,7 @@ def test_mistakes_in_data_are_told_before_heavy_imports(
     code, heavy, message = refusals[f"init: {mistake}"]
     assert (code, heavy) == (2, []), message
     assert len(message.splitlines()) == 1, "one mistake, one line"
+    assert ("--secrets must" in message) is ("--secrets" in INIT[mistake])
 
 
 @pytest.mark.parametrize("command", [command[0] for command in COMMANDS])
