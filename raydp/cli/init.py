@@ -186,7 +186,7 @@ def _check_model(name: str) -> None:
 
 def _check_secrets(path: Path, seen: Survey) -> None:
     """Raise ValueError if the secrets file is malformed."""
-    from raydp.tasks.secret import check_secrets
+    from raydp.tasks.chat.secrets import check_secrets
 
     check_secrets(path, "--secrets", messages=seen.form is not None)
 

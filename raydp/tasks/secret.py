@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.base import Secret
-from raydp.tasks.chat.messages import messages_of
 from raydp.tasks.reading import read_json_rows
 
 NEVER_TRAINED_ON = {
@@ -51,24 +49,6 @@ def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = Non
     if not secrets:
         raise ValueError(f"{field} must hold at least one secret, got none in {Path(path).name}. Add lines to it.")
     return list(secrets.values())
-
-
-def check_secrets(path: str | Path, field: str, *, messages: bool) -> None:
-    """Check a secrets file without a tokeniser.
-
-    Args:
-        path, field: see `read_secrets`.
-        messages: whether a prompt may be a list of messages.
-
-    Raises:
-        ValueError: as `read_secrets`.
-    """
-
-    def asked(prompt: object, continuation: str, place: str) -> tuple[str, str]:
-        messages_of(prompt, field, place)
-        return json.dumps(prompt), continuation
-
-    read_secrets(path, field, asked_fn=asked if messages else None)
 
 
 def verbatim_texts(secrets: Sequence[Secret]) -> list[str]:

@@ -137,7 +137,7 @@ def _check_rows(files: Mapping[str, str], params: Mapping[str, Any]) -> None:
 
 def _check_secrets(files: Mapping[str, str], task: str) -> None:
     """Check files of secrets. Prompts of conversations may be messages, but not those of controls."""
-    from raydp.tasks.secret import check_secrets  # imports numpy, which takes longer than a look at a spec
+    from raydp.tasks.chat.secrets import check_secrets  # imports numpy, which takes longer than a look at a spec
 
     for name, path in files.items():
         check_secrets(path, f"task.{name}", messages=task == "chat" and name == "secrets")
