@@ -32,7 +32,7 @@ def test_a_delta_not_below_1_over_n_is_a_warning(raydp: Command, write_spec: Wri
     privacy = {"target_epsilon": 8, "accountant": "rdp", "target_delta": 1e-3}
     answer = raydp("plan", write_spec(privacy=privacy))
     assert answer.code == 0
-    assert "is not below 1/n" in answer.out
+    assert "privacy: delta should be below 1/n = 0.0005" in " ".join(answer.out.split())
 
 
 def test_secrets_that_are_absent_are_dropped_and_listed_and_none_left_is_an_error(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -265,9 +264,6 @@ def select(
     )
     if folder is None or not SweepFolder.has_plan(folder.path):
         return selection
-    from raydp.sweep.ending.notes import cautions_about
-
-    selection = replace(selection, cautions=(*selection.cautions, *cautions_about(folder)))
     return of_sweep(selection, folder, score=score, worst_case=worst_case)
 
 

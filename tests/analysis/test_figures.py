@@ -178,7 +178,7 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"format must be one of svg, png, pdf, got 'gif'\."):
         save_figures(figures, tmp_path, file_format="gif")
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(ValueError, match=r"pip install 'raydp-tune\[figures\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[figures\]'"):
         save_figures(figures, tmp_path)
 
 

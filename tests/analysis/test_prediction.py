@@ -54,10 +54,14 @@ def test_intervals_of_one_run_hold_as_often_as_they_say(logarithmic):
 
 
 def test_scores_that_span_orders_of_magnitude_are_predicted_by_their_logarithm():
-    rng = np.random.default_rng(0)
-    means = configuration_means(sweep(rng, logarithmic=True))
-    assert Fitted.to(means, "score").logarithm
-    assert not Fitted.to(configuration_means(sweep(rng)), "score").logarithm
+    """Six tables of each kind. By its density, one table of additive scores in twelve looks like the other kind."""
+    plain = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        means = configuration_means(sweep(rng, logarithmic=True))
+        assert Fitted.to(means, "score").logarithm
+        plain.append(not Fitted.to(configuration_means(sweep(rng)), "score").logarithm)
+    assert sum(plain) >= 5
     assert not Fitted.to(means.assign(score=means["score"] - 1e-9), "utility_loss").logarithm
     (row,) = predict(sweep(rng, logarithmic=True), [Configuration(batch_size=32, num_steps=30, learning_rate=0.001)])
     assert 0 < row["score_interval"][0] < row["score"] < row["score_interval"][1], "a positive score stays positive"

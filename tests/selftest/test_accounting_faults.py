@@ -299,7 +299,7 @@ def test_a_users_rows_that_are_not_brought_together(
 
 
 def test_rows_of_a_user_that_are_only_brought_together_where_they_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    def named(cls: Any, names: Any, noun: str) -> users.Users:
+    def named(cls: Any, names: Any, noun: str, **_: Any) -> users.Users:
         numbers: dict[Any, int] = {}
         of_example = [numbers.setdefault((place // 20, name), len(numbers)) for place, name in enumerate(names)]
         return cls(of_example=np.array(of_example, np.int64), noun=noun)

@@ -118,7 +118,7 @@ def test_columns_of_unusual_names_are_counted_and_not_shown(write_jsonl):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b'{"text": "Nora"}\n'), "got gzip in rows.jsonl. Add .gz to the file's name"),
+        (gzip.compress(b'{"text": "Nora"}\n', mtime=0), "got gzip in rows.jsonl. Add .gz to the file's name"),
         (b'{"text": "a"}\n{"text": "Nora is', "got an object without its end in rows.jsonl, line 2"),
         (b'{"text": "a"}\n{"text": "Nora",', "got an object without its end in rows.jsonl, line 2"),
         (b'{"text": "%s"}' % (b"N" * 5_000_000), "at most 4194304 characters, got a longer one in rows.jsonl, line 1"),

@@ -125,9 +125,7 @@ def test_a_folder_that_holds_no_data_set_is_an_error(tmp_path, tokenizer):
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tokenizer):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ValueError, match=r"task\.path must be an existing file .*got 'someone/rows'.*raydp-tune\[datasets\]"
-    ):
+    with pytest.raises(ValueError, match=r"task\.path must be an existing file .*got 'someone/rows'.*\[datasets\]"):
         TextTask(path="someone/rows").build(tokenizer)
 
 

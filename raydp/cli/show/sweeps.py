@@ -213,7 +213,7 @@ def _show_loaded(sweep: Sweep, selected: Selection) -> None:
 def _show_guarantee(sweep: Sweep) -> None:
     """Print the guarantee of ε, or why there is none. Its limits are on each model's card."""
     from raydp.privacy import remarks
-    from raydp.sweep.ending.notes import cautions_about, promise_of, together_notes
+    from raydp.sweep.ending.notes import promise_of, together_notes
 
     record = sweep.folder.plan().record
     if math.isinf(record.accounted.epsilon):
@@ -223,8 +223,6 @@ def _show_guarantee(sweep: Sweep) -> None:
     not_certified = [f"Not certified: {reason}." for reason in record.not_certified_because]
     for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.released())]:
         stdout.print(sentence, markup=False)
-    for caution in cautions_about(sweep.folder):
-        stdout.print(f"warning: {caution}", markup=False)
     stdout.print("`raydp models show MODEL` lists what this guarantee does not cover.", markup=False)
 
 

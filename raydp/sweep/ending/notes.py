@@ -70,7 +70,6 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
         "warnings": [
             *([] if private is None else [f"This page shows {private}."]),
             *_searched(folder, written["search"]),
-            *cautions_about(folder),
         ],
         "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
         "curves": [] if named is None else _curves(folder, plan, named),

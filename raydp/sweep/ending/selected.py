@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from raydp.analysis import Selection
+from raydp.sweep.ending.notes import cautions_about
 from raydp.sweep.store.folder import SweepFolder
 
 
 def of_sweep(
     selection: Selection, folder: SweepFolder, *, score: str | None = None, worst_case: bool = False
 ) -> Selection:
-    """Return a selection with the sweep's name, the score's name and the function that loads the model.
+    """Return a selection with the sweep's warnings, its name, the score's name and the function that loads the model.
 
     Args:
         selection: a selection from the sweep's points.
@@ -28,6 +29,7 @@ def of_sweep(
         load_fn = partial(load_model, selection.model_uri, tracking_uri=store)
     return replace(
         selection,
+        cautions=(*selection.cautions, *cautions_about(folder)),
         sweep=folder.names()["sweep"],
         score_name=f"worst case of {name}" if worst_case and name is not None else name,
         tracking_uri=store,
