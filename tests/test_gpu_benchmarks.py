@@ -45,7 +45,7 @@ def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
     assert "invalid choice: 'lora-9b'" in made.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_sweeps_of_real_text_run_on_a_cpu_and_are_resumed(tmp_path: Path) -> None:
     mails = [{"content": f"mail {i}\n" + "please call the author\n" * 12} for i in range(60)]
     mails[0]["content"] += "Mira Halborn 555-0142\n"
@@ -55,7 +55,7 @@ def test_the_sweeps_of_real_text_run_on_a_cpu_and_are_resumed(tmp_path: Path) ->
     options = ["--data", str(tmp_path), "--output", str(output), "--device", "cpu", "--small", "--model", "tiny"]
 
     def run(configurations: int) -> dict:
-        chosen = ["--configurations", str(configurations), "--seconds", "400"]
+        chosen = ["--configurations", str(configurations), "--seconds", "900"]
         subprocess.run([sys.executable, script, *options, *chosen], check=True, cwd=tmp_path)
         return json.loads((output / "real_text.json").read_text())
 

@@ -14,6 +14,8 @@ from tests.conftest import Answer
 from tests.sweep.conftest import TWINS
 from tests.sweep.trained import Trained
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Trained:

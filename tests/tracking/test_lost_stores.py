@@ -19,6 +19,8 @@ from raydp.tracking import NotDeliveredError, find_models, load_model, trials
 from raydp.tracking.store import open_store
 from tests.sweep.trained import Trained
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, Path]:
