@@ -39,12 +39,13 @@ FLOW = {
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [
-        "portable", "address", "store", "records", "base", "delivery", "sealing", "models", "serving", "standalone",
-        "promotions", "alarms", "lookup", "transactions", "trials", "registry", "runs", "opening", "later",
+        "portable", "address", "store", "records", "sealing", "recorded", "base", "delivery", "models", "serving",
+        "standalone", "promotions", "alarms", "lookup", "transactions", "trials", "registry", "runs", "opening",
+        "later",
     ],
     "raydp.sweep": [
-        "names", "store", "listing", "run_logs", "engine", "ending", "private_selection", "planning", "driver", "api",
-        "comparable", "counterfactual", "reports", "imported",
+        "names", "store", "listing", "run_logs", "deliveries", "engine", "ending", "private_selection", "planning",
+        "driver", "api", "comparable", "counterfactual", "reports", "imported",
     ],
     "raydp.selftest": [
         "base", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",

@@ -156,5 +156,5 @@ def test_an_edited_figure_moves_no_alias(ended: Trained, place: tuple[str, ...])
         inner = inner[key]
     inner[place[-1]] = -5.0
     path.write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=f"{place[0].rstrip('s')}.* in .*{run_id}/result.json must be the figure that"):
+    with pytest.raises(ValueError, match=f"{place[0].rstrip('s')}.* in .*{run_id} must be the figure that"):
         resume(ended)

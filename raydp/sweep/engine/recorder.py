@@ -16,8 +16,8 @@ from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guaran
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
+from raydp.sweep.deliveries import check_deliveries
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.deliveries import check_deliveries
 from raydp.sweep.engine.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, DAMAGED
 from raydp.sweep.store.measurements import claimed_figures, measured_later, scores_of

@@ -44,6 +44,6 @@ def _check_figures(folder: SweepFolder, result: RunResult, delivered: Mapping[st
     for name, value in figures.items():
         if name in delivered and delivered[name] != value:
             raise ValueError(
-                f"{name} in {folder.trial(result.run_id) / 'result.json'} must be the figure that MLflow has, "
+                f"{name} of the result in {folder.trial(result.run_id)} must be the figure that MLflow has, "
                 f"{delivered[name]!r}, got {value!r}. Restore the file, or start a new sweep."
             )
