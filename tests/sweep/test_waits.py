@@ -75,7 +75,7 @@ def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Pat
     phases = [
         "reading the spec and loading the libraries",
         "writing the points table",
-        "writing the joint cost of all 4 models onto their cards",
+        "writing the joint ε onto the cards of 4 models",
         "selecting a configuration",
         "writing the report",
         "recording the end of the sweep in MLflow",
