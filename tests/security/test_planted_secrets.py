@@ -65,7 +65,7 @@ class Swept:
             cluster={"max_concurrent_trials": 1},
         )
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-        variables = {**os.environ, **CREDENTIALS, "RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(self.ray)}
+        variables = {**os.environ, **CREDENTIALS, "RAY_AUTH_MODE": "token", "TMPDIR": str(self.ray)}
         command = [sys.executable, "-m", "raydp.cli.main", "-v", "sweep", "spec.yaml"]  # says as much as it can
         self.done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, check=False, timeout=500)
         (folder / "stdout.txt").write_bytes(self.done.stdout)

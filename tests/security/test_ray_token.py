@@ -23,7 +23,8 @@ from ray._raylet import AuthenticationMode, get_authentication_mode
 assert get_authentication_mode() == AuthenticationMode.TOKEN, get_authentication_mode()
 address = ray.get_runtime_context().gcs_address
 print("mode token", flush=True)
-client = f"import ray; ray.init({address!r}, log_to_driver=False); print('joined', len(ray.nodes()))"
+here = "_node_ip_address='127.0.0.1'"  # Ray listens there alone
+client = f"import ray; ray.init({address!r}, {here}, log_to_driver=False); print('joined', len(ray.nodes()))"
 changes = {"right": {}, "wrong": {"RAY_AUTH_TOKEN": "0" * 64}, "none": {"RAY_AUTH_MODE": "disabled"}}
 pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 clients = {  # side by side, because those that are refused wait

@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> N
 def assert_same_points(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
     """Same topology, so equal but for the last bits; 1e-5 in utility is what fp32 explains (1e-4 in vmr_exact)."""
     key = ["batch_size", "num_steps", "learning_rate", "seed"]
-    own = ["model_uri", "train_seconds", "score_seconds"]
+    own = ["model_uri", "alias", "train_seconds", "score_seconds"]
     pd.testing.assert_frame_equal(
         actual.sort_values(key, ignore_index=True).drop(columns=own),
         expected.sort_values(key, ignore_index=True).drop(columns=own),
