@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-DRIVER = """
+DRIVER = '''
 import os, subprocess, sys
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.ray_start import start_ray
@@ -23,8 +23,10 @@ from ray._raylet import AuthenticationMode, get_authentication_mode
 assert get_authentication_mode() == AuthenticationMode.TOKEN, get_authentication_mode()
 address = ray.get_runtime_context().gcs_address
 print("mode token", flush=True)
-here = "_node_ip_address='127.0.0.1'"  # Ray listens there alone
-client = f"import ray; ray.init({address!r}, {here}, log_to_driver=False); print('joined', len(ray.nodes()))"
+# `ray.init` would ask at the machine's own address, where a local Ray does not listen.
+client = f"""import ray
+from ray._raylet import GcsClient
+print('joined', len(GcsClient(address={address!r}).get_all_node_info(timeout=20)))"""
 changes = {"right": {}, "wrong": {"RAY_AUTH_TOKEN": "0" * 64}, "none": {"RAY_AUTH_MODE": "disabled"}}
 pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 clients = {  # side by side, because those that are refused wait
@@ -35,7 +37,7 @@ for kind, process in clients.items():
     out, err = process.communicate()
     print(kind, "joined" if "joined 1" in out else "refused", process.returncode, flush=True)
     print((out + err)[-1500:].replace("\\n", "\\n  "), file=sys.stderr)
-"""
+'''
 
 
 @pytest.mark.slow
