@@ -199,30 +199,34 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
 
 @pytest.mark.slow
 def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatch):
-    """As good an estimate, and as honest an interval, as if all 700 were modelled jointly; a mean of two is worse."""
-    rng = np.random.default_rng(0)
+    """About as good an estimate as if all 700 were modelled jointly, and as honest intervals; a mean of two is worse."""
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
     z = np.log(np.array(grid, dtype=float))
     z = (z - z.mean(axis=0)) / z.std(axis=0)
-    truth = 0.1 * np.exp(0.3 * z @ np.array([1.0, 0.5, -0.3]) + rng.normal(0, 0.1, len(grid)))
-    runs = truth[:, None] * np.exp(rng.normal(0, 0.2, (len(grid), 2)))
-    score = runs.mean(axis=1)
-    means = means_of(score, std=runs.std(axis=1, ddof=1), grid=grid)
-    got = score_posterior(means)
-    rest = smoother_of(got).rest
-    assert len(smoother_of(got).rows) == MOST_MODELLED
-    assert len(rest) == len(grid) - MOST_MODELLED
-    low, high = np.quantile(got.absolute[:, rest], [0.025, 0.975], axis=0)
-    assert 0.88 < ((low <= truth[rest]) & (truth[rest] <= high)).mean() < 0.99
-    monkeypatch.setattr(hierarchy, "MOST_MODELLED", len(grid))
-    hierarchy._remembered.cache_clear()
-    whole = score_posterior(means)
-    hierarchy._remembered.cache_clear()
-
-    def error(estimate):
-        return float(np.sqrt(((np.log(estimate) - np.log(truth))[rest] ** 2).mean()))
-
-    assert error(got.own_mean) < 1.1 * error(whole.own_mean) < 0.8 * error(score)
+    covered, squared = [], []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        truth = 0.1 * np.exp(0.3 * z @ np.array([1.0, 0.5, -0.3]) + rng.normal(0, 0.1, len(grid)))
+        runs = truth[:, None] * np.exp(rng.normal(0, 0.2, (len(grid), 2)))
+        score = runs.mean(axis=1)
+        means = means_of(score, std=runs.std(axis=1, ddof=1), grid=grid)
+        got = score_posterior(means)
+        rest = smoother_of(got).rest
+        assert len(smoother_of(got).rows) == MOST_MODELLED
+        assert len(rest) == len(grid) - MOST_MODELLED
+        low, high = np.quantile(got.absolute[:, rest], [0.025, 0.975], axis=0)
+        covered.append(((low <= truth[rest]) & (truth[rest] <= high)).mean())
+        with monkeypatch.context() as patch:
+            patch.setattr(hierarchy, "MOST_MODELLED", len(grid))
+            hierarchy._remembered.cache_clear()
+            whole = score_posterior(means)
+            hierarchy._remembered.cache_clear()
+        estimates = [got.own_mean, whole.own_mean, score]
+        squared.append([((np.log(estimate) - np.log(truth))[rest] ** 2).mean() for estimate in estimates])
+    # The intervals of one table are wide or narrow together, as far as its 150 modelled means tell the variances.
+    assert 0.9 < np.mean(covered) < 0.98
+    error, of_whole, of_means = np.sqrt(np.mean(squared, axis=0))
+    assert error < 1.1 * of_whole < 0.8 * of_means
     inside = score > np.quantile(score, 0.5)
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 100)
     of_pool = score_posterior(means, pool=inside).operators[0][1].rows

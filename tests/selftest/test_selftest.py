@@ -50,7 +50,7 @@ def test_a_specs_own_task_model_and_method_are_checked(
     said: list[str] = []
     checks = run_selftest(load_spec(write_spec(**changes)), said.append)
     own = [c for c in checks if "small: tiny" in c.name]
-    assert len(own) == 4, "clipped sum, one record, alone as in company, one unit by itself"
+    assert len(own) == 9, "clipped sum, one record, alone as in company, one unit by itself; five figures of the probe"
     assert all(c.passed for c in own)
     assert all(c.passed for c in checks), "also the noise of a method that steps with Adam"
     assert "sensitivity: small: tiny" in said

@@ -107,7 +107,7 @@ def test_a_part_of_a_data_set_can_be_held_out(saved, tokenizer):
             r"task\.heldout_split must be a part of the data set, got 'test'\. It has train, validation",
         ),
         ("parts", {"column": "text"}, r"task\.column must be a column of the data set, got 'text'\. It has body, id"),
-        ("parts", {"column": "id"}, r"task\.path must have a string 'id'.*got a number in .*row 0"),
+        ("parts", {"column": "id"}, r"task\.path must have a string 'id'.*got a number in .*row 1"),
         ("nowhere", {}, r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"),
     ],
 )
