@@ -279,9 +279,10 @@ _FIXED = "At the threshold as selected: this section and the decision above do n
 
 def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
     """Return a text that names the selected configuration and compares it with the best-utility configuration."""
-    undecided = selected.decision is not None and selected.decision.state == "undecided"
+    state = None if selected.decision is None else selected.decision.state
     name = f"{_name(selected.configuration)}, which the rule {selected.rule} selects. "
-    start = f"Not decided. The best guess is {name}" if undecided else f"Use {name}"
+    starts = {"undecided": "Not decided. The best guess is", "only one": "No choice. The only one that passes is"}
+    start = f"{starts.get(state or '', 'Use')} {name}"
     if selected.configuration == best.configuration:
         return start + f"It is also the best-utility configuration (score {number(selected.score)})."
     assert selected.score is not None, "points without scores have a page of their own"

@@ -26,7 +26,9 @@ from raydp.search_spaces import Configuration
 
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
-EndState = Literal["decided", "equivalent", "nothing leaks", "secrets are short", "budget used up", "no selection"]
+EndState = Literal[
+    "decided", "equivalent", "only one", "nothing leaks", "secrets are short", "budget used up", "no selection"
+]
 
 _NEGLIGIBLE = 0.01  # a configuration that is the best with a smaller probability gets no further seed
 _LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between two scores
@@ -54,10 +56,10 @@ class NextSeed:
 
     Attributes:
         configuration: the configuration that gets another seed; None at the end.
-        state: how the seeds ended; None before the end. "decided" and "equivalent" are the states of the selection's
-            decision. "nothing leaks": no configuration leaks measurably, and the selection is by utility. "secrets are
-            short": further seeds would hardly shrink the errors. "no selection": no configuration keeps to the
-            constraints.
+        state: how the seeds ended; None before the end. "decided", "equivalent" and "only one" are the states of the
+            selection's decision. "nothing leaks": no configuration leaks measurably, and the selection is by utility.
+            "secrets are short": further seeds would hardly shrink the errors. "no selection": no configuration keeps to
+            the constraints.
         reason: why, in a sentence; None before the end, and if the state says all.
         limit: the limit that ended the seeds, if further seeds may decide.
     """

@@ -19,7 +19,7 @@ from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
-State = Literal["decided", "equivalent", "undecided"]
+State = Literal["decided", "equivalent", "undecided", "only one"]
 
 MOST_ALTERNATIVES = 3
 _MOST_CONFIGURATIONS = 100  # of a larger table it is not computed what would decide, because that takes long
@@ -57,11 +57,13 @@ class Decision:
     """The certainty of a selected configuration, given the measured scores.
 
     If the errors of the scores are not known (see `unknown_errors`), nothing is decided: the probabilities, the regret,
-    the estimate and the interval are None, no alternative is listed, and `reason` says why.
+    the estimate and the interval are None, no alternative is listed, and `reason` says why. If only one configuration
+    was compared, the probabilities and the regret are None.
 
     Attributes:
         state: "decided": the selected configuration has the lowest score with the confidence or more. "equivalent":
-            its score is within the tolerance of the lowest with that probability. Else "undecided".
+            its score is within the tolerance of the lowest with that probability. "only one": no other configuration
+            passes the constraints, so the scores decided nothing. Else "undecided".
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1 allows a score that is
             10 % higher; for a score that is a logarithm, a difference of ln 1.1.
         probability: that the selected configuration has the lowest score.
@@ -171,8 +173,11 @@ def decide(
     reason: str | None = None
     if needs_utility and useful is not None and useful < precision.confidence:
         reason = f"no configuration keeps to the utility threshold with a probability of {chance(precision.confidence)}"
+    alone = len(members) == 1
     if reason is not None:
         state: State = "undecided"
+    elif alone:
+        state = "only one"
     elif probability[selected] >= precision.confidence:
         state = "decided"
     else:
@@ -208,10 +213,10 @@ def decide(
         state=state,
         confidence=precision.confidence,
         tolerance=precision.tolerance,
-        probability=float(probability[selected]),
-        probability_within=float(within[selected]),
-        expected_regret=regret,
-        relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
+        probability=None if alone else float(probability[selected]),
+        probability_within=None if alone else float(within[selected]),
+        expected_regret=None if alone else regret,
+        relative_regret=None if alone else _relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
         estimate=float(expected[selected]),
         interval=_interval(scores.absolute_of(slice(selected, selected + 1)), precision.confidence, highest),
         utility_probability=useful,

@@ -54,7 +54,7 @@ def _changes(selection: Selection) -> list[str]:
 
 def _alone(decision: Decision) -> str:
     """Say why no other configuration was compared."""
-    if decision.probability is not None and decision.state == "undecided":
+    if decision.estimate is not None and decision.state == "undecided":
         return "Undecided: it is the configuration whose utility is the most likely to keep to the threshold."
     if decision.utility_probability is None:
         return "Only one configuration passes the constraints: no scores were compared."

@@ -149,7 +149,9 @@ def test_one_that_passes_is_no_choice(best, ends):
     """It says at which ends of the grid the configuration lies, so that the grid can be extended there."""
     grid = [(b, 10, rate) for b in (32, 64) for rate in (0.01, 0.03, 0.1)]
     points = table(rising, lambda b, t, rate: 1.0 if (b, rate) == best else 3.0, grid=grid, seeds=4, loss_noise=0.01)
-    first = select(points, max_loss=2.0).warnings[0]
+    selected = select(points, max_loss=2.0)
+    assert (selected.decision.state, selected.decision.probability) == ("only one", None)
+    first = selected.warnings[0]
     assert first.startswith("Only 1 of 6 configurations is sure to pass, so the scores had next to nothing to choose")
     assert (first.count("largest") + first.count("smallest"), "learning_rate 0.1 is the largest" in first) == (
         ends, best[1] == 0.1,
@@ -182,8 +184,11 @@ def test_a_threshold_of_the_best_gain_moves_with_the_best_loss():
 
 def test_one_configuration():
     selected = select(table(rising, falling_loss, grid=GRID[:1]))
-    assert selected.decision.probability == 1
-    assert selected.decision.expected_regret == 0
+    found = selected.decision.to_dict()
+    assert found["state"] == "only one"
+    compared = {"probability", "probability_within", "expected_regret"}
+    assert {name for name, value in found.items() if value is None} == compared, "there was nothing to compare"
+    assert found["interval"][0] < found["estimate"] < found["interval"][1]
     assert in_words(selected)[0] == "Only one configuration passes the constraints: no scores were compared."
 
 

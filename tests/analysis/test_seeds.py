@@ -157,7 +157,7 @@ def test_a_configuration_whose_utility_is_in_doubt_gets_seeds():
     assert select(points, max_loss=threshold).configuration == GRID[1]
     assert next_seed(points, constraints, LIMITS, begun=begun(points)).configuration == GRID[0]
     far = Constraints(max_loss=1.1)
-    assert next_seed(points, far, LIMITS, begun=begun(points)).state == "decided"
+    assert next_seed(points, far, LIMITS, begun=begun(points)).state == "only one"
 
 
 def test_no_configuration_below_the_threshold_is_an_end_with_a_reason():
@@ -176,7 +176,7 @@ def test_scores_without_any_spread_use_the_budget():
 
 def test_one_configuration_needs_no_further_seed():
     points, _ = runs([0.2], 2)
-    assert next_seed(points, NO_CONSTRAINT, LIMITS, begun=begun(points)).state == "decided"
+    assert next_seed(points, NO_CONSTRAINT, LIMITS, begun=begun(points)).state == "only one"
 
 
 def test_a_configuration_without_a_finished_run_is_left_out():

@@ -343,7 +343,7 @@ def test_a_sweep_that_was_broken_off_goes_on_with_its_seeds(raydp: Callable[...,
     ended = document["counts"]["seeds"]
     assert document["counts"]["finished"] == 4 + ended["further_runs"]
     assert document["counts"]["pending"] == document["counts"]["failed"] == 0
-    assert ended["state"] in ("decided", "equivalent", "budget used up", "secrets are short", "nothing leaks")
+    assert ended["state"] in ("decided", "equivalent", "only one", "budget used up", "secrets are short", "nothing leaks")
     assert runs_in(spec["tracking"]["uri"])["children"] == document["counts"]["finished"]
     page = html.unescape((folder / "report.html").read_text())
     assert f"The further seeds ended as {ended['state']!r}" in page
