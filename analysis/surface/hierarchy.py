@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from raydp.analysis.statistics.noise import common_effect
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
@@ -124,7 +125,15 @@ class _Measured:
 
 @lru_cache(maxsize=_KEPT_POSTERIORS)
 def _remembered(given: _Measured) -> Posterior:
-    """Fit the model on each scale that the figure allows, and return the average of their posteriors."""
+    """Fit the model on each scale that the figure allows, and return the average of their posteriors.
+
+    The matrices are small and many. Threads would wait for each other, which takes three times as long on busy cores.
+    """
+    with threadpool_limits(1, user_api="blas"):
+        return _fitted(given)
+
+
+def _fitted(given: _Measured) -> Posterior:
     # All is modelled in one unit, a power of two, so that tiny and huge figures lose no digits.
     measured = given.means[given.figure].to_numpy(dtype=np.float64)
     unit = math.ldexp(1.0, max(-1000, math.frexp(float(np.abs(measured).max()))[1]))

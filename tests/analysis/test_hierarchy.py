@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from threadpoolctl import threadpool_info
 
 from raydp.analysis.statistics.noise import SeedNoise, common_effect, secret_covariance
 from raydp.analysis.surface import hierarchical_model, hierarchy
@@ -199,7 +200,7 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
 
 @pytest.mark.slow
 def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatch):
-    """About as good an estimate as if all 700 were modelled jointly, and as honest intervals; a mean of two is worse."""
+    """About as good an estimate as if all 700 were modelled jointly, and honest intervals; a mean of two is worse."""
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
     z = np.log(np.array(grid, dtype=float))
     z = (z - z.mean(axis=0)) / z.std(axis=0)
@@ -255,3 +256,18 @@ def test_losses_have_their_own_errors():
     got = loss_posterior(means_of(np.zeros(27), loss=loss))
     assert np.abs(got.own_mean - loss).max() < 0.02
     assert 0.001 < got.draws.std(axis=0).mean() < 0.01, "two seeds with a spread of 0.01, smoothed"
+
+
+def test_a_fit_takes_one_thread_because_its_matrices_are_small(monkeypatch):
+    fit, threads = hierarchy._fitted, list[int]()
+
+    def spied(given):
+        threads.extend(each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas")
+        return fit(given)
+
+    monkeypatch.setattr(hierarchy, "_fitted", spied)
+    hierarchy._remembered.cache_clear()
+    before = threadpool_info()
+    score_posterior(means_of(np.linspace(0.1, 0.2, 27), std=0.01))
+    assert set(threads) == {1}
+    assert threadpool_info() == before
