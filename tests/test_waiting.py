@@ -91,6 +91,28 @@ def test_the_innermost_phase_speaks(clock: Clock) -> None:
     assert [line for _, line in clock.lines] == ["reading", "working (47 s)"]
 
 
+@pytest.mark.parametrize(("between", "shown"), [(True, 12), (False, 142)])
+def test_the_time_shown_is_of_the_wait_that_the_line_names(between: bool, shown: int, clock: Clock) -> None:
+    """A command's own phase names the wait since its last inner phase. Another phase goes on meanwhile."""
+    clock.waits.begin(lambda: "working", clock.show, between=between)
+    for inner in (100, 40):
+        reading = clock.waits.begin(lambda: "reading", clock.show)
+        clock.run(inner)
+        clock.waits.end(reading)
+    clock.waits.printed()
+    clock.run(12.2)  # after a minute the line of 142 s is not said again
+    assert clock.lines[-1][1] == f"working ({shown} s)"
+
+
+def test_the_time_shown_begins_with_the_present_part_of_a_status(clock: Clock) -> None:
+    said = "checking a"
+    clock.waits.begin(lambda: said, clock.show)
+    clock.run(50)
+    said = "checking b"
+    clock.run(12.2)
+    assert [line for _, line in clock.lines][-2:] == ["checking b", "checking b (12 s)"]
+
+
 def test_whoever_prints_a_line_ends_the_silence(clock: Clock) -> None:
     clock.waits.begin(lambda: "training", clock.show, said=True)
     for _ in range(8):

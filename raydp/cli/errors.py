@@ -74,7 +74,7 @@ class InterruptibleGroup(CommandGroup):
         def text() -> str:
             return "loading the libraries" if begun.since == begun.began else "working"
 
-        begun = begin_phase(stderr, text)
+        begun = begin_phase(stderr, text, between=True)
         try:
             with interruptible():
                 return super().invoke(ctx)

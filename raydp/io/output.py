@@ -99,10 +99,10 @@ def phase(console: Console, text: str) -> Iterator[None]:
         end_phase(begun, text)
 
 
-def begin_phase(console: Console, text: Callable[[], str], *, said: bool = False) -> Phase:
+def begin_phase(console: Console, text: Callable[[], str], *, said: bool = False, between: bool = False) -> Phase:
     """Begin a phase. A terminal shows it, and prints nothing."""
     shown = str if console.is_terminal else text
-    return WAITS.begin(shown, lambda line: console.print(line, markup=False), said=said)
+    return WAITS.begin(shown, lambda line: console.print(line, markup=False), said=said, between=between)
 
 
 def end_phase(begun: Phase, text: str = "") -> None:

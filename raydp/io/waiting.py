@@ -26,7 +26,9 @@ class Phase:
     Attributes:
         text: returns what is done at the moment, or "" for a phase that prints lines of its own.
         show: prints a line.
+        between: whether the phase is the time between its inner phases, so that each of them begins its wait anew.
         began: when the phase began, in seconds of the clock.
+        named: when the wait that the text names began: the time shown counts from then.
         since: when the text last became another, or the last inner phase ended.
         seen: the text at that time, without its numbers; None before it was looked at.
         said: the text that was printed last, without its numbers; None before the first line.
@@ -34,7 +36,9 @@ class Phase:
 
     text: Callable[[], str]
     show: Callable[[str], None]
+    between: bool
     began: float
+    named: float
     since: float
     seen: str | None
     said: str | None
@@ -58,14 +62,16 @@ class Waits:
         """Note that a line was printed, whoever printed it."""
         self._last_line = self._clock()
 
-    def begin(self, text: Callable[[], str], show: Callable[[str], None], *, said: bool = False) -> Phase:
+    def begin(
+        self, text: Callable[[], str], show: Callable[[str], None], *, said: bool = False, between: bool = False
+    ) -> Phase:
         """Begin a phase; see `Phase`.
 
         Args:
             said: whether its first line was printed.
         """
         now, kind = self._clock(), _kind(text()) if said else None
-        phase = Phase(text=text, show=show, began=now, since=now, seen=kind, said=kind)
+        phase = Phase(text=text, show=show, between=between, began=now, named=now, since=now, seen=kind, said=kind)
         self._phases.append(phase)
         if self._has_thread and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._speak_on, daemon=True)
@@ -78,6 +84,7 @@ class Waits:
         now = self._clock()
         for outer in self._phases:
             outer.since = now
+            outer.named = now if outer.between else outer.named
         return now - phase.began
 
     def speak(self) -> None:
@@ -85,9 +92,10 @@ class Waits:
         for phase in self._phases[-1:]:
             text, now = phase.text(), self._clock()
             if (kind := _kind(text)) != phase.seen:
-                phase.since = now if phase.seen is not None else phase.since
+                if phase.seen is not None:
+                    phase.since = phase.named = now
                 phase.seen = kind
-            age, silent = now - phase.began, now - self._last_line
+            age, silent = now - phase.named, now - self._last_line
             is_new = kind != phase.said and min(now - phase.since, silent) >= SILENT_SECONDS
             if text and (is_new or silent >= AGAIN_SECONDS * (1 if age < 60 else 3)):
                 phase.said = kind
