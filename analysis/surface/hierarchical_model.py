@@ -23,7 +23,6 @@ _FEWEST, _MOST, _WORK = 20, 1000, 2e8  # limits of the draws of the hyperparamet
 _FEW_ROWS, _OF_FEW, _OF_MANY = 50, 256, 128  # likelihoods in each round of the sampler, of few rows and of many
 _MOST_DENSITIES = 400  # draws of the hyperparameters that tell which scale is better
 _CELLS = 500_000  # numbers of the matrices that are factorised together
-_MOST_INFORMATIVE = 100  # rows that the hyperparameters are learnt from
 _FARTHEST_SECRET = 1e6  # in standard deviations of the figure; farther values are not of this figure
 _VAGUE = 100.0  # prior variance of the level, in variances of the figure
 _JITTER = 1e-10
@@ -128,18 +127,17 @@ class HierarchicalModel:
         )
 
     def fitted(self, rng: np.random.Generator) -> HierarchicalModel:
-        """Draw the hyperparameters from their posterior, given a random part of the rows."""
-        few = self._some(np.sort(rng.permutation(len(self.values))[:_MOST_INFORMATIVE]))
+        """Draw the hyperparameters from their posterior."""
         mean, std = np.transpose([_SIZE, *[_LENGTH] * self.inputs.shape[1], *_REST])
         # A matrix of n rows costs n³ to factorise, and about 20 for each of its covariances with the remaining ones.
         n, r = len(self.values), len(self.remaining.rows)
         drawn = posterior_draws(
-            few._log_likelihoods,
+            self._log_likelihoods,
             rng,
             mean,
             std,
             num_draws=int(np.clip(_WORK / (n**3 + 20 * n * r), _FEWEST, _MOST)),
-            per_round=_OF_FEW if len(few.values) <= _FEW_ROWS else _OF_MANY,
+            per_round=_OF_FEW if len(self.values) <= _FEW_ROWS else _OF_MANY,
         )
         return replace(self, hyperparameters=drawn)
 
@@ -240,16 +238,6 @@ class HierarchicalModel:
     def _on_own_scale(self, standard: Array) -> Array:
         values = self.level + self.unit * standard
         return bounded_exp(values) if self.logarithm else values
-
-    def _some(self, rows: NDArray[np.intp]) -> HierarchicalModel:
-        """Return the model of some configurations."""
-        return replace(
-            self,
-            inputs=self.inputs[rows],
-            values=self.values[rows],
-            noise=None if self.noise is None else self.noise.take(rows),
-            of_secrets=self.of_secrets[np.ix_(rows, rows)],
-        )
 
     @cached_property
     def _seed_variances(self) -> Array:
