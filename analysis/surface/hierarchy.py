@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -29,6 +30,7 @@ _FEWEST_DRAWS, _FEWER_DRAWS = 400, 4000
 _MANY_CELLS, _MOST_CELLS = 1_000_000, 8_000_000  # draws times configurations: more need fewer draws
 _BOOTSTRAP, _NEGLIGIBLE = 1000, 0.01
 _KEPT_POSTERIORS = 4
+_ONE_FIT = threading.Lock()
 
 
 def score_posterior(
@@ -128,8 +130,9 @@ def _remembered(given: _Measured) -> Posterior:
     """Fit the model on each scale that the figure allows, and return the average of their posteriors.
 
     The matrices are small and many. Threads would wait for each other, which takes three times as long on busy cores.
+    The limit is the whole process's, so only one fit at a time sets it and takes it back.
     """
-    with threadpool_limits(1, user_api="blas"):
+    with _ONE_FIT, threadpool_limits(1, user_api="blas"):
         return _fitted(given)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -268,6 +269,8 @@ def test_a_fit_takes_one_thread_because_its_matrices_are_small(monkeypatch):
     monkeypatch.setattr(hierarchy, "_fitted", spied)
     hierarchy._remembered.cache_clear()
     before = threadpool_info()
-    score_posterior(means_of(np.linspace(0.1, 0.2, 27), std=0.01))
+    tables = [means_of(np.linspace(0.1, 0.2 + k, 27), std=0.01) for k in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(score_posterior, tables))) == 4
     assert set(threads) == {1}
-    assert threadpool_info() == before
+    assert threadpool_info() == before, "fits side by side leave no limit behind"

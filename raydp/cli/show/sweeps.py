@@ -320,7 +320,7 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
             "utility_loss": row["utility_loss"],
             "utility_gain": base - row["utility_loss"],
             **({} if score is None else {"score": row["score"], "score std": row["score_std"]}),
-            **{name: known(means[position]) for name, means in scores.items() if name != score},
+            **{name: known(values[position]) for name, values in scores.items() if name != score},
         }
         for position, row in enumerate(means.to_dict("records"))
     ]
