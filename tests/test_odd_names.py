@@ -5,15 +5,24 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import subprocess
+import sys
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from pyarrow import fs
+from rich.console import Console
 from sqlalchemy import make_url
 
-from raydp.analysis import load_points
+from raydp.analysis import load_points, save_points
 from raydp.io.files import write_atomically
+from raydp.io.output import WordConsole, stderr, stdout
 from raydp.spec.reading import load_spec
+from raydp.sweep.planning.start import check_storage
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.reading import is_file_of_rows, read_rows
 from raydp.tasks.text.any_text import TextTask
@@ -39,13 +48,23 @@ NAMES = [
     "-n",
     "é",
     "*",
+    "a.",
+    "a ",
+    "http:",
+    "[red]b",
 ]
 MISREAD = {"a%20b", "100%", "a?b", "a\nb"}
 """Names that SQLAlchemy or MLflow would read as a part of a URI."""
+POINTS = pd.DataFrame(
+    {"batch_size": [4], "num_steps": 2, "learning_rate": 0.1, "seed": 0, "utility_loss": 1.0, "score": [0.25]}
+)
+NOT_UTF8 = os.fsdecode(b"a\xff")
+LONGEST = 255
+"""Bytes of the longest name that file systems allow."""
 every_name = pytest.mark.parametrize("name", NAMES)
 
 
-@every_name
+@pytest.mark.parametrize("name", [*NAMES, NOT_UTF8])
 def test_rows_are_read_from_files_of_any_name(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
@@ -55,7 +74,9 @@ def test_rows_are_read_from_files_of_any_name(name: str, tmp_path: Path) -> None
     (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     with (folder / f"{name}.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([row["text"]] for row in rows)])
-    for suffix in ("jsonl", "jsonl.gz", "csv"):
+    with (folder / f"{name}.parquet").open("wb") as stream:
+        pd.DataFrame(rows).to_parquet(stream)
+    for suffix in ("jsonl", "jsonl.gz", "csv", "parquet"):
         path = str(folder / f"{name}.{suffix}")
         assert is_file_of_rows(path)
         assert [dict(row) for _, row in read_rows(path, "task.path")] == rows
@@ -104,3 +125,62 @@ def test_artifacts_are_found_beside_a_store_of_an_odd_name(tmp_path: Path) -> No
     assert artifact_bytes(again, location, "kept.txt") == b"content"
     assert {path.name for path in folder.iterdir()} >= {"it's #1.db", "mlruns"}
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("name", [*NAMES, NOT_UTF8])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_is_written_and_read_under_any_name(
+    name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pandas would take some relative names for addresses."""
+    monkeypatch.chdir(tmp_path)
+    save_points(POINTS, f"{name}{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}{suffix}"]
+    assert load_points(f"{name}{suffix}")["score"].tolist() == POINTS["score"].tolist()
+
+
+@pytest.mark.parametrize("name", [*NAMES, "[/red]"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_name_is_shown_as_it_is(name: str, terminal: bool) -> None:
+    """Rich reads brackets as markup, and stops at those that close nothing."""
+    options: dict[str, Any] = {"file": StringIO(), "force_terminal": terminal, "color_system": None, "width": 80}
+    console = WordConsole(**options)
+    with console.status(f"sending it to {name}") as status:
+        status.update(f"sent to {name}")
+        shown = Console(**options)
+        shown.print(status.renderable)
+    assert f"sent to {name.splitlines()[0]}".rstrip() in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("console", [stdout, stderr], ids=["stdout", "stderr"])
+@pytest.mark.parametrize("name", ["[red]b", "[/red]"])
+def test_a_printed_line_shows_a_name_as_it_is(
+    name: str, console: WordConsole, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.print(f"written to {name}")
+    assert f"written to {name}\n" in "".join(capsys.readouterr())
+
+
+def test_a_name_of_any_length_is_written(tmp_path: Path) -> None:
+    """The temporary file has a longer name than the file only if the file's name is short."""
+    for letter in ("x", "é"):
+        path = tmp_path / (letter * (LONGEST // len(letter.encode())))
+        write_atomically(path, b"content")
+        assert path.read_bytes() == b"content"
+
+
+def test_a_name_that_is_not_utf8_is_printed_with_escapes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "raydp", "models", "keygen", "-o", NOT_UTF8]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"a\udcff (keep it secret)")
+    again = subprocess.run([*command[:-1], f"{NOT_UTF8}2", "--json"], capture_output=True, cwd=tmp_path)
+    assert json.loads(again.stdout)["signing_key"] == f"{NOT_UTF8}2"
+
+
+def test_storage_that_is_not_utf8_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / NOT_UTF8).mkdir()
+    with pytest.raises(ValueError, match="storage must be a folder whose path is UTF-8"):
+        check_storage(str(tmp_path / NOT_UTF8 / "runs"))
+    with pytest.raises(ValueError, match=r"tracking\.uri must be a file whose absolute path"):
+        check_store(f"sqlite:///{tmp_path}/{NOT_UTF8}/mlflow.db")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from raydp.io.output import WordConsole, begin_phase, end_phase
-from raydp.io.waiting import AGAIN_SECONDS, SILENT_SECONDS, Waits
+from raydp.io.waiting import AGAIN_SECONDS, SILENT_SECONDS, Phase, Waits
+from tests.conftest import Answer
 
 
 class Clock:
@@ -154,3 +157,16 @@ def test_a_command_names_waits_for_which_it_has_no_words(tmp_path: Path) -> None
     lines = [line for line in done.stderr.splitlines() if not line.startswith("reading: ")]  # the time of the phase
     assert lines == ["loading the libraries", "reading", "working"], done.stderr
     assert len(done.stderr.splitlines()) == 4
+
+
+def test_a_wait_that_is_asked_for_at_once_has_words(
+    raydp: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that speaks may ask for the text before `begin_phase` returns."""
+
+    def begin_and_ask(console: Console, text: Callable[[], str], *, between: bool) -> Phase:
+        assert text() == "loading the libraries"
+        return begin_phase(console, text, between=between)
+
+    monkeypatch.setattr("raydp.io.output.begin_phase", begin_and_ask)
+    assert raydp("list").code == 0

@@ -32,7 +32,8 @@ def read_table(path: Path, *, as_text: Iterable[str]) -> pd.DataFrame:
 def _read_parquet(path: Path) -> pd.DataFrame:
     """Read a Parquet file."""
     try:
-        return pd.read_parquet(path).reset_index(drop=True)  # a file's own index may be anything
+        with path.open("rb") as stream:  # neither pandas nor pyarrow opens every path
+            return pd.read_parquet(stream).reset_index(drop=True)  # a file's own index may be anything
     except _DAMAGED as error:
         # An error of the disk is not one of the content. A damaged offset leads where nothing can be read: EINVAL.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
@@ -50,7 +51,7 @@ def _read_csv(path: Path, as_text: Iterable[str]) -> pd.DataFrame:
             lines = _check_form(file, str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"points must be UTF-8 text, got other bytes in {str(path)!r}. Save it as UTF-8.") from error
-    table = pd.read_csv(path, encoding=encoding, skipinitialspace=True, dtype=dict.fromkeys(as_text, str))
+    table = pd.read_csv(path.absolute(), encoding=encoding, skipinitialspace=True, dtype=dict.fromkeys(as_text, str))
     return table.set_axis(pd.Index(lines, name=_LINE)) if len(lines) == len(table) else table
 
 

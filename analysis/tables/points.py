@@ -83,9 +83,10 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
     if SETTINGS in points.columns and not points[SETTINGS].fillna(EMPTY).astype(bool).any():
         points = points.drop(columns=SETTINGS)  # `load_points` adds it again
     if path.suffix == ".parquet":
-        points.to_parquet(path, index=False)
+        with path.open("wb") as stream:  # neither pandas nor pyarrow opens every path
+            points.to_parquet(stream, index=False)
     elif path.suffix == ".csv":
-        points.to_csv(path, index=False)
+        points.to_csv(path.absolute(), index=False)
     else:
         raise ValueError(f"points must go to a .csv or .parquet file, got {str(path)!r}. Rename it.")
 

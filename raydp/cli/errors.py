@@ -14,6 +14,8 @@ from raydp.cli.interrupts import interruptible
 if TYPE_CHECKING:
     from typer._click import Context  # the type that TyperGroup's methods take, the base of typer.Context
 
+    from raydp.io.waiting import Phase
+
 _PATHS: dict[type[OSError], tuple[str, str]] = {
     FileNotFoundError: ("exist", "Create its folder, or correct the path"),
     NotADirectoryError: ("lead through folders only", "Give a path in which no part before the last is a file"),
@@ -71,10 +73,12 @@ class InterruptibleGroup(CommandGroup):
         """Run the command, and handle Ctrl-C and SIGTERM. A pipe is told of every wait, named or not."""
         from raydp.io.output import begin_phase, end_phase, stderr
 
-        def text() -> str:
-            return "loading the libraries" if begun.since == begun.began else "working"
+        begun: list[Phase] = []  # empty if the thread of the waits asks for the text at once
 
-        begun = begin_phase(stderr, text, between=True)
+        def text() -> str:
+            return "working" if begun and begun[0].since > begun[0].began else "loading the libraries"
+
+        begun.append(begin_phase(stderr, text, between=True))
         try:
             with interruptible():
                 return super().invoke(ctx)
@@ -82,4 +86,4 @@ class InterruptibleGroup(CommandGroup):
             stderr.print("interrupted")
             raise typer.Exit(1) from None
         finally:
-            end_phase(begun)
+            end_phase(begun[0])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -349,6 +350,8 @@ def _warn_of_namesake() -> None:
 
 def command() -> None:
     """Run the command in a process of its own: `raydp`, or `python -m raydp`."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a file's name may be no UTF-8
     with own_process():
         main()
 

@@ -12,6 +12,9 @@ from pathlib import Path
 LONGEST_FOLDER = 40
 """Bytes of a folder's path. Ray's sockets have up to 65 more, and the system takes at most 107."""
 
+LONGEST_PART = 50
+"""Characters of a file's name in the name of its temporary file, which may not be longer than file systems allow."""
+
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file such that it is whole or absent after a kill or a power cut.
@@ -23,7 +26,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         content: its bytes.
         private: whether only the owner may read it (mode 0600), from before the first byte on.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
+    part = path.with_name(f".{path.name[:LONGEST_PART]}.{os.getpid()}-{threading.get_native_id()}.part")
     try:
         with part.open("wb") as stream:
             if private:

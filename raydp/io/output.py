@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from raydp.io.notebook import in_notebook
 from raydp.io.table_layout import cell_text, lay_out
@@ -25,7 +26,15 @@ _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
 
 
 class TimedStatus(Status):
-    """A status line that logs how long it was shown. Off a terminal, its text is printed if the block is long."""
+    """A status line that logs how long it was shown. Off a terminal, its text is printed if the block is long. Names
+    in the text may hold brackets: a text is shown as it is."""
+
+    def __init__(self, status: Any, **options: Any) -> None:
+        super().__init__(_as_it_is(status), **options)
+
+    def update(self, status: Any = None, **options: Any) -> None:
+        """Replace the text; see `Status.update`."""
+        super().update(_as_it_is(status), **options)
 
     def __enter__(self) -> TimedStatus:
         self._text = str(self.status)
@@ -57,6 +66,11 @@ class WordConsole(Console):
         return TimedStatus(status, console=self, **options)
 
 
+def _as_it_is(status: Any) -> Any:
+    """Return a status without markup: rich reads the brackets of a plain string as markup."""
+    return Text(status) if isinstance(status, str) else status
+
+
 def _wrapped(text: str, width: int) -> str:
     """Break the lines of a text between words. A line that continues another has the other's indentation."""
     lines = []
@@ -73,7 +87,7 @@ def _console(**options: Any) -> WordConsole:
     """Return a console. In a notebook it writes plain lines into the cell's streams, and no status line: rich would
     make an output of each line, and would ask for widgets."""
     plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False} if in_notebook() else {}
-    return WordConsole(highlight=False, **plain, **options)
+    return WordConsole(highlight=False, markup=False, **plain, **options)
 
 
 stderr, stdout = _console(stderr=True), _console()

@@ -140,7 +140,7 @@ def _csv(path: Path) -> Iterator[bytes]:
 
     try:
         chunks = pd.read_csv(
-            path,
+            path.absolute(),
             usecols=["message"],
             dtype=str,
             keep_default_na=False,

@@ -295,18 +295,19 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, Mapping[str, ob
     def damaged() -> AbstractContextManager[None]:
         return naming(path, field, "a whole Parquet file", "Copy it again.")
 
-    with damaged():
-        batches = parquet.ParquetFile(path).iter_batches()
     number = 0
-    while True:
+    with path.open("rb") as stream:  # pyarrow opens no path that is not UTF-8
         with damaged():
-            batch = next(batches, None)
-            rows = [] if batch is None else batch.to_pylist()
-        if batch is None:
-            return
-        for row in rows:
-            number += 1
-            yield number, row
+            batches = parquet.ParquetFile(stream).iter_batches()
+        while True:
+            with damaged():
+                batch = next(batches, None)
+                rows = [] if batch is None else batch.to_pylist()
+            if batch is None:
+                return
+            for row in rows:
+                number += 1
+                yield number, row
 
 
 @contextmanager

@@ -185,6 +185,12 @@ def check_storage(storage: str) -> None:
         ValueError: a part of the path is not a folder, or the folder cannot be written to.
     """
     path = Path(storage).absolute()
+    try:
+        str(path).encode()  # Ray's paths and JSON are UTF-8
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"storage must be a folder whose path is UTF-8, got {str(path)!r}. Name another folder."
+        ) from error
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not there.is_dir():
         raise ValueError(f"storage must be a folder, got {storage!r}, of which {str(there)!r} is a file. Name another.")

@@ -124,8 +124,9 @@ def secrets_beside(points: Path) -> pd.DataFrame:
             f"POINTS must have {SECRETS_FILE} beside it for figures by secret, got {str(points)!r} without. Name a "
             "sweep instead."
         )
-    with naming(path, "the file beside POINTS", "a whole Parquet file", "Name a sweep, which writes the file anew."):
-        return pd.read_parquet(path)
+    remedy = "Name a sweep, which writes the file anew."
+    with path.open("rb") as stream, naming(path, "the file beside POINTS", "a whole Parquet file", remedy):
+        return pd.read_parquet(stream)
 
 
 def values_by_secret(points: Path, score: str | None) -> tuple[pd.DataFrame, str] | None:

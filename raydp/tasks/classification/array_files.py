@@ -81,7 +81,7 @@ def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
     import pandas as pd
 
     try:
-        table = pd.read_csv(path, header=None, dtype=np.float32, engine="c")
+        table = pd.read_csv(path.absolute(), header=None, dtype=np.float32, engine="c")
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{field} must hold numbers separated by commas, equally many in each row, got something else in "
