@@ -6,7 +6,7 @@ from typing import Any
 _LAZY = {
     "Selection": "raydp.analysis",
     "Sweep": "raydp.sweep.api",
-    "SweepResult": "raydp.sweep.driver",
+    "SweepResult": "raydp.sweep.ending.result",
     "__version__": "raydp.version",
     "find_models": "raydp.tracking",
     "load_model": "raydp.tracking",

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -34,6 +34,10 @@ from raydp.io.interrupted import or_partial
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
+if TYPE_CHECKING:
+    from raydp.sweep.api import Sweep
+    from raydp.sweep.ending.result import SweepResult
+
 app = typer.Typer(
     cls=InterruptibleGroup,
     help="Sweeps under one differential-privacy guarantee, scored for what the models leak.",
@@ -41,6 +45,7 @@ app = typer.Typer(
 )
 RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
 """The sections of `raydp --help`."""
+UNCHANGED = "The sweep has ended, and nothing has changed since. This is its result."
 NAMESAKE = "raydp"
 """Another project's distribution, which has the same import name."""
 
@@ -77,22 +82,29 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Run a sweep: calibrate, train, score, track, select."""
+    from raydp.io.output import print_json, stderr
     from raydp.spec.reading import DEMO, draft_spec
     from raydp.sweep.engine.warm.start import warm_up
     from raydp.sweep.planning.start import check_plan, check_start
     from raydp.sweep.store.folder import SweepFolder
+    from raydp.sweep.store.unchanged import is_unchanged, remember
 
     draft = draft_spec(spec or DEMO)  # mistakes are reported before heavy imports
     # Check what can be checked without heavy imports.
+    goes_on = resume or (start_or_resume and SweepFolder.exists(draft))
+    if goes_on and not dry_run and is_unchanged(draft):
+        from raydp.sweep.api import Sweep
+
+        stderr.print(UNCHANGED, markup=False)
+        _show_end(Sweep(draft), Sweep(draft).result, json=json)
+        return
     if dry_run:
         check_plan(draft)
     else:
-        goes_on = resume or (start_or_resume and SweepFolder.exists(draft))
         check_start(draft, resume=goes_on)
         if not goes_on:  # what goes on may have nothing left to train
             warm_up(draft.cluster)
-    from raydp.cli.show.sweeps import show_plan, show_result
-    from raydp.io.output import print_json, stderr
+    from raydp.cli.show.sweeps import show_plan
     from raydp.sweep.api import Sweep, plan_rows
 
     # Plan, or run and print.
@@ -104,7 +116,18 @@ def sweep(
         print_json(plan_rows(table)) if json else show_plan(table)
         return
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
-        result = or_partial(lambda: chosen.run(resume=resume or (start_or_resume and chosen.begun)))
+        result = or_partial(lambda: chosen.run(resume=goes_on))
+    unfinished = result.interrupted or result.counts.pending or result.counts.failed
+    if result.selected is not None and not unfinished and chosen.folder.disclosure().shows_runs:
+        remember(draft)
+    _show_end(chosen, result, json=json)
+
+
+def _show_end(chosen: Sweep, result: SweepResult, *, json: bool) -> None:
+    """Print the end of a sweep. Exit with 1 if nothing was selected."""
+    from raydp.cli.show.sweeps import show_result
+    from raydp.io.output import print_json
+
     if json:
         print_json(result.document())
     else:

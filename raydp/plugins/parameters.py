@@ -53,7 +53,9 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
         field: (_annotation(entry["schema"]), Field(entry["default"]) if "default" in entry else ...)
         for field, entry in known["fields"].items()
     }
-    made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid", frozen=True), **fields)
+    made: type[BaseModel] = create_model(
+        name, __config__=ConfigDict(extra="forbid", frozen=True, validate_default=True), **fields
+    )
     for constant, value in known["constants"].items():
         setattr(made, constant, value)
     return made

@@ -18,6 +18,7 @@ from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
 from raydp.spec.sections import BOUNDS, Bounds, PrecisionArguments, SelectSpec
+from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.engine.warm.start import warm_up
 from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
@@ -27,7 +28,6 @@ from raydp.sweep.store.points import POINTS_FILE, counts, points_table, secrets_
 from raydp.sweep.store.summary import RunCounts
 
 if TYPE_CHECKING:
-    from raydp.sweep.driver import SweepResult
     from raydp.sweep.engine.tune.callbacks import Callback
     from raydp.sweep.planning.plan import SweepPlan
     from raydp.tasks.base import Task
@@ -118,8 +118,6 @@ class Sweep:
     @property
     def result(self) -> SweepResult:
         """Return the result of the sweep as it stands: what `run` returned, or that the sweep has not ended."""
-        from raydp.sweep.driver import SweepResult
-
         folder, numbers = self.folder, self.status()
         summary, selected, best = folder.summary(), None, None
         if summary is not None:

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, url2pathname
 
 from filelock import FileLock
 
@@ -80,6 +80,30 @@ def database_of(uri: str) -> Path | None:
     return Path(path).absolute()
 
 
+def local_files(uri: str, experiment: str) -> tuple[Path, ...] | None:
+    """Return the file of a store and the folder of an experiment's artifacts. Return None if one is on a server.
+
+    Raises:
+        ValueError: the address is of another kind.
+    """
+    database = database_of(uri)
+    if database is None or not database.is_file():
+        return None
+    try:
+        with closing(_reading(database)) as connection:
+            query = "SELECT artifact_location FROM experiments WHERE name = ?"
+            ((location,),) = connection.execute(query, (experiment,)).fetchall()
+    except (sqlite3.DatabaseError, ValueError):  # no such table or experiment
+        return None
+    parts = urlsplit(str(location))
+    folder = Path(url2pathname(parts.path))
+    return (database, folder) if parts.scheme in ("", "file") and folder.is_dir() else None
+
+
+def _reading(database: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=CONNECT_SECONDS)
+
+
 def _is_sqlite(database: Path) -> bool:
     """Return whether the file is a database or still empty."""
     with database.open("rb") as stream:
@@ -116,7 +140,7 @@ def _check_database(database: Path, uri: str) -> None:
 
 def _is_foreign(database: Path) -> bool:
     """Return whether a file has tables, and they are not those of MLflow."""
-    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=CONNECT_SECONDS)) as connection:
+    with closing(_reading(database)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     return bool(tables) and "alembic_version" not in tables
 

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from raydp.plugins.registries import BUILTIN, resolve, summary
+from raydp.spec.reading import draft_spec
+from raydp.sweep.store.unchanged import remember
 from tests.sweep.undisturbed import Done
 
 HEAVY = {"torch", "transformers", "mlflow", "ray", "opacus", "sklearn"}
@@ -33,6 +35,14 @@ def test_a_report_of_a_sweep_loads_nothing_that_trains(done: Done, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_resume_of_a_sweep_that_has_ended_loads_nothing_that_trains_or_tracks(done: Done, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(done.spec))
+    remember(draft_spec(spec))
+    assert loaded_by("sweep", spec, "--resume") == set()
+
+
+@pytest.mark.slow
 def test_a_profile_loads_nothing_that_trains(done: Done) -> None:
     assert loaded_by("profile", done.result.folder, "--deltas", "1e-3") == set()
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 5, "--noise-multiplier", 1.8, "--deltas", "1e-3")
@@ -48,6 +58,7 @@ def test_a_summary_is_the_first_line_of_the_class() -> None:
 @pytest.mark.slow
 def test_each_phase_of_a_sweeps_end_is_on_the_terminal(done: Done, tmp_path: Path) -> None:
     """A sweep that has all its runs does what every sweep does at its end; a pseudo-terminal shows what it is at."""
+    (done.result.folder / "ended.json").unlink(missing_ok=True)
     spec = tmp_path / "spec.yaml"
     spec.write_text(yaml.safe_dump(done.spec))
     command = [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raydp.analysis import Selection
     from raydp.spec.document import SweepSpec
     from raydp.sweep.api import Sweep
-    from raydp.sweep.driver import SweepResult
+    from raydp.sweep.ending.result import SweepResult
     from raydp.sweep.store.folder import SweepFolder
     from raydp.sweep.store.state import DriverProgress, SearchEnd
     from raydp.sweep.store.summary import RunCounts, RunFailure, SelectedConfiguration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,8 @@ CURRENT_SECONDS = 60.0
 """Age up to which progress.json counts. The driver of an older one has ended without removing it."""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
+PASSING = {"driver.lock", "progress.json", "ended.json", "points.csv", "secrets.parquet", "logs", "ray"}
+"""Entries of the folder that are not a part of its state at the end of the sweep."""
 DAMAGED = "the weights of its model changed after training: a file is damaged, or was replaced"
 """Reason of a run whose model is not the one that its worker saved."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluate_every"}
@@ -76,6 +79,7 @@ class SweepFolder:
     | points.csv, secrets.parquet | the end, analysis commands | people, analysis         | may be written again    |
     | report.html                 | the end of the sweep       | people                   | may be written again    |
     | summary.json                | the end of the sweep       | status, list             | written whole           |
+    | ended.json                  | `raydp sweep`, at the end  | resume                   | written whole           |
     | logs/tensorboard, wandb     | `tracking.loggers`         | their programs           | the run has ended       |
     | ray/                        | Ray Train and Tune         | Ray, during the sweep    | decided by Ray          |
 
@@ -479,6 +483,22 @@ class SweepFolder:
     def set_summary(self, summary: SweepSummary) -> None:
         """Write the summary of the sweep."""
         write_json(self.path / "summary.json", summary.to_json())
+
+    def end(self) -> str | None:
+        """Return the state of the sweep's files at its end, see `raydp.sweep.store.unchanged`; None before it."""
+        return read_state(self.path / "ended.json", lambda document: document["state"])
+
+    def set_end(self, state: str | None) -> None:
+        """Write the state of the sweep's files at its end."""
+        write_json(self.path / "ended.json", {"state": state})
+
+    def lasting_files(self) -> Iterator[Path]:
+        """Yield the sweep's files, except those that commands without effect on the sweep write again."""
+        for folder, folders, names in os.walk(self.path):
+            if Path(folder) == self.path:
+                folders[:] = [name for name in folders if name not in PASSING]
+                names = [name for name in names if name not in PASSING]
+            yield from (Path(folder, name) for name in names)
 
     def secret_counts(self) -> dict[str, int]:
         """Return name of a secret -> number of training examples that contain it. Return {} if there is no file."""
