@@ -47,6 +47,9 @@ END_SECONDS = 1.0
 """How long a given-up start may take to end. Its processes are killed at once."""
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
+ANSWER_SECONDS = 1.0
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""The preface of HTTP/2 and an empty SETTINGS frame, which a server answers (RFC 9113, section 3.4)."""
 RAYLET: Any = _raylet
 NODE: Any = node
 """Ray's modules without their types: what is used of them is private."""
@@ -100,13 +103,17 @@ class LocalNode(node.Node):
             len(self.all_processes), "its node manager (raylet)"
         )
 
-    def is_registered(self) -> bool:
-        """Return whether the control store knows this node."""
+    def is_ready(self) -> bool:
+        """Return whether the control store knows this node, and its node manager answers.
+
+        A node manager that did not answer the driver would make Ray's code in C++ end this process.
+        """
         try:
             nodes = self.get_gcs_client().get_all_node_info(timeout=1)  # type: ignore[no-untyped-call]
         except ray.exceptions.RpcError:
             return False
-        return self._node_id in {node_id.hex() for node_id in nodes}
+        own = [info for node_id, info in nodes.items() if node_id.hex() == self._node_id]
+        return bool(own) and _answers(own[0].node_manager_port)
 
     def has_failed(self) -> bool:
         """Return whether one of the processes has ended."""
@@ -277,7 +284,7 @@ def _own_node(seconds: float) -> Iterator[None]:
         return LocalNode.newest
 
     def registered(*args: Any) -> Any:
-        _poll(started().is_registered, started(), deadline)
+        _poll(started().is_ready, started(), deadline)
         return get_node(*args)  # type: ignore[no-untyped-call]
 
     def port(folder: str, node_id: str, name: str, **_: Any) -> Any:
@@ -304,6 +311,15 @@ def _poll(condition: Callable[[], bool], started: LocalNode, deadline: float) ->
         if time.monotonic() > deadline:
             raise TimeoutError(f"no answer from {started.awaited()}")
         time.sleep(POLL_SECONDS)
+
+
+def _answers(port: int) -> bool:
+    """Return whether a server of gRPC answers on a port of the loopback interface. A frozen one accepts connections."""
+    with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=ANSWER_SECONDS) as connection:
+        connection.sendall(GREETING)
+        connection.recv(1)
+        return True
+    return False
 
 
 def _free_port() -> int:
