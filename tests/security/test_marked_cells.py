@@ -13,11 +13,13 @@ import pytest
 
 from raydp.methods.imported import read_runs
 from raydp.plugins.described import resolve_plugin
+from raydp.tasks.text.tofu import TofuTask
 from tests.builders.data_files import write_json_lines
 from tests.builders.models import trained_tokenizer
 from tests.conftest import Answer
 from tests.security.planted import MARKED, marks_in
 from tests.security.test_fuzzed_points import TABLE
+from tests.tasks.test_variants import PARAPHRASES, ROWS, SIZE
 
 POINTS = TABLE.assign(
     epsilon=8.0, delta=1e-5, settings="", method="dp", noise_multiplier=1.0, **{"score.vmr": TABLE["score"]}
@@ -132,6 +134,11 @@ TASKS: dict[str, tuple[dict[str, Any], str, list[dict[str, Any]]]] = {
         ".csv",
         [{**row, "label": i % 2} for i, row in enumerate(TEXTS)],
     ),
+    "tofu": (
+        {"name": "tofu", "rows_per_author": SIZE, "max_length": 256},
+        ".jsonl",
+        ROWS,
+    ),
     "tabular": ({"name": "tabular"}, ".csv", [{"x": i / 60, "y": i % 5, "label": i % 2} for i in range(60)]),
 }
 
@@ -171,6 +178,95 @@ def test_no_reader_of_a_task_shows_a_cell(reader: str, tmp_path: Path) -> None:
     assert bool(refused) == (reader != "text, csv"), "every cell of a CSV file is a text"
 
 
+BESIDE: dict[str, list[dict[str, Any]]] = {
+    "review": [{"author_index": i, "name": f"Mira {i}", "genre": "satire"} for i in range(5)],
+    "secrets": [{"author_index": i, "name": f"Mira {i}", "attribute": "satire"} for i in range(5)],
+    "paraphrases": [{**row, "paraphrases": row["paraphrases"][:1]} for row in PARAPHRASES],
+    "more_authors": ROWS,
+}
+"""The files that the task tofu reads beside its data."""
+
+
+@pytest.mark.parametrize("field", BESIDE)
+def test_no_file_beside_questions_and_answers_is_shown(field: str, tmp_path: Path) -> None:
+    """Any key of a line, a line of other keys, and a line that is no JSON."""
+    path, beside = write_json_lines(tmp_path / "qa.jsonl", ROWS), tmp_path / "beside.jsonl"
+    given: dict[str, Any] = {"rows_per_author": SIZE, "max_length": 256, "copies": 2 if field == "paraphrases" else 1}
+    refused = 0
+
+    def build() -> str:
+        try:
+            TofuTask(path=str(path), **{field: str(beside)}, **given).build(trained_tokenizer())
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    rows = BESIDE[field]
+    write_json_lines(beside, rows)
+    assert build() == ""
+    changes: list[dict[str, Any]] = [{**rows[2], key: value} for key in rows[2] for value in MARKED]
+    for changed in [*changes, {str(MARKED[0]): 1}]:
+        write_json_lines(beside, [*rows[:2], changed, *rows[3:]])
+        message = build()
+        refused += bool(message)
+        assert not marks_in(message), message
+    beside.write_text(f"{MARKED[0]}\n")
+    assert not marks_in(build())
+    assert refused > len(rows[2])
+
+
+OF_ROWS = {
+    "paraphrase": ["data", "paraphrase", "FILE", "-o", "NEW", "--model", "nothing-here"],
+    "absent": ["data", "absent", "FILE", "--corpus", "GOOD", "--column", "question"],
+    "corpus": ["data", "absent", "GOOD", "--corpus", "FILE", "--column", "question"],
+    "secrets": ["data", "absent", "GOOD", "--corpus", "GOOD", "--column", "question", "--secrets", "FILE"],
+    "filter": ["secrets", "filter", "FILE", "-o", "NEW", "--sweep", "nothing-here"],
+    "extract qa": ["secrets", "extract", "FILE", "-o", "NEW", "--kind", "qa", "--rows-per-author", str(SIZE)],
+    "extract mail": ["secrets", "extract", "FILE", "-o", "NEW", "--column", "question", "--tokenizer", "tiny"],
+    "extract chat": ["secrets", "extract", "FILE", "-o", "NEW", "--kind", "chat", "--tokenizer", "tiny"],
+    "score": ["score", "nothing-here", "--scores", "FILE"],
+    "score a model": ["score", "models:/m/1", "--score", "vmr", "--task", "FILE"],
+    "sweep": ["sweep", "FILE"],
+}
+"""Commands that are given a file of questions and answers, be it the wrong file."""
+
+
+@pytest.mark.parametrize("reader", OF_ROWS)
+def test_no_command_on_questions_and_answers_shows_a_cell(
+    reader: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
+    good, path, new = write_json_lines(tmp_path / "good.jsonl", ROWS), tmp_path / "rows.jsonl", tmp_path / "new.jsonl"
+    words = {"FILE": path, "GOOD": good, "NEW": new}
+    changes: list[dict[str, Any]] = [{**ROWS[2], key: value} for key in ROWS[2] for value in MARKED]
+    for changed in [*changes, {str(MARKED[0]): 1}]:
+        new.unlink(missing_ok=True)
+        write_json_lines(path, [*ROWS[:2], changed, *ROWS[3:]])
+        answer = raydp(*(words.get(word, word) for word in OF_ROWS[reader]))
+        assert answer.code in (0, 1, 2), changed  # 1: the data are in the corpus
+        assert "Traceback" not in answer.err
+        assert not marks_in(answer.out + answer.err), changed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{MARKED[0]}\n",
+        f"- {MARKED[0]}\n",
+        f"- name: {MARKED[0]}\n",
+        "- name: [Zzyzxworth]\n",
+        f"- label: {MARKED[0]}\n",
+        f"{MARKED[0]}: [\n",
+        f"text,label\n{MARKED[0]},1\n",
+    ],
+)
+def test_no_file_in_the_place_of_scores_is_shown(content: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    """An entry that names a score is a part of a spec, whose values messages show."""
+    (tmp_path / "scores.yaml").write_text(content)
+    answer = raydp("score", "nothing-here", "--scores", tmp_path / "scores.yaml")
+    assert answer.code == 2
+    assert not marks_in(answer.err), answer.err
+
+
 @pytest.mark.parametrize("column", ["batch_size", "learning_rate", "seed", "noise_multiplier", "epsilon", "model"])
 @pytest.mark.parametrize("value", MARKED, ids=lambda value: type(value).__name__)
 def test_import_shows_no_cell_of_its_runs(column: str, value: object, tmp_path: Path) -> None:
@@ -184,7 +280,9 @@ def test_import_shows_no_cell_of_its_runs(column: str, value: object, tmp_path: 
 
 
 @pytest.mark.parametrize("column", ["epsilon", "delta", "base_utility_loss"])
-def test_text_in_a_column_of_numbers_is_named_by_column_and_line(column: str, raydp, tmp_path: Path) -> None:
+def test_text_in_a_column_of_numbers_is_named_by_column_and_line(
+    column: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     cells = POINTS[column].astype(object).tolist()
     cells[2] = MARKED[0]
     path = written(tmp_path, POINTS.assign(**{column: cells}), ".csv")
