@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rich.console import Console
 from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
 from raydp.sweep.api import select
-from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
+from raydp.sweep.engine.progress import FirstPass, SweepProgress, _is_due, follow_start
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -218,6 +219,32 @@ def test_the_start_says_what_each_worker_does() -> None:
         "starting the workers (2 of 2 have started; "
         "worker 0 waits for a run; worker 1 computes the frozen prefix, 40 %)",
     ]
+
+
+def test_a_start_of_the_workers_that_takes_long_has_a_line_every_ten_seconds_and_later_every_thirty() -> None:
+    file, now, said = StringIO(), 0, [0]
+
+    def wait(_: float) -> bool:
+        nonlocal now
+        if len(file.getvalue().splitlines()) > len(said):
+            said.append(now)
+        now += 1
+        return now > 130
+
+    console = Console(file=file, width=200)
+    poll = QueueStatus(running={}, waiting=2, preparing={})
+    follow_start(console, "starting the workers", poll=lambda: poll, wait=wait, slots=2)
+    gaps = [(after, after - before) for before, after in pairwise(said)]
+    assert max(gap for after, gap in gaps if after <= 60) <= 10
+    assert {gap for after, gap in gaps if after > 90} == {30}
+    assert file.getvalue().splitlines()[-1].startswith("starting the workers (0 of 2 have started) (1")
+
+
+def test_lines_of_progress_come_every_ten_seconds_and_later_every_thirty() -> None:
+    due = [0, *(second for second in range(1, 200) if _is_due(second))]
+    gaps = [(after, after - before) for before, after in pairwise(due)]
+    assert max(gap for after, gap in gaps if after <= 60) <= 10
+    assert {gap for after, gap in gaps if after > 60} == {30}
 
 
 def test_workers_that_still_start_are_counted() -> None:

@@ -23,10 +23,11 @@ from raydp.sweep.store.state import DriverProgress
 
 LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
+MINUTE = 60.0
 PLAIN_SECONDS = 30.0
-"""Time between two lines if the output is no terminal."""
-FIRST_LINES = (5.0, 10.0, 20.0)
-"""Seconds after which the first lines come if the output is no terminal."""
+"""Time between two lines after the first minute, if the output is no terminal."""
+FIRST_LINES = (5.0, 10.0, 20.0, 40.0, 50.0)
+"""Further seconds of the first minute after which a line comes if the output is no terminal."""
 RECORD_SECONDS = 5.0
 """Time between two records of the progress."""
 MOST_STEPS = 4
@@ -61,9 +62,10 @@ def follow_start(
     display = console.status(text) if console.is_terminal else nullcontext()
     if not console.is_terminal:
         console.print(text, markup=False)
-    silent = 0.0
+    silent = waited = 0.0
     with phase(console, ""), display as status:
         while not wait(REFRESH_SECONDS):
+            waited += REFRESH_SECONDS
             preparing = poll().preparing
             works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
             text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
@@ -73,9 +75,14 @@ def follow_start(
                 known = text
             if status is not None:
                 status.update(text)
-            elif silent >= (FIRST_LINES[0] if text != said else PLAIN_SECONDS):
-                console.print(text, markup=False)
+            elif silent >= (FIRST_LINES[0] if text != said else FIRST_LINES[1] if waited <= MINUTE else PLAIN_SECONDS):
+                console.print(text if text != said else f"{text} ({waited:.0f} s)", markup=False)
                 said, silent = text, 0.0
+
+
+def _is_due(seconds: float) -> bool:
+    """Return whether a line comes so many seconds after the start, if the output is no terminal."""
+    return seconds in FIRST_LINES or seconds % PLAIN_SECONDS == 0
 
 
 class SweepProgress:
@@ -153,7 +160,7 @@ class SweepProgress:
                     live.update(self._render())
                 elif cell is not None:
                     cell(self._text())
-                elif seconds in FIRST_LINES or seconds % PLAIN_SECONDS == 0:
+                elif _is_due(seconds):
                     self._console.print(self._line())
         if cell is not None:
             self._status = QueueStatus(running={}, waiting=0)
