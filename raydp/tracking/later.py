@@ -62,7 +62,9 @@ def _log(store: Store, uri: str, values: Mapping[str, float]) -> None:
 
     model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
     there = latest_metrics(model)
-    now = int(time.time() * 1000)
+    # The latest value counts, also if the clock was set back since the last one.
+    last = max((metric.timestamp for metric in model.metrics or ()), default=0)
+    now = max(int(time.time() * 1000), last + 1)
     new = [Metric(k, v, now, 0, model_id=model.model_id) for k, v in values.items() if there.get(k) != v]
     if new:
         assert model.source_run_id is not None, "a model is logged in a run"

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.results import RunResult, Status
+from raydp.sweep.store.state import DriverProgress
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
@@ -277,3 +279,15 @@ def test_a_result_without_finite_numbers_is_strict_json_and_read_back(tmp_path: 
     assert "NaN" in earlier
     path.write_text(earlier)
     assert repr(list(folder.result("run").history)) == repr(history)
+
+
+@pytest.mark.parametrize(("age_seconds", "shown"), [(0, True), (-5, True), (61, False), (-3600, False)])
+def test_progress_of_a_driver_that_ended_is_not_shown_whatever_the_clock(
+    age_seconds: int, shown: bool, tmp_path: Path
+) -> None:
+    """A clock that was set back leaves a file of the future."""
+    folder = folder_of(tmp_path)
+    folder.set_progress(DriverProgress(sentence="1 running", running={}))
+    written = time.time() - age_seconds
+    os.utime(folder.path / "progress.json", (written, written))
+    assert (folder.progress() is not None) is shown

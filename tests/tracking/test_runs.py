@@ -1,11 +1,14 @@
 """One parent, and of each trial one child, one logged model and one version with its steps, values or reason."""
 
 import json
+import time
 from pathlib import Path
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
+
+from raydp.tracking import find_models, log_scores
 
 from .conftest import FACTS, SPEC, inventory, open_tracker
 
@@ -125,3 +128,14 @@ def test_two_sweeps_keep_their_trials_apart(uri, record):
     assert tracker.log_trial(record()) == "models:/demo/1"
     tracker.sweep_run("sweep-1", "again", SPEC, FACTS)
     assert tracker.log_trial(record()) == "models:/demo/2"
+
+
+@pytest.mark.parametrize("jump_seconds", [-86_400.0, 86_400.0], ids=["back", "ahead"])
+def test_the_last_measurement_counts_whatever_the_clock(tracker, record, monkeypatch, jump_seconds):
+    """A clock that jumps ahead is set back later, so that both directions are the same fault."""
+    model = tracker.log_trial(record())
+    begun = time.time()
+    for place, value in enumerate((0.02, 0.03, 0.025)):
+        monkeypatch.setattr("raydp.tracking.later.time.time", lambda at=place: begun + (at % 2) * jump_seconds)
+        log_scores({model: {"score.vmr": value}}, tracking_uri=tracker.store.uri)
+        assert find_models(tracker.store.uri)["score.vmr"].tolist() == [value]

@@ -367,12 +367,16 @@ class SweepFolder:
         return None if delivery is None else delivery.model_uri
 
     def progress(self) -> DriverProgress | None:
-        """Return how far the sweep is; None if no driver has written it in the last minute."""
+        """Return how far the sweep is; None if no driver has written it in the last minute.
+
+        A file of the future is of a clock that was set back, and may be of any age.
+        """
         path = self.path / "progress.json"
         with suppress(FileNotFoundError):  # the driver has just ended
-            age = max(0.0, time.time() - path.stat().st_mtime)
-            if age < CURRENT_SECONDS:
-                return read_state(path, lambda document: DriverProgress.from_json(document, seconds_ago=age))
+            age = time.time() - path.stat().st_mtime
+            ago = max(0.0, age)
+            if abs(age) < CURRENT_SECONDS:
+                return read_state(path, lambda document: DriverProgress.from_json(document, seconds_ago=ago))
         return None
 
     def set_progress(self, progress: DriverProgress | None) -> None:
