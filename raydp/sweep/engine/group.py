@@ -6,11 +6,14 @@ Every slot has a controller, so the module imports little. The workers alone imp
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import ray
+from psutil import net_if_addrs
 from ray.exceptions import GetTimeoutError
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
     from raydp.sweep.engine.queue import TrialQueue
 
+JOIN = timedelta(minutes=30)
+"""How long workers wait for each other, when they meet and in each exchange; as in Ray Train."""
 LEAVE_SECONDS = 30.0
 """How long the end of a worker group waits for its workers to leave their process group."""
 
@@ -124,7 +129,25 @@ def _join(rank: int, size: int, address: str, port: int, backend: str) -> None:
 
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     config._set_torch_distributed_env_vars()
-    config._setup_torch_process_group(backend, rank, size, init_method="env://")
+    make_process_group(rank, size, address, port, backend)
+
+
+def make_process_group(rank: int, size: int, address: str, port: int, backend: str) -> None:
+    """Join the others of a process group at an address of the first one.
+
+    The meeting point listens on that address alone, where torch's "env://" would listen on all interfaces.
+    """
+    import torch.distributed
+
+    if address == "127.0.0.1":  # all workers are here; gloo would listen where the machine's name leads
+        names = [name for name, own in net_if_addrs().items() if any(a.address == address for a in own)]
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, port), family=family).detach() if rank == 0 else None
+    store = torch.distributed.TCPStore(
+        address, port, size, is_master=rank == 0, wait_for_workers=False, master_listen_fd=listening, timeout=JOIN
+    )
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN)
 
 
 def _leave(size: int) -> None:
