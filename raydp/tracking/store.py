@@ -17,6 +17,7 @@ from urllib.request import url2pathname
 
 from filelock import FileLock
 
+from raydp.io.files import make_private
 from raydp.tracking.address import SQLITE, check_store, database_of
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
     Args:
         uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or the http(s) address
             of an MLflow server; None as in `default_uri`.
-        create: create the SQLite file and its schema if it does not exist. A lock protects the schema from other
-            processes that create the same store.
+        create: create the SQLite file, for its owner alone, and its schema if it does not exist. A lock protects the
+            schema from other processes that create the same store.
 
     Raises:
         ValueError: the address is of another kind, there is no store, or no server answers.
@@ -89,6 +90,9 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
     from mlflow import MlflowClient
 
     with _OPENING, _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
+        if database is not None and create and not database.exists():
+            database.touch()
+            database.chmod(0o600)  # whatever the umask; SQLite gives its journals the same mode
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         if database is not None:  # the first use of a file makes its schema; a server has its schema already
             client.search_experiments(max_results=1)
@@ -99,14 +103,19 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
 def open_experiment(store: Store, name: str) -> str:
     """Return the id of the experiment, created if needed. A SQLite store's artifacts go into `mlruns` beside the file.
 
+    A folder `mlruns` that is made here is its owner's alone.
+
     Raises:
         ValueError: the experiment was deleted.
     """
     from mlflow.exceptions import MlflowException
 
     experiment = store.client.get_experiment_by_name(name)
+    folder = store.database.parent / ARTIFACTS if store.database else None
+    location = folder.as_uri() if folder else None
+    if folder and (experiment is None or experiment.artifact_location == location):
+        make_private(folder)
     if experiment is None:
-        location = (store.database.parent / ARTIFACTS).as_uri() if store.database else None
         try:
             return str(store.client.create_experiment(name, artifact_location=location))
         except MlflowException as error:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sqlite3
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -40,6 +41,25 @@ def test_artifacts_lie_beside_the_database_wherever_one_works(uri, record, tmp_p
     show_model(model_uri, tracking_uri=uri)
     assert list(elsewhere.iterdir()) == [], "MLflow's default store was touched"
     assert list((tmp_path / "store" / "mlruns").rglob("adapter_model.safetensors"))
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_store_that_is_made_is_its_owners_alone(schema, uri, record, tmp_path):
+    """Losses, models and scores by secret lie there. A mode that somebody has set stays."""
+    assert mode(schema[0]) == 0o600
+    artifacts = tmp_path / "store" / "mlruns"
+    before = os.umask(0)
+    try:
+        open_tracker(uri).log_trial(record())
+    finally:
+        os.umask(before)
+    assert mode(artifacts) == 0o700
+    artifacts.chmod(0o770)
+    open_tracker(uri).log_trial(record("run-2", seed=1))
+    assert mode(artifacts) == 0o770
 
 
 def test_a_relative_address_is_fixed_when_the_store_is_opened(uri, record, tmp_path, monkeypatch):

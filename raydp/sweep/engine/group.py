@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import ray
-from psutil import net_if_addrs
 from ray.exceptions import GetTimeoutError
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
@@ -140,11 +139,11 @@ def make_process_group(rank: int, size: int, address: str, port: int, backend: s
     import torch.distributed
 
     if address == "127.0.0.1":  # all workers are here; gloo would listen where the machine's name leads
-        names = [name for name, own in net_if_addrs().items() if any(a.address == address for a in own)]
+        names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]  # Linux, macOS
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, port), family=family).detach() if rank == 0 else None
-    store = torch.distributed.TCPStore(
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # public, but not exported by name
         address, port, size, is_master=rank == 0, wait_for_workers=False, master_listen_fd=listening, timeout=JOIN
     )
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN)
