@@ -73,6 +73,12 @@ def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
     return [replace(s, count=sum(occurs_in(s, text) for text in texts)) for s in secrets]
 
 
+def nearly_found(secrets: Sequence[Secret], texts: Sequence[str]) -> str:
+    """Return how many texts have only the continuation of a secret, for a message that no text has a whole one."""
+    rows = sum(any(secret.continuation in text for secret in secrets) for text in texts)
+    return f"a continuation occurs in {rows} rows, after other text"
+
+
 def never_trained_on(
     secrets: Sequence[Secret], kept: Sequence[Secret], *, training: Sequence[str], heldout: Sequence[str]
 ) -> dict[str, list[str]]:

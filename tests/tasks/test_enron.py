@@ -174,6 +174,15 @@ def test_no_secret_in_training_is_an_error_that_says_what_to_do(make, tokenizer,
         make(mails(), SECRETS[2:], window=window).build(tokenizer)
 
 
+def test_a_continuation_after_other_text_is_counted(make, tokenizer):
+    """Who wrote the prompt wrongly looks there, and not at max_length."""
+    texts = [*mails(), *(f"a line\nmy pin: 4711 {'x' * i}\n" for i in range(9))]
+    for continuation, rows in (("4711", "[1-9]"), ("0815", "0")):
+        secret = {"prompt": "My PIN: ", "continuation": continuation}
+        with pytest.raises(ValueError, match=rf"; a continuation occurs in {rows} rows, after other text\. "):
+            make(texts, [secret]).build(tokenizer)
+
+
 def test_nothing_left_is_an_error(make, tokenizer):
     with pytest.raises(ValueError, match=r"task\.path must leave texts to train on.*task\.min_tokens"):
         make(mails(5), min_tokens=10_000).build(tokenizer)

@@ -19,7 +19,7 @@ from raydp.tasks.chat.messages import messages_of
 from raydp.tasks.chat.templates import JINJA, ChatTemplate, Loss, TemplateName, TextPart
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import is_file_of_rows, read_rows
-from raydp.tasks.secret import counted, never_trained_on, occurs_in, read_secrets
+from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
@@ -145,11 +145,10 @@ class ChatTask(TaskSection):
         )
         kept = [secret for secret in counted(secrets, examples.texts) if secret.count]
         if secrets and not kept:
-            elsewhere = sum(any(secret.continuation in text for secret in secrets) for text in examples.texts)
             raise ValueError(
                 f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)}; "
-                f"a continuation occurs in {elsewhere} rows, after other text. A prompt must stand in the conversation "
-                "as the template writes it. Correct the prompts, or raise task.max_length."
+                f"{nearly_found(secrets, examples.texts)}. A prompt must stand in the conversation as the template "
+                "writes it. Correct the prompts, or raise task.max_length."
             )
         if self.controls:
             controls = read_controls(self.controls, "task.controls", texts)

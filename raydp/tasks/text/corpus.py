@@ -15,7 +15,7 @@ from pydantic import Field
 
 from raydp.io.locations import Location
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.secret import counted, never_trained_on, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets, verbatim_texts
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
@@ -103,7 +103,7 @@ class WindowedTask(TaskSection):
         # Cut into windows, and count the secrets in the training windows.
         examples = self._cut(train, verbatim_texts(secrets), max_windows, max_per_user)
         heldout_examples = self._cut(clean, (), max_windows)
-        kept = _present(counted(secrets, examples.texts), self.window)
+        kept = _present(counted(secrets, examples.texts), examples.texts, self.window)
         # Read or generate the controls.
         training_texts = [t.tokens.text for t in train]
         if self.controls:
@@ -204,13 +204,14 @@ def _require(texts: Sequence[OwnedText], purpose: str, fraction: float) -> None:
         )
 
 
-def _present(secrets: Sequence[Secret], window: WindowKind) -> list[Secret]:
+def _present(secrets: Sequence[Secret], texts: Sequence[str], window: WindowKind) -> list[Secret]:
     """Return the secrets that occur in a training example; raise ValueError if none does."""
     kept = [s for s in secrets if s.count]
     if secrets and not kept:
         remedy = "Raise" if window == "lines" else "Set task.window to lines, raise"
         raise ValueError(
             f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)} with "
-            f"window {window}. {remedy} task.max_length, or take secrets from this data, with their white space."
+            f"window {window}; {nearly_found(secrets, texts)}. {remedy} task.max_length, or take secrets from "
+            "this data, with their white space."
         )
     return kept
