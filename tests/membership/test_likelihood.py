@@ -39,6 +39,16 @@ def test_rmia_agrees_with_privacy_meter() -> None:
     assert roc_auc_score(included[:, 0], scores) == pytest.approx(area, abs=1e-12)
 
 
+def test_rmia_counts_no_ties() -> None:
+    """The gain must exceed the other's: an example like all others has no sign of membership."""
+    same = np.full(3, 0.5)
+    assert rmia(same, same, same, same).tolist() == [0, 0, 0]
+    assert rmia(np.array([0.5, 0.6]), same[:2], np.array([0.5, 0.6, 0.4, 0.5]), np.full(4, 0.5)).tolist() == [
+        0.25,
+        0.75,
+    ]
+
+
 def test_lira_agrees_with_the_released_code() -> None:
     probs, _, included = shadow_signals()
     logits = np.log(probs) - np.log1p(-probs)

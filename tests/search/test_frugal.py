@@ -91,21 +91,33 @@ def test_a_bound_on_the_score_holds_in_every_draw():
     assert not outlook.allowed[outlook.layout.score > limit].any()
 
 
-@pytest.mark.parametrize(("share", "finished"), [(0.06, False), (0.02, True)])
-def test_it_ends_by_the_probability_that_any_candidate_wins(share, finished):
-    """Four candidates win in different draws, each in that share of them: together in four times as many."""
-    ran, left, draws = 1, 4, 100
-    candidates = tuple(SPACE[: ran + left])
-    score = np.full((draws, ran + left), 1.0)
+def winning_in_turn(left, share, draws=100):
+    """One candidate has run. Each of the others wins in a share of the draws of its own."""
+    candidates = tuple(SPACE[: 1 + left])
+    score = np.full((draws, 1 + left), 1.0)
     for at in range(left):
-        score[round(at * share * draws) : round((at + 1) * share * draws), ran + at] = 0.5
+        score[round(at * share * draws) : round((at + 1) * share * draws), 1 + at] = 0.5
     table = pd.DataFrame([asdict(c) for c in candidates]).assign(
         utility_loss=0.0, score=0.0, score_std=np.nan, num_seeds=1
     )
     layout = replace(Layout.of(table), utility_loss=np.zeros_like(score), score=score)
     outlook = _Outlook(layout=layout, allowed=np.ones_like(score, dtype=bool), rule="oracle")
-    taken = np.arange(ran + left) < ran
+    return candidates, np.arange(1 + left) < 1, outlook
+
+
+@pytest.mark.parametrize(("share", "finished"), [(0.06, False), (0.02, True)])
+def test_it_ends_by_the_probability_that_any_candidate_wins(share, finished):
+    """Four candidates win in different draws, each in that share of them: together in four times as many."""
+    candidates, taken, outlook = winning_in_turn(4, share)
     search = FrugalSearch(stop_probability=0.1)
     cost = np.array([c.compute for c in candidates], dtype=float)
     proposal = search._next(candidates, cost, taken, ~taken, outlook, 1)
     assert (proposal.finished, len(proposal.configurations)) == (finished, 0 if finished else 1)
+
+
+def test_several_proposed_at_once_keep_to_the_budget_together():
+    """Each of three candidates would win and costs 2. Of a budget of 5, the first run has cost 1."""
+    candidates, taken, outlook = winning_in_turn(3, 1 / 3)
+    cost = np.array([1.0, 2, 2, 2])
+    proposal = FrugalSearch(max_cost_share=5 / 7)._next(candidates, cost, taken, ~taken, outlook, 3)
+    assert len(proposal.configurations) == 2

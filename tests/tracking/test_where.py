@@ -64,6 +64,23 @@ def test_a_comparison_finds_what_brute_force_finds(catalogue, column, value, ope
         assert (set(found.run_id), found.attrs["left_out"]) == (expected, {})
 
 
+@pytest.mark.parametrize("operator", COMPARE)
+@pytest.mark.parametrize(
+    ("column", "values", "value"), [("epsilon", [4.0, math.nan, 9.0], "4"), ("score", [None, None, 0.1], "0.3")]
+)
+def test_an_undefined_number_meets_no_condition(column, values, value, operator):
+    """Also where the table, and not MLflow, decides: NaN != 4 is true in floating point."""
+    kept = Where.parse(f"{column} {operator} {value}").keep(pd.DataFrame({column: values}))
+    defined = [v is not None and not math.isnan(v) and COMPARE[operator](v, float(value)) for v in values]
+    assert kept.tolist() == defined
+
+
+@pytest.mark.parametrize("operator", ["=", "!="])
+def test_an_undefined_text_meets_no_condition(operator):
+    kept = Where.parse(f"method {operator} dp_adam").keep(pd.DataFrame({"method": ["dp_adam", None, "dp_sgd"]}))
+    assert kept.tolist() == [operator == "=", False, operator == "!="]
+
+
 def test_several_conditions_all_hold(catalogue):
     uri, rows = catalogue
     parts = ["score.vmr < 0.06", "epsilon<=5", "batch_size >= 2", "method = 'dp_adam'", "certified = true"]
