@@ -77,6 +77,31 @@ def test_adversarial_compression_bounds_both_sides():
     assert result.figures["secret-001"] == {"acr": 1.5, "base_acr": 0.5}
 
 
+class InTurn(OneByOne):
+    """A score with chosen values of one model after another, the base last."""
+
+    of_models: list[dict[str, float]]
+
+    def measure(self, model, task, *, seed):
+        values = self.of_models.pop(0)
+        names = [s.name for s in task.secrets()]
+        return Measurement.over_secrets([values[name] for name in names], ids=names)
+
+
+def test_every_model_must_compress_it_and_the_least_compression_is_shown():
+    score = InTurn(
+        of_models=[
+            {"secret-001": 1.6, "secret-002": 2.0, "secret-004": 1.2},
+            {"secret-001": 1.8, "secret-002": 1.4, "secret-004": 2.0},
+            {"secret-001": 0.1},
+        ]
+    )
+    trained = say("abcd", "pqrs", "uvwx")
+    result = filter_secrets(VERBATIM, say("zz"), lambda: iter([trained, trained]), acr=score)
+    assert [s.name for s in result.kept] == ["secret-001"]
+    assert [figures["acr"] for figures in result.figures.values()] == [1.6, 1.4, 1.2]
+
+
 @pytest.mark.slow
 def test_the_runs_of_a_spec_are_trained_and_used(raydp, write_spec, tmp_path):
     secrets = tmp_path / "secrets.jsonl"

@@ -23,6 +23,7 @@ from raydp.spec.sections import ModelSpec
 from raydp.tasks.chat.task import ChatTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.token_loss import IGNORE
+from raydp.tasks.users import Users
 from tests.builders.data_files import write_json_lines
 
 CHATML = (
@@ -328,6 +329,39 @@ def test_users_are_held_out_as_a_whole_and_can_be_the_unit(tiny, tmp_path: Path)
     )
     assert set(few.users.sizes()) == {2}
     assert few.facts().notes["above_user_limit_removed"] == len(task.train) * 3 / 5
+
+
+def test_an_example_keeps_its_user_where_others_are_left_out(tiny, tmp_path: Path) -> None:
+    """Every fifth conversation has no reply within the largest length. The user is also in the text."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"I am user {i % 7}." + " and so on" * (100 if i % 5 == 1 else 1)},
+                {"role": "assistant", "content": f"Hello, you come {i}."},
+            ],
+            "who": f"user {i % 7}",
+        }
+        for i in range(60)
+    ]
+    path = str(write_json_lines(tmp_path / "rows.jsonl", rows))
+    task = ChatTask(path=path, template="plain", user_column="who", max_length=60).build(tiny)
+    assert task.facts().notes["without_reply_within_max_length_removed"] > 5
+    named = [decoded(task.train, i, tiny)[0].split(".")[0] for i in range(len(task.train))]
+    assert task.users.of_example.tolist() == Users.named(named, "user").of_example.tolist()
+
+
+def test_a_secret_beyond_the_largest_length_is_not_counted(tiny, tmp_path: Path) -> None:
+    said = "Ask Mira Halborn on 555-0142."
+    rows = [{"messages": turns(i, "very long " * 50 + said if i % 2 else said)} for i in range(40)]
+    path = str(write_json_lines(tmp_path / "rows.jsonl", rows))
+    secrets = str(
+        write_json_lines(tmp_path / "secrets.jsonl", [{"prompt": "Ask Mira Halborn on", "continuation": " 555-0142"}])
+    )
+    heldout = str(write_json_lines(tmp_path / "heldout.jsonl", [{"messages": turns(i)} for i in range(40, 60)]))
+    task = ChatTask(path=path, heldout_path=heldout, secrets=secrets, template="plain", max_length=120).build(tiny)
+    (secret,) = task.secrets()
+    holding = sum("555-0142" in decoded(task.train, i, tiny)[0] for i in range(len(task.train)))
+    assert (secret.count, holding, len(task.train)) == (20, 20, 40)
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:

@@ -4,6 +4,7 @@ import csv
 import sys
 
 import datasets
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -70,6 +71,19 @@ def test_verbatim_secrets_leave_the_held_out_rows_and_attributes_do_not(rows_fil
     counts = {s.continuation: s.count for s in task.secrets()}
     assert counts == {" on 555-0142": sum("Call Mira" in row for row in train), "Author": len(train)}
     assert {c.kind for c in task.controls()} == {"verbatim"}
+
+
+@pytest.mark.parametrize("left_out_by", [{"window": "head"}, {"user_column": "who", "max_examples_per_user": 1}])
+def test_a_secret_that_no_example_shows_is_not_counted(write_jsonl, tokenizer, left_out_by):
+    """In half of the rows, the secret is beyond the first window, or in a further row of the same user."""
+    secrets = write_jsonl("secrets.jsonl", [SECRET])
+    beyond = "and so on " * 60 if "window" in left_out_by else ""
+    rows = [{"text": f"Row {i}. {beyond * (i % 2)}Call Mira on 555-0142\n", "who": f"w{i // 2}"} for i in range(24)]
+    path, other = write_jsonl("rows.jsonl", rows), write_jsonl("other.jsonl", [{"text": row} for row in ROWS])
+    options = {"path": str(path), "heldout_path": str(other), "secrets": str(secrets), "max_length": 64}
+    task = TextTask(**options, **left_out_by).build(tokenizer)
+    shown = [tokenizer.decode(task.batch(np.array([i])).input_ids[0]) for i in range(len(task.train))]
+    assert task.secrets()[0].count == sum("Call Mira on 555-0142" in text for text in shown) == 12
 
 
 def test_a_held_out_file_of_its_own_loses_what_is_also_trained_on(rows_file, write_jsonl, tokenizer):

@@ -53,6 +53,15 @@ def test_a_column_names_the_user(rows_file, tokenizer):
     assert not any("privacy.unit user" in c for c in task.by_user().facts().notes["caveats"])
 
 
+def test_a_row_keeps_its_user_where_short_rows_are_left_out(write_jsonl, tokenizer):
+    rows = [row for i, row in enumerate(ROWS) for row in ([{**row, "text": f"s{i}"}] * (i % 5 == 1) + [row])]
+    path = str(write_jsonl("short.jsonl", rows))
+    task = TextTask(path=path, user_column="writer", max_length=128, min_tokens=10).build(tokenizer)
+    assert task.facts().notes["too_short_removed"] == 19
+    for own in examples_of_each_user(task.by_user(), tokenizer):
+        assert len({int(text.split(":")[0].removeprefix("Row ")) % 12 for text in own}) == 1
+
+
 def test_users_may_be_numbers(rows_file, tokenizer):
     by_number, by_name = (
         TextTask(path=rows_file, user_column=column, heldout_path=rows_file, max_length=128, min_tokens=2)

@@ -23,6 +23,7 @@ from raydp.tasks.classification.digits import DigitsTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import probe
+from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.probe import DependentExamples
 from raydp.training.trial import TrainingContext
 
@@ -185,10 +186,72 @@ class Contrast(LanguageModelingTask):
         return losses + mean - mean.detach()
 
 
-@pytest.mark.parametrize("coupled", [TokenMean, Contrast])
+@dataclass(frozen=True, kw_only=True)
+class Rising(LanguageModelingTask):
+    """A plug-in whose losses are others where a shorter row comes first."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        lengths = (batch.labels != -100).sum(dim=1)
+        return super().per_example_loss(model, batch) * (1 + 0.01 * float(lengths[0] < lengths[-1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wide(LanguageModelingTask):
+    """A plug-in whose losses are others where every row is padded."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().per_example_loss(model, batch) * (1 + 0.01 * float((batch.labels[:, -1] == -100).all()))
+
+
+@pytest.mark.parametrize("coupled", [TokenMean, Contrast, Rising, Wide])
 def test_a_task_that_couples_examples_is_refused(coupled: type[LanguageModelingTask]) -> None:
     with pytest.raises(DependentExamples, match=r"task and model\.name must give each example a loss"):
         probe.check(context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndefinedLoss(LanguageModelingTask):
+    """A plug-in whose loss of the first example of several is not a number, unless all are padded."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = super().per_example_loss(model, batch)
+        undefined = len(losses) > 1 and bool((batch.labels[:, -1] != -100).any())
+        return losses + torch.tensor([float("nan") if undefined else 0.0] + [0.0] * (len(losses) - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndefinedGradient(LanguageModelingTask):
+    """A plug-in whose gradient of the first example of several is not a number."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = super().per_example_loss(model, batch)
+        if len(losses) > 1 and losses.requires_grad:
+            first = torch.arange(len(losses)) == 0
+            losses.register_hook(lambda g: torch.where(first & (g != 0), float("nan"), g))
+        return losses
+
+
+@pytest.mark.parametrize("undefined", [UndefinedLoss, UndefinedGradient])
+def test_a_figure_that_is_not_a_number_refuses(undefined: type[LanguageModelingTask]) -> None:
+    """Also if the figures that follow it are numbers."""
+    with pytest.raises(DependentExamples, match=r"task and model\.name must give each example a loss"):
+        probe.check(context(hf.LlamaConfig(**GROUPED)), undefined(**vars(task())), model="m", clipped=True)
+
+
+@pytest.mark.parametrize("wrong", ["norms", "sum"])
+def test_clipped_gradients_that_are_not_autograds_are_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one per cent, in the norms alone, by which examples are clipped, or in the sum alone."""
+
+    class Wrong(ClippedGradients):
+        def accumulate(self, loss_fn: Any, total: Any, *rest: Any) -> torch.Tensor:
+            measured = super().accumulate(loss_fn, total, *rest)
+            for tensor in total.values() if wrong == "sum" else ():
+                tensor *= 1.01
+            return measured * torch.tensor([[1.0], [1.01 if wrong == "norms" else 1.0]])
+
+    monkeypatch.setattr(probe, "ClippedGradients", Wrong)
+    with pytest.raises(DependentExamples, match="gradients that are clipped differ by"):
+        probe.check(context(hf.LlamaConfig(**GROUPED)), task(), model="m", clipped=True)
 
 
 class BatchCentred(nn.Module):
