@@ -8,7 +8,7 @@ import pytest
 
 from raydp.analysis import configuration_means, select
 from raydp.analysis.selection.contenders import contenders
-from raydp.analysis.statistics.noise import SeedNoise, secret_errors, upper_limit
+from raydp.analysis.statistics.noise import SeedNoise, combined_degrees, secret_errors, upper_limit
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
@@ -122,6 +122,16 @@ def test_a_bound_over_secrets_by_hand():
     limit, text = upper_limit(table, configuration_means(table), (secrets, "x"))
     assert limit == pytest.approx(np.array([3.0, 6.0]) + 2.353363 * np.sqrt([7 / 6, 28 / 6]), rel=1e-6)
     assert text == "a 95 % upper limit of the mean score over secrets"
+
+
+@pytest.mark.parametrize(
+    ("first", "degrees", "second", "degrees_of_second", "expected"),
+    [(3, 5, 4, 7, 11.84353), (1, 5, 1, 5, 10), (0, np.inf, 2, 3, 3), (2, 4, 0, 9, 4)],
+)
+def test_degrees_of_two_errors_together_by_hand(first, degrees, second, degrees_of_second, expected):
+    """Errors 3 and 4 have 9/25 and 16/25 of the variance: 1 / (0.36² / 5 + 0.64² / 7)."""
+    arrays = (np.array([float(value)]) for value in (first, degrees, second))
+    assert combined_degrees(*arrays, degrees_of_second) == pytest.approx([expected], rel=1e-5)
 
 
 def holds_the_first(rows):

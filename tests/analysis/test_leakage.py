@@ -79,6 +79,13 @@ def test_a_leak_of_some_or_all_secrets_is_seen(k, leaking, gain):
     assert missed <= 3
 
 
+@pytest.mark.parametrize(("largest", "leaks"), [(4.7, False), (4.8, True)])
+def test_the_worst_secret_stands_out_by_hand(largest, leaks):
+    """Of 13 secrets, median 0 and median deviation 1: 1.4826 times Student's t with 12 degrees at 0.05 / 13: 4.738."""
+    gains = np.broadcast_to([-1.0] * 6 + [0.0] + [1.0] * 5 + [largest], (2, 4, 13))
+    assert (leaks_of(*sweep(gains)).leaks == leaks).all()
+
+
 @pytest.mark.slow
 def test_without_a_leak_most_sweeps_say_so():
     """A configuration is called leaking by chance in about 10 of 100: two tests at 5 %."""

@@ -82,6 +82,15 @@ def test_the_p_value_is_the_level_at_which_the_bound_passes_epsilon() -> None:
     assert above > below
 
 
+def test_both_rates_pay_for_their_error() -> None:
+    """At the p-value, the limits of both rates of an exact two-sided interval lie on the curve of the mechanism."""
+    p_value = separate_p_value(Outcomes(num_in=100, num_out=90, guessed_in=70, wrongly_in=20), SEVERAL_STEPS)
+    least = stats.binomtest(70, 100).proportion_ci(1 - p_value).low
+    most = stats.binomtest(20, 90).proportion_ci(1 - p_value).high
+    assert 1e-6 < p_value < 1
+    assert least == pytest.approx(_power_fn(SEVERAL_STEPS)(most), rel=1e-3)
+
+
 def test_guesses_without_knowledge_prove_nothing() -> None:
     coins = Outcomes(num_in=500, num_out=500, guessed_in=250, wrongly_in=250)
     assert separate_bound(coins, SEVERAL_STEPS, DELTA) == 0

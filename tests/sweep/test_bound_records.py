@@ -95,6 +95,14 @@ def test_an_edited_record_is_not_resumed(started: Started, name: str, change: fl
         started.resume()
 
 
+@pytest.mark.parametrize("factor", [0.5, 1 + 1e-12, 2])
+def test_another_delta_of_all_models_together_is_not_resumed(started: Started, factor: float) -> None:
+    """The joint ε of all models is stated at it. The records keep their own."""
+    scale(started.document, "delta", factor)
+    with pytest.raises(ValueError, match=r"^SWEEP must have a plan.*delta must be"):
+        started.resume()
+
+
 def test_a_record_that_calls_itself_certified_is_not_resumed(started: Started) -> None:
     """The sweep uses the public test key."""
     started.document["records"][0] |= {"certified": True, "not_certified_because": [], "seed_policy": "secret"}
