@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
@@ -93,6 +94,19 @@ def test_the_weights_of_a_run_depend_on_the_key(tmp_path: Path) -> None:
     first, again, other = weights
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_run_that_is_not_the_accounted_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its plan before it trains, and at the step that adds the noise if the method adds less than it says."""
+    trial_runner, plan = runner(tmp_path, model=LORA, space=SPACE)
+    (trial,) = plan.trials
+    event = plan.privacy[trial.run_id].mechanism.event
+    more = event.with_noise(2 * event.noise_multiplier)
+    with pytest.raises(ValueError, match="must train as its privacy record says"):
+        trial_runner.run(trial, files(tmp_path / "other", trial), "attempt", accounted=more)
+    monkeypatch.setattr(DPSGD, "_gradient_noise_multiplier", lambda self, plan, sigma: 0.999 * sigma)
+    with pytest.raises(ValueError, match="must be at least that of the privacy record"):
+        trial_runner.run(trial, files(tmp_path / "less", trial), "attempt", accounted=event)
 
 
 def test_the_utility_is_measured_in_training_without_a_change_of_the_result(tmp_path: Path) -> None:
