@@ -1,4 +1,4 @@
-"""A result for which there is no space waits for it; it is nowhere else."""
+"""A result that the disk does not take waits; it is nowhere else."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has become read-only, as Linux does after an error of the disk."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    model = folder / "trials" / "run" / "attempt-1" / "model"
+    model.mkdir(parents=True)
+    (model / "adapter_model.safetensors").write_bytes(b"weights")
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def committer(folder: Path, tmp_path: Path) -> Committer:
     context = SweepContext(
         spec=load_spec(small_spec(tmp_path)),
@@ -67,6 +81,20 @@ def test_a_result_waits_for_space_with_its_model(
     assert folder.is_finished("run")
     assert (folder.trial("run") / "model" / "adapter_model.safetensors").read_bytes() == b"weights"
     assert "No space left on device): free some space" in caplog.text
+
+
+def test_a_result_waits_for_a_disk_that_is_read_only(
+    read_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
+    writing = threading.Thread(target=committer(read_only, tmp_path)._write, args=(OUTCOME,))
+    writing.start()
+    time.sleep(0.5)
+    assert writing.is_alive()
+    subprocess.run(["mount", "-o", "remount,rw", read_only], check=True)
+    writing.join(20)
+    assert SweepFolder(path=read_only).is_finished("run")
+    assert "Read-only file system): free some space, or check the disk" in caplog.text
 
 
 def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections import deque
@@ -101,7 +100,7 @@ class Committer:
     def _write(self, outcome: RunResult) -> RunResult:
         """Commit an outcome and return it.
 
-        If the disk is full or the object store does not answer, wait: the result exists nowhere else. A run whose model
+        If the disk or the object store does not take it, wait: the result exists nowhere else. A run whose model
         does not become visible, or that has no utility, has failed.
         """
         run_id, bucket = outcome.run_id, self._bucket
@@ -119,11 +118,11 @@ class Committer:
                     outcome = RunResult(run_id=run_id, status="failed", reason=lost)
                 time.sleep(WRITE_SECONDS)
             except OSError as error:
-                if not left or (bucket is None and error.errno != errno.ENOSPC):
+                if not left:
                     raise
                 why = error.strerror or error
                 problem = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
-                LOGGER.warning("%s: free some space, or check the store. Trying again", problem)
+                LOGGER.warning("%s: free some space, or check the disk or the store. Trying again", problem)
                 time.sleep(WRITE_SECONDS)
         if bucket is not None and outcome.status != "failed":
             try:
