@@ -5,13 +5,16 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 LONGEST_FOLDER = 40
 """Bytes of a folder's path. Ray's sockets have up to 65 more, and the system takes at most 107."""
 
+PROBE_BYTES, PROBE_SECONDS = 1 << 16, 1.0
+"""Size of the file that is tried on a disk, and the time between two tries."""
 LONGEST_PART = 50
 """Characters of a file's name in the name of its temporary file, which may not be longer than file systems allow."""
 
@@ -43,6 +46,23 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def wait_until_writable(folder: Path, *, seconds: float, stop_fn: Callable[[], bool]) -> None:
+    """Wait until a file can be written into a folder, such as on a disk that was full or read-only.
+
+    Args:
+        folder: the folder.
+        seconds: how long to wait at most.
+        stop_fn: returns whether to stop waiting.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not stop_fn():
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(bytes(PROBE_BYTES))
+            stream.flush()
+            return
+        time.sleep(PROBE_SECONDS)
 
 
 def digest_of(files: Iterable[Path]) -> str:

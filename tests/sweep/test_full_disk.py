@@ -6,10 +6,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from raydp.io import files
+from raydp.io.files import wait_until_writable
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine import committer as committing
 from raydp.sweep.engine.committer import Committer
@@ -95,6 +98,26 @@ def test_a_result_waits_for_a_disk_that_is_read_only(
     writing.join(20)
     assert SweepFolder(path=read_only).is_finished("run")
     assert "Read-only file system): free some space, or check the disk" in caplog.text
+
+
+def test_a_failed_run_waits_for_its_disk(full: Path, read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts of all runs would fail within seconds while the disk takes nothing."""
+    monkeypatch.setattr(files, "PROBE_SECONDS", 0.05)
+    given_up = threading.Event()
+    for folder in (full, read_only):
+        wait = partial(wait_until_writable, folder, seconds=60.0, stop_fn=given_up.is_set)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.3)
+        assert waiting.is_alive()
+        if folder == full:
+            (full / "filling").unlink()
+        else:
+            given_up.set()  # the sweep pauses
+        waiting.join(20)
+        assert not waiting.is_alive()
+    subprocess.run(["mount", "-o", "remount,rw", read_only], check=True)
+    wait_until_writable(read_only, seconds=60.0, stop_fn=lambda: False)
 
 
 def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

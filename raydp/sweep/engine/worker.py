@@ -16,6 +16,7 @@ import ray.train
 import torch
 from ray.train.torch import get_device
 
+from raydp.io.files import wait_until_writable
 from raydp.models import sharing
 from raydp.sweep.engine.context import WorkerInputs
 from raydp.sweep.engine.queue import LEASE_SECONDS, Order, TrialQueue
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorProxy
     from ray.util.placement_group import PlacementGroup
+
+DISK_SECONDS = 600.0
+"""How long a failed run waits for a disk that takes no file, before the failure counts."""
 
 
 def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
@@ -92,6 +96,8 @@ def _run_lease(runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQu
         except Exception as error:
             refused = isinstance(error, DependentExamples)  # another attempt would find the same
             reason = str(error) if refused else f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and shared.bucket is None:  # the next attempt would fail at once, too
+                wait_until_writable(shared.folder / "trials", seconds=DISK_SECONDS, stop_fn=heart.must_pause)
             ray.get(queue.fail.remote(run_id, token, reason, not refused))
             raise
     if outcome is not None:
