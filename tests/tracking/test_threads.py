@@ -2,14 +2,18 @@
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from raydp.models import base_models
 from raydp.spec.sections import ModelSpec
 from raydp.tracking import delivering, export_model, fetch_model, find_models, load_model, load_tokenizer
+from raydp.tracking.models.plain import load_plainly
 from tests.builders.models import plain_llama, word_tokenizer
 
 from .conftest import open_tracker
@@ -63,6 +67,32 @@ def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
     for result in at_once(*(lambda at=at: kinds[at % len(kinds)](at) for at in range(THREADS))):
         assert torch.equal(result, expected)
     assert torch.equal(logits(load_model(uri, **where)), expected), "a later load alone"
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["raydp", "without raydp"])
+def test_one_thread_at_a_time_builds_a_model(tied, tmp_path, monkeypatch, alone):
+    """However the threads are timed: two at once leave transformers' replacements of torch's functions behind."""
+    tracker, made, base, _ = tied
+    uri, where = tracker.log_trial(made), {"tracking_uri": tracker.store.uri, "base": base}
+    export_model(uri, tmp_path / "exported", **where)
+    read, building, most = PreTrainedModel.from_pretrained.__func__, [], []
+
+    def slowly(cls, *arguments, **options):
+        building.append(cls)
+        most.append(len(building))
+        time.sleep(0.2)
+        model = read(cls, *arguments, **options)
+        building.pop()
+        return model
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(slowly))
+    if alone:
+        kinds = [lambda at: load_plainly(tmp_path / "exported", {"base": base})]
+    else:
+        kinds = [lambda at: load_model(uri, **where), lambda at: export_model(uri, tmp_path / at, merge=True, **where)]
+    at_once(*(lambda kind=kind, at=at: kind(at) for kind, at in product(kinds, ("a", "b"))))
+    assert len(most) == 2 * len(kinds)
+    assert max(most) == 1
 
 
 def test_deliveries_in_threads_leave_the_environment_as_it_was(monkeypatch):

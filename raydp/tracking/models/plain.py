@@ -7,6 +7,7 @@ its MLmodel names (`raydp.tracking.standalone`). So this file imports nothing of
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0, "apply_chat_template": False}
+LOADING = threading.Lock()
+"""One thread at a time builds a model: transformers changes functions of torch and of all models meanwhile."""
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -82,11 +85,12 @@ def load_plainly(folder: Path, options: Mapping[str, Any]) -> TextGenerator:
     adapted = (folder / "adapter_config.json").is_file()
     if adapted:
         source = _base_folder(folder, recorded, options.get("base"))
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-    if adapted:
-        from peft import PeftModel
+    with LOADING:
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+        if adapted:
+            from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(folder))
+            model = PeftModel.from_pretrained(model, str(folder))
     words = folder if (folder / "tokenizer_config.json").is_file() else source
     return TextGenerator(model=model.eval(), tokenizer=AutoTokenizer.from_pretrained(words))
 
