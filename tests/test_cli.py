@@ -284,6 +284,39 @@ def test_another_failure_of_the_system_is_exit_code_1(raydp: Command, monkeypatc
     assert (answer.code, answer.err) == (1, "error: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("can't start new thread"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_a_command_without_memory_ends_with_a_sentence(
+    raydp: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fail_with(monkeypatch, error)
+    answer = raydp("schema")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("error: memory must suffice for the command, got an allocation that failed.")
+    assert "--resume" in answer.err
+
+
+@pytest.mark.slow
+def test_a_limit_of_memory_that_the_libraries_exceed_ends_with_a_sentence(tmp_path: Path) -> None:
+    """The limit counts addresses, so that it acts on every machine alike."""
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); "
+    code += "from raydp.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "plan"]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1].startswith("error: memory must suffice for the command"), answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
 def test_ctrl_c_is_one_line_and_exit_code_1(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
     answer = raydp("schema")

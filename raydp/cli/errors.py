@@ -25,6 +25,11 @@ _PATHS: dict[type[OSError], tuple[str, str]] = {
 }
 """User mistakes about a path: what the path must be, and the remedy."""
 
+NO_MEMORY = (
+    "memory must suffice for the command, got an allocation that failed. End other programs, or raise the limit of "
+    "this process (`ulimit -v`, a container's or a job's limit). A sweep goes on with --resume."
+)
+
 
 def explain(error: ValueError | OSError) -> tuple[str, int]:
     """Return the message and the exit code: 2 for mistakes that the user can correct, 1 for other failures."""
@@ -38,6 +43,12 @@ def explain(error: ValueError | OSError) -> tuple[str, int]:
     if error.errno == errno.ENAMETOOLONG:
         return f"path must be short enough for the file system, got {str(error.filename)[:100]!r}.... Shorten it.", 2
     return str(error) or type(error).__name__, 1
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed in this process: in Python, in torch, for a thread or for a library."""
+    texts = ("can't allocate memory", "can't start new thread", "failed to map segment", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 def complain(message: str) -> None:

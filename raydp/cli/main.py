@@ -17,7 +17,7 @@ from raydp.cli.analyze import analyze_app
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, OneSweep, Rule, Source, Storage, WorstCase
 from raydp.cli.audit import audit_app
 from raydp.cli.data import data_app
-from raydp.cli.errors import InterruptibleGroup, complain, explain
+from raydp.cli.errors import NO_MEMORY, InterruptibleGroup, complain, explain, is_out_of_memory
 from raydp.cli.imported import import_
 from raydp.cli.init import init
 from raydp.cli.interrupts import stoppable
@@ -348,8 +348,13 @@ def main() -> None:
         _warn_of_namesake()
         try:
             _built()()
-        except (ValueError, OSError) as error:
-            message, code = explain(error)
+        except (ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
+            if is_out_of_memory(error):
+                message, code = NO_MEMORY, 1
+            elif isinstance(error, ValueError | OSError):
+                message, code = explain(error)
+            else:
+                raise
             complain(message)
             sys.exit(code)
 

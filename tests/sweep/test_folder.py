@@ -23,6 +23,7 @@ from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.training import _worker_inputs
 from raydp.sweep.engine.tune.callbacks import CommitCallback
 from raydp.sweep.planning.inputs import build_task
+from raydp.sweep.store import folder as folder_module
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.results import RunResult, Status
@@ -51,6 +52,31 @@ def test_a_sweep_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: i
     assert {Path("secret_counts.json"), Path("plan.json"), Path("spec.yaml")} <= modes.keys()
     assert set(modes.values()) == {0o600}, modes
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_a_spec_is_read_once_until_its_file_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command asks for it some thirty times. Nobody who changes an answer changes the next one."""
+    folder, read = folder_of(tmp_path), list[Path]()
+
+    def read_yaml(path: Path, field: str) -> Any:
+        read.append(path)
+        return own(path, field)
+
+    own = folder_module.read_yaml
+    monkeypatch.setattr(folder_module, "read_yaml", read_yaml)
+    first = folder.method()
+    first["max_grad_norm"] = first["other"] = "changed"
+    assert folder.method()["max_grad_norm"] != "changed"
+    assert (folder.privacy().target_epsilon, folder.select(), len(read)) == (8, folder.select(), 1)
+    text = folder.spec_file.read_text()
+    for old, new in (("target_epsilon: 8.0", "target_epsilon: 4.0"), ("target_epsilon: 4.0", "target_epsilon: 2.0")):
+        text = text.replace(old, new)
+        folder.spec_file.write_text(text)
+        assert folder.privacy().target_epsilon == float(new.split()[-1])
+    assert len(read) == 3
+    folder.spec_file.unlink()
+    with pytest.raises(ValueError, match=r"SPEC must "):
+        folder.method()
 
 
 @pytest.mark.parametrize("changed", [{"target_epsilon": 4}, {"accountant": "pld"}, {"target_delta": 1e-4}])

@@ -34,7 +34,8 @@ class ClusterSpec(Section):
     """GPUs of one worker. With a fraction such as 0.5, several trials share a GPU, and each may use its fraction of the
     memory."""
     cpus_per_worker: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
-    """CPU cores that Ray reserves for one worker."""
+    """CPU cores that Ray reserves for one worker, and threads on which it computes. A worker that runs alone takes no
+    more."""
     working_dir: str | None = None
     """Folder with your own code (plug-ins), or the URI of its zip file. Ray copies it to every node. Without it, the
     code must be installed on the nodes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -256,7 +257,10 @@ def _awaited() -> str:
 
 
 def _load() -> str:
-    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    """Return how busy this machine is, and the limit of memory that Ray's processes inherit, if there is one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limited = "" if limit == resource.RLIM_INFINITY else f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors{limited}"
 
 
 def _give_up(start: Start) -> None:

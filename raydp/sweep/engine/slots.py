@@ -176,8 +176,8 @@ class Slots:
     def _pause(self) -> None:
         """Let runs in progress save their state. A second interruption ends the wait."""
         seconds = self._cluster.grace_seconds
-        stderr.print(f"stopping: runs in progress save their state, which may take {seconds:g} s")
-        with suppress(ray.exceptions.RayError, KeyboardInterrupt):
+        said = f"stopping: runs in progress save their state, which may take {seconds:g} s"
+        with suppress(ray.exceptions.RayError, KeyboardInterrupt), phase(stderr, said):
             self.queue.pause.remote()
             ray.get(self.queue.idle.remote(), timeout=seconds)
 

@@ -8,7 +8,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +48,17 @@ DAMAGED = "the weights of its model changed after training: a file is damaged, o
 """Reason of a run whose model is not the one that its worker saved."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluate_every"}
 """Sections of the spec that may change between a run and its resume: they do not change what is trained."""
+
+
+@lru_cache(maxsize=16)
+def _spec_of(file: Path, *state: int) -> Any:
+    """Return the content of a spec.yaml. A command needs it some thirty times, and YAML is read slowly.
+
+    Args:
+        file: the file.
+        state: size, time of the last change and inode, so that a file that was written again is read again.
+    """
+    return read_yaml(file, "SPEC")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +319,10 @@ class SweepFolder:
         }
 
     def _written(self) -> Any:
-        return read_yaml(self.path / "spec.yaml", "SPEC")
+        with suppress(OSError):  # a missing file has a message of its own
+            found = self.spec_file.stat()
+            return deepcopy(_spec_of(self.spec_file.resolve(), found.st_size, found.st_mtime_ns, found.st_ino))
+        return read_yaml(self.spec_file, "SPEC")
 
     @property
     def _key_file(self) -> Path:
