@@ -47,6 +47,12 @@ def test_impossible_figures_leave_the_prior_mean():
     np.testing.assert_array_equal(found, np.tile(MEAN, (7, 1)))
 
 
+def test_a_single_possible_point_leaves_a_proposal():
+    """Its draws have no spread, so that the next proposal would have none either."""
+    found = drawn(lambda h: np.where(np.arange(len(h)) == 0, 0.0, -np.inf), 0, num_draws=50)
+    assert np.isfinite(found).all()
+
+
 def test_the_weight_of_a_scale_moves_with_its_density():
     rng = np.random.default_rng(0)
     plain = rng.normal(size=12)
