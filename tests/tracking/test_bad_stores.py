@@ -20,6 +20,7 @@ from raydp.tracking import (
     set_alarms,
     show_model,
 )
+from raydp.tracking.delivery import delivering
 
 from .conftest import open_tracker
 
@@ -95,6 +96,27 @@ def test_a_damaged_or_foreign_file(uri, damage):
         with pytest.raises(ValueError, match=r"^tracking\.uri must be .*, got .*\. \w.*\.$"):
             use(uri)
     assert database.read_bytes() == before, "nothing is written into it"
+
+
+def garbage(database: Path) -> None:
+    with database.open("r+b") as file:
+        file.write(bytes(range(256)) * 400)
+
+
+@pytest.mark.parametrize("damage", [cut, overwrite, garbage], ids=lambda f: f.__name__)
+def test_a_store_that_is_damaged_while_runs_train_gets_them_once_it_is_restored(uri, record, damage):
+    tracker = open_tracker(uri)
+    tracker.log_trial(record("run-0"))
+    database = Path(uri.removeprefix("sqlite:///"))
+    copy = database.read_bytes()
+    damage(database)
+    with pytest.raises(NotDeliveredError), delivering():
+        tracker.log_trial(record("run-1"))
+    restored = database.with_name("restored.db")  # a new file, as for a new process: SQLite keeps pages of the old one
+    restored.write_bytes(copy)
+    uri = f"sqlite:///{restored}"
+    assert open_tracker(uri).log_trial(record("run-1")) == "models:/demo/2"
+    assert sorted(find_models(uri, verify=True)["model_uri"]) == ["models:/demo/1", "models:/demo/2"]
 
 
 def test_a_locked_file(uri, monkeypatch):
