@@ -120,3 +120,11 @@ def test_a_sweep_that_never_ended_here_is_no_unchanged_one(spec: SweepSpec, tmp_
     (SWEEP / "ended.json").unlink()
     assert not unchanged.is_unchanged(spec)
     assert not unchanged.is_unchanged(draft_spec({**SPEC, "name": "another"}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": nul', '{"state": null}'])
+def test_a_damaged_note_of_the_end_is_none(spec: SweepSpec, text: str) -> None:
+    (SWEEP / "ended.json").write_text(text)
+    assert not unchanged.is_unchanged(spec)
+    unchanged.remember(spec)
+    assert unchanged.is_unchanged(spec)

@@ -40,10 +40,11 @@ def is_unchanged(spec: SweepSpec) -> bool:
     Args:
         spec: the draft that `remember` was given, read again.
     """
-    path = _path(spec)
-    if not SweepFolder.is_at(path) or (end := SweepFolder(path=path).end()) is None:
-        return False
-    return end == _state(spec)
+    path, end = _path(spec), None
+    if SweepFolder.is_at(path):
+        with suppress(ValueError):  # a damaged note is none
+            end = SweepFolder(path=path).end()
+    return end is not None and end == _state(spec)
 
 
 def _path(spec: SweepSpec) -> Path:
