@@ -127,9 +127,10 @@ def show_model(
         verify: also read the model's files and compare them with the sealed ones.
 
     Returns:
-        The columns of `find_models` that are defined, and privacy (the guarantee's record), base (name and weight
-        hash), card and promotions (newest last). The card has signed_by (a public key or None), problem (why the
-        guarantee is unreliable, or None) and verified (whether all files were read).
+        The columns of `find_models` that are defined, and warnings (sentences about ε, δ and the joint ε), privacy (the
+        guarantee's record), base (name and weight hash), card and promotions (newest last). The card has signed_by (a
+        public key or None), problem (why the guarantee is unreliable, or None) and verified (whether all files were
+        read).
 
     Raises:
         ValueError: there is no such model, or trusted keys are given and the model's guarantee is unreliable.
@@ -154,6 +155,12 @@ def show_model(
         )
     (row,) = table(tracked(store, [(entry, model)]), Conditions()).to_dict("records")
     shown = {str(k): v for k, v in row.items() if not _undefined(v)}
+    if not _undefined(row["epsilon"]) and not _undefined(row["delta"]):
+        from raydp.privacy.records.cautions import cautions_of_model
+
+        together = None if privacy is None else privacy.get("released_together")
+        found = cautions_of_model(epsilon=row["epsilon"], delta=row["delta"], together=together)
+        shown["warnings"] = [str(caution) for caution in found]
     shown["privacy"], shown["base"] = privacy, base
     shown["card"] = {"signed_by": sealed.key if sealed else None, "problem": problem, "verified": verify}
     shown["promotions"] = trail(entry.tags)

@@ -8,7 +8,7 @@ from raydp.privacy.accounting.documents import AttackSummary, Guarantee
 from raydp.privacy.mechanisms.claimed import CLAIM
 from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
-from raydp.privacy.records.cautions import Caution, cautions_of, cautions_together
+from raydp.privacy.records.cautions import cautions_of_model
 from raydp.privacy.records.parts import PrivateSelectionRecord
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
 from raydp.search_spaces.settings import value_in_words
@@ -23,7 +23,12 @@ def card_markdown(card: PrivacyCard) -> str:
         "",
         f"**{guarantee_sentence(record)}** This guarantee is {certified}.",
         *[f"- Not certified: {reason}." for reason in record.not_certified_because],
-        *[f"- Warning: {caution}" for caution in _cautions(card)],
+        *[
+            f"- Warning: {caution}"
+            for caution in cautions_of_model(
+                epsilon=record.accounted.epsilon, delta=record.accounted.delta, together=card.released_together
+            )
+        ],
         "",
         "| | |",
         "| --- | --- |",
@@ -38,16 +43,6 @@ def card_markdown(card: PrivacyCard) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _cautions(card: PrivacyCard) -> list[Caution]:
-    """Return the warnings about the model's own guarantee and about the models that are released with it."""
-    accounted, together = card.record.accounted, card.released_together
-    own = cautions_of(epsilon=accounted.epsilon, delta=accounted.delta)
-    joint = None if together is None else together["epsilon"]
-    if together is None or not isinstance(joint, float | int):
-        return own
-    return [*own, *cautions_together(float(joint), together["models"])]
 
 
 def remarks(record: PrivacyRecord) -> list[str]:

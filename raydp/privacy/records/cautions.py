@@ -66,6 +66,20 @@ def cautions_together(epsilon: float | None, num_models: int) -> list[Caution]:
     return _of_epsilon(epsilon, f"privacy: the joint epsilon of all {num_models} models", remedy)
 
 
+def cautions_of_model(*, epsilon: float, delta: float, together: object) -> list[Caution]:
+    """Return the cautions of a model's own guarantee, and of the models that are released with it.
+
+    Args:
+        epsilon, delta: the model's own guarantee.
+        together: `ReleasedTogether`, or anything else if it is not known.
+    """
+    own = cautions_of(epsilon=epsilon, delta=delta)
+    match together:
+        case {"epsilon": int() | float() as joint, "models": int() as num_models}:
+            return [*own, *cautions_together(float(joint), num_models)]
+    return own
+
+
 def _of_epsilon(epsilon: float, subject: str, remedy: str) -> list[Caution]:
     if epsilon <= MOST_EPSILON:
         return []
