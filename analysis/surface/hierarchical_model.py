@@ -20,7 +20,7 @@ from raydp.analysis.tables.coordinates import Coordinates
 Array = NDArray[np.float64]
 
 _FEWEST, _MOST, _WORK = 20, 1000, 2e8  # limits of the draws of the hyperparameters, and of what they cost together
-_FEW_ROWS, _OF_FEW, _OF_MANY = 50, 256, 128  # likelihoods in each round of the sampler, of few rows and of many
+_FEWEST_POINTS, _MOST_POINTS, _POINTS = 64, 256, 12_800  # likelihoods in each round of the sampler, and times the rows
 _MOST_DENSITIES = 400  # draws of the hyperparameters that tell which scale is better
 _CELLS = 500_000  # numbers of the matrices that are factorised together
 _FARTHEST_SECRET = 1e6  # in standard deviations of the figure; farther values are not of this figure
@@ -137,7 +137,7 @@ class HierarchicalModel:
             mean,
             std,
             num_draws=int(np.clip(_WORK / (n**3 + 20 * n * r), _FEWEST, _MOST)),
-            per_round=_OF_FEW if len(self.values) <= _FEW_ROWS else _OF_MANY,
+            per_round=2 ** int(np.log2(np.clip(_POINTS / n, _FEWEST_POINTS, _MOST_POINTS))),
         )
         return replace(self, hyperparameters=drawn)
 
