@@ -221,10 +221,12 @@ class _Race:
         return rivals
 
     def is_over(self, *, confidence: float, tolerance: float) -> bool:
-        """Return whether a decision that was reached also holds against configurations whose utility is in doubt."""
+        """Return whether the decision also holds against configurations whose utility is in doubt."""
         own, useful = self.scores.draws[:, self.selected], self.useful[:, self.selected]
         lowest = self._lowest
         allowed = self.scores.highest_within(lowest, tolerance, logarithmic=self.measured.logarithmic)
+        if useful.mean() < confidence:
+            return False
         return bool((own <= allowed)[useful].mean() >= confidence)
 
     def draw(self, allowed: Pool, begun: Mapping[Configuration, int], rng: np.random.Generator) -> int | None:

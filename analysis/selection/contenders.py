@@ -17,6 +17,8 @@ from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Hyperparameters
 
 Array = NDArray[np.float64]
+ALONE = "only one configuration was compared"
+"""The reason of an unknown verdict on a single configuration."""
 Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
 
 DRAWS = 4000
@@ -40,7 +42,8 @@ class Contenders:
     Attributes:
         verdict: "supported": only the selected configuration may have the lowest score. "undecided": the selected
             configuration and others may have it. "contradicted": the selected configuration does not have it, at the
-            stated confidence. "unknown": the errors of the means are unknown (see `unknown_errors`).
+            stated confidence. "unknown": the errors of the means are unknown (see `unknown_errors`), or only one
+            configuration was compared.
         confidence: the confidence of the verdict.
         levels: the sources of error that are counted: "seeds", "secrets".
         rows: the compared configurations by mean score: batch_size, num_steps, learning_rate, score, std_error, whether
@@ -138,6 +141,9 @@ def contenders(
     rows = _rows(means.iloc[members], compared if reason is None else None, unit, drawn)
     if reason is not None:
         return Contenders(verdict="unknown", confidence=confidence, levels=(), rows=rows, reason=reason)
+    if len(members) == 1:
+        rows[0]["probability"] = None
+        return Contenders(verdict="unknown", confidence=confidence, levels=levels, rows=rows, reason=ALONE)
     inside = compared.may_be_lowest
     if not inside[members == selected].any():
         verdict: Verdict = "contradicted"

@@ -32,7 +32,7 @@ def in_words(selection: Selection) -> list[str]:
     if decision.reason is not None:
         sentences.append(f"{_capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
-        sentences += _estimate(decision, selection.rule)
+        sentences += _estimate(selection, decision)
     further = [f"{name} {score:.4g}" for name, score in selection.scores.items() if name != selection.score_name]
     if further:
         sentences.append(f"Its other scores: {', '.join(further)}.")
@@ -111,17 +111,19 @@ def _equivalents(decision: Decision, rule: str) -> list[str]:
     return [f"Of {len(others) + 1} that are {close} {chance(decision.confidence)}, it {reason}."]
 
 
-def _estimate(decision: Decision, rule: str) -> list[str]:
-    """Return the expected score with its interval; nothing if they are not known."""
+def _estimate(selection: Selection, decision: Decision) -> list[str]:
+    """Return the expected score with its interval and the errors that it leaves out; nothing if it is not known."""
     if decision.interval is None:
         return []
     low, high = decision.interval
     digits = 3 if float(f"{low:.3g}") <= float(f"{decision.estimate:.4g}") <= float(f"{high:.3g}") else 4
-    chosen = decision.pool_size > 1 and rule not in WITHOUT_SCORES  # such a rule does not bias the score
+    chosen = decision.pool_size > 1 and selection.rule not in WITHOUT_SCORES  # such a rule does not bias the score
+    levels = () if selection.contenders is None else selection.contenders.levels
+    alone = " over seeds alone, without the choice of secrets or examples" if levels == ("seeds",) else ""
     corrected = ", corrected for having been selected" if chosen else ""
     return [
         f"Its expected score is {decision.estimate:.4g}{corrected}; "
-        f"{100 * decision.confidence:g} % interval {low:.{digits}g} to {high:.{digits}g}."
+        f"{100 * decision.confidence:g} % interval {low:.{digits}g} to {high:.{digits}g}{alone}."
     ]
 
 

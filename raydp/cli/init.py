@@ -151,7 +151,7 @@ def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequen
 def _seen(seen: Survey) -> str:
     """Describe the data in a sentence, without any of their content."""
     what = "texts" if seen.form is None else f"conversations in the form {seen.form}"
-    users = [f"{u.name} ({u.num_users} users, one with {u.most_rows} rows)" for u in seen.user_columns]
+    users = [f"{u.name} ({u.num_users} users with at most {u.most_rows} rows)" for u in seen.user_columns]
     of_users = f" Columns that may name users: {', '.join(users)}." if users else ""
     return f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated.{of_users}"
 

@@ -37,7 +37,7 @@ def unwrapped(text: str) -> str:
 def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
     answer = raydp("init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes")
     assert answer.code == 0, answer.err
-    assert "author (30 users, one with 4 rows)" in answer.err
+    assert "author (30 users with at most 4 rows)" in answer.err
     written = Path("sweep.yaml").read_text()
     spec = load_spec("sweep.yaml")
     assert spec.name == "notes"

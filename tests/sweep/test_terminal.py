@@ -17,6 +17,7 @@ from rich.console import Console
 
 from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
+from raydp.io.waiting import Waits
 from raydp.sweep.api import select
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, _is_due, follow_start
 from raydp.sweep.engine.queue import QueueStatus
@@ -197,47 +198,49 @@ def test_a_step_that_has_not_ended_makes_the_others_no_slower(monkeypatch: pytes
     assert f"about {int(left // 60)} min {int(left % 60):02d} s left, scores not counted" in progress._line()
 
 
-def test_the_start_says_what_each_worker_does() -> None:
-    """In a file a line comes when something has changed, at most every five seconds."""
-    works = (
-        [{}] * 3
-        + [{0: "loads the base model"}] * 8
-        + [{0: "waits for a run", 1: "computes the frozen prefix, 40 %"}] * 9
-    )
-    waits = iter([False] * len(works) + [True])
-    file = StringIO()
-    follow_start(
-        Console(file=file, width=200),
-        "starting the workers",
-        poll=lambda: QueueStatus(running={}, waiting=2, preparing=works.pop(0)),
-        wait=lambda seconds: next(waits),
-        slots=2,
-    )
-    assert file.getvalue().splitlines() == [
+def started(monkeypatch: pytest.MonkeyPatch, works: list[dict[int, str]]) -> list[tuple[float, str]]:
+    """The lines of a start in a file with their times: the queue answers once a second, and another thread speaks five
+    times as often."""
+    clock, lines, file = [0.0], list[tuple[float, str]](), StringIO()
+    waits = Waits(lambda: clock[0], thread=False)
+    monkeypatch.setattr("raydp.io.output.WAITS", waits)
+    answers = iter(works)
+
+    def tick(seconds: float = 1.0) -> None:
+        for _ in range(int(5 * seconds)):
+            clock[0] += 0.2
+            waits.speak()
+            new = file.getvalue().splitlines()[len(lines) :]
+            lines.extend((clock[0], line) for line in new)
+
+    def wait(seconds: float) -> bool:
+        tick()
+        return clock[0] > len(works)
+
+    def poll() -> QueueStatus:
+        return QueueStatus(running={}, waiting=2, preparing=next(answers))
+
+    follow_start(Console(file=file, width=200), "starting the workers", poll=poll, wait=wait, slots=2)
+    return lines
+
+
+def test_the_start_says_what_each_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [{}] * 3 + [{0: "loads the base model"}] * 8 + [{0: "waits for a run", 1: "computes the prefix, 40 %"}] * 9
+    lines = [line for _, line in started(monkeypatch, works)]
+    assert list(dict.fromkeys(re.sub(r" \(\d+ s\)$", "", line) for line in lines)) == [
         "starting the workers (0 of 2 have started)",
         "starting the workers (1 of 2 have started; worker 0 loads the base model)",
-        "starting the workers (2 of 2 have started; "
-        "worker 0 waits for a run; worker 1 computes the frozen prefix, 40 %)",
+        "starting the workers (2 of 2 have started; worker 0 waits for a run; worker 1 computes the prefix, 40 %)",
     ]
 
 
-def test_a_start_of_the_workers_that_takes_long_has_a_line_every_ten_seconds_and_later_every_thirty() -> None:
-    file, now, said = StringIO(), 0, [0]
-
-    def wait(_: float) -> bool:
-        nonlocal now
-        if len(file.getvalue().splitlines()) > len(said):
-            said.append(now)
-        now += 1
-        return now > 130
-
-    console = Console(file=file, width=200)
-    poll = QueueStatus(running={}, waiting=2, preparing={})
-    follow_start(console, "starting the workers", poll=lambda: poll, wait=wait, slots=2)
-    gaps = [(after, after - before) for before, after in pairwise(said)]
-    assert max(gap for after, gap in gaps if after <= 60) <= 10
-    assert {gap for after, gap in gaps if after > 90} == {30}
-    assert file.getvalue().splitlines()[-1].startswith("starting the workers (0 of 2 have started) (1")
+def test_a_start_of_the_workers_that_takes_long_says_so_with_its_true_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = started(monkeypatch, [{}] * 130)
+    gaps = [(after, after - before) for (before, _), (after, _) in pairwise(lines)]
+    assert max(gap for after, gap in gaps if after <= 60) < 10.5
+    assert max(gap for after, gap in gaps) < 30.5
+    times = [(after, re.search(r" \((\d+) s\)$", line)) for after, line in lines[1:]]
+    assert all(said is not None and abs(after - int(said[1])) <= 1 for after, said in times)
 
 
 def test_lines_of_progress_come_every_ten_seconds_and_later_every_thirty() -> None:

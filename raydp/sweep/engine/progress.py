@@ -23,7 +23,6 @@ from raydp.sweep.store.state import DriverProgress
 
 LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
-MINUTE = 60.0
 PLAIN_SECONDS = 30.0
 """Time between two lines after the first minute, if the output is no terminal."""
 FIRST_LINES = (5.0, 10.0, 20.0, 40.0, 50.0)
@@ -58,26 +57,23 @@ def follow_start(
         wait: waits for at most so many seconds, and returns whether a worker has taken a run.
         slots: number of worker groups that start.
     """
-    said = known = text = f"{what} (0 of {slots} have started)"
+    text = f"{what} (0 of {slots} have started)"
     display = console.status(text) if console.is_terminal else nullcontext()
     if not console.is_terminal:
         console.print(text, markup=False)
-    silent = waited = 0.0
-    with phase(console, ""), display as status:
-        while not wait(REFRESH_SECONDS):
-            waited += REFRESH_SECONDS
-            preparing = poll().preparing
-            works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
-            text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
-            silent += REFRESH_SECONDS
-            if text != known:
-                LOGGER.debug("%s", text)
-                known = text
-            if status is not None:
-                status.update(text)
-            elif silent >= (FIRST_LINES[0] if text != said else FIRST_LINES[1] if waited <= MINUTE else PLAIN_SECONDS):
-                console.print(text if text != said else f"{text} ({waited:.0f} s)", markup=False)
-                said, silent = text, 0.0
+    begun = begin_phase(console, lambda: text, said=True)
+    try:
+        with display as status:
+            while not wait(REFRESH_SECONDS):
+                known, preparing = text, poll().preparing
+                works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
+                text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
+                if text != known:
+                    LOGGER.debug("%s", text)
+                if status is not None:
+                    status.update(text)
+    finally:
+        end_phase(begun)
 
 
 def _is_due(seconds: float) -> bool:
