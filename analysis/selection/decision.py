@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.selection.contenders import ALONE
 from raydp.analysis.selection.equivalents import Precision, unknown_errors
 from raydp.analysis.statistics.results import because
 from raydp.analysis.surface.outlook import Outlook, outlook, settled
@@ -80,8 +81,8 @@ class Decision:
         equivalents: the others whose scores are within the tolerance of the lowest with the confidence, the most useful
             first. Empty if the selected configuration's own score is not.
         pool_size: number of configurations that were compared.
-        reason: why nothing is decided whatever the scores are: their errors are not known, or no configuration keeps to
-            the utility threshold with the confidence. None if neither holds.
+        reason: why nothing is decided whatever the scores are: their errors are not known, no configuration keeps to
+            the utility threshold with the confidence, or only one was compared. None if none of these holds.
     """
 
     state: State
@@ -177,7 +178,7 @@ def decide(
     if reason is not None:
         state: State = "undecided"
     elif alone:
-        state = "only one"
+        state, reason = "only one", ALONE
     elif probability[selected] >= precision.confidence:
         state = "decided"
     else:
@@ -249,10 +250,10 @@ def what_would_decide(
         sentence="By the model of the scores no further seeds are needed: with a probability of "
         f"{100 * confidence:g} % or more, a score is the lowest or within the tolerance of the lowest.",
     )
-    if decision.state != "undecided":
-        return enough
     if decision.reason is not None:
         return Outlook(sentence=f"{decision.reason[0].upper()}{decision.reason[1:]}.")
+    if decision.state != "undecided":
+        return enough
     if len(pool) > _MOST_CONFIGURATIONS:
         limit = f"a table of more than {_MOST_CONFIGURATIONS} configurations"
         return Outlook(sentence=f"How many further seeds would decide is not computed for {limit}.")

@@ -29,7 +29,7 @@ def in_words(selection: Selection) -> list[str]:
         return []
     first = _alone(decision) if decision.pool_size == 1 else _state(decision)
     sentences = [first, *_equivalents(decision, selection.rule)]
-    if decision.reason is not None:
+    if decision.reason is not None and decision.state != "only one":
         sentences.append(f"{_capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
         sentences += _estimate(selection, decision)
