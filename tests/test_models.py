@@ -21,6 +21,7 @@ from transformers import (
     MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
 )
 
 from raydp.models import adapters, sharing
@@ -416,3 +417,21 @@ def test_feedforward_layers_that_the_model_lacks_are_refused(base: models.Pretra
 def test_modules_beside_an_adapter_are_trained_in_float32() -> None:
     with pytest.raises(ValueError, match=r"model\.dtype must be float32 with adapter\.modules_to_save, got bfloat16"):
         ModelSpec(name="tiny", adapter=BESIDE, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("adapter", [AdapterSpec(r=2), AdapterSpec(type="soft_prompt", num_virtual_tokens=4)])
+def test_examples_that_would_change_the_positions_of_a_whole_batch_are_refused(
+    tmp_path: Path, adapter: AdapterSpec
+) -> None:
+    """Phi-3 has two sets of rotary positions, and the longest row of a batch decides which one all rows get."""
+    rotary = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0}
+    config = Phi3Config(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=64, original_max_position_embeddings=16,
+        pad_token_id=0, rope_parameters=rotary,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    spec = ModelSpec(name=str(tmp_path), adapter=adapter)
+    models.check_length(spec, 16 - adapter.virtual_tokens)
+    with pytest.raises(ValueError, match=r"at most 16 tokens to .*longrope.*no ε would hold.*task\.max_length"):
+        models.check_length(spec, 17 - adapter.virtual_tokens)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -239,19 +239,41 @@ def positions(name: str) -> int | None:
     return room
 
 
+def _switch_of_positions(name: str) -> int | None:
+    """Return the width of a batch above which its rotary positions are others; None if they depend on no width.
+
+    `rope_type: dynamic` depends on it, too, but only above `positions`.
+    """
+    config = AutoConfig.from_pretrained(model_folder(name)[0]).get_text_config()
+    rotary: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    parts = [rotary, *(part for part in rotary.values() if isinstance(part, Mapping))]  # one for each type of layer
+    own = getattr(config, "original_max_position_embeddings", None)
+    limits = [
+        part.get("original_max_position_embeddings", own) for part in parts if part.get("rope_type") == "longrope"
+    ]
+    return min((int(limit) for limit in limits if limit is not None), default=None)
+
+
 def check_length(spec: ModelSpec, longest: int) -> None:
-    """Check that a model has positions for the longest example.
+    """Check that a model has positions for the longest example, and that no example changes another's positions.
 
     Args:
         longest: number of its tokens, without virtual tokens.
 
     Raises:
-        ValueError: there are fewer positions. Training would fail, or use positions that the model has never seen.
+        ValueError: there are fewer positions. Training would fail, or use positions that the model has never seen. Or
+            the rotary positions of a whole batch change with its longest example.
     """
-    room = positions(spec.name)
+    room, switch = positions(spec.name), _switch_of_positions(spec.name)
     virtual = spec.adapter.virtual_tokens
+    prompt = f" and a {spec.adapter.type.replace('_', ' ')} of {virtual}" if virtual else ""
+    if switch is not None and longest + virtual > switch:
+        raise ValueError(
+            f"task must give examples of at most {switch} tokens to {spec.name!r}, got one of {longest}{prompt}. "
+            f"Beyond {switch} its rotary positions (longrope) change for a whole batch, so that a long example changes "
+            "the gradients of the others, and no ε would hold. Shorten them (task.max_length), or choose another model."
+        )
     if room is not None and longest + virtual > room:
-        prompt = f" and a {spec.adapter.type.replace('_', ' ')} of {virtual}" if virtual else ""
         raise ValueError(
             f"task must give examples that fit the {room} positions of {spec.name!r}, got one of {longest} "
             f"tokens{prompt}. Shorten them (task.max_length), or choose another model."

@@ -157,12 +157,14 @@ class _Few:
     Attributes:
         indices: their positions in the training data.
         rows: each example as a batch of one, cut to a few tokens; None if the form of the task's batches is not known.
+        longest: number of tokens of the task's longest example.
     """
 
     task: Task
     device: torch.device
     indices: NDArray[np.int64]
     rows: list[Batch] | None
+    longest: int
 
     @classmethod
     def of(cls, task: Task, context: TrainingContext) -> _Few:
@@ -176,7 +178,7 @@ class _Few:
         if all(type(batch) is Batch for batch in batches):
             size = _vocabulary(context.model)
             rows = [_cut(b, length, size) for b, length in zip(cast("list[Batch]", batches), LENGTHS, strict=False)]
-        return cls(task=task, device=_device(context), indices=indices, rows=rows)
+        return cls(task=task, device=_device(context), indices=indices, rows=rows, longest=int(lengths.max()))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -193,6 +195,11 @@ class _Few:
             for tensors, value in (([r.input_ids for r in chosen], 0), ([r.labels for r in chosen], IGNORE))
         )
         return Batch(input_ids=ids, labels=labels).to(self.device)
+
+    def wide(self) -> Examples:
+        """Return the last example alone, padded to the width of the task's longest example."""
+        own = self.longest if self.rows is None else self.rows[-1].input_ids.shape[1]
+        return self.batch([len(self) - 1], max(0, self.longest - own))
 
 
 def _cut(batch: Batch, length: int, vocabulary: int) -> Batch:
@@ -260,13 +267,18 @@ def _plain_call(context: TrainingContext, rows: Sequence[torch.Tensor]) -> float
 
 
 def _losses_apart(context: TrainingContext, few: _Few) -> float:
-    """Return the largest difference between an example's loss alone and in two batches of other orders and widths."""
+    """Return the largest difference between an example's loss alone and in batches of other orders and widths.
+
+    One batch is as wide as training makes them, since a model may read positions in another way beyond some width.
+    """
     order = list(range(len(few)))
     with torch.no_grad():
         alone = torch.cat([losses_of(context, few.task, few.batch([i])) for i in order])
         together = losses_of(context, few.task, few.batch(order))
         turned = losses_of(context, few.task, few.batch(order[::-1], MORE_PADDING)).flip(0)
-    return _larger(_difference(together, alone), _difference(turned, alone))
+        wide = losses_of(context, few.task, few.wide())
+    apart = _larger(_difference(together, alone), _difference(turned, alone))
+    return _larger(apart, _difference(wide, alone[-1:]))
 
 
 def _gradients_apart(context: TrainingContext, few: _Few, *, clipped: bool) -> tuple[float, float]:

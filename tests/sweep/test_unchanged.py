@@ -128,3 +128,32 @@ def test_a_damaged_note_of_the_end_is_none(spec: SweepSpec, text: str) -> None:
     assert not unchanged.is_unchanged(spec)
     unchanged.remember(spec)
     assert unchanged.is_unchanged(spec)
+
+
+@pytest.mark.parametrize("linked", [SWEEP / "trials", Path("mlruns/models"), Path("base")], ids=str)
+def test_what_lies_behind_a_link_is_looked_at(spec: SweepSpec, linked: Path, tmp_path: Path) -> None:
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    unchanged.remember(spec)
+    assert unchanged.is_unchanged(spec)
+    edit(next(file for file in linked.rglob("*") if file.is_file()))
+    assert not unchanged.is_unchanged(spec)
+    (linked / "loop").symlink_to(linked)
+    unchanged.remember(spec)
+    unchanged.is_unchanged(spec)  # ends
+
+
+def test_what_is_at_an_address_may_have_changed(spec: SweepSpec, tmp_path: Path) -> None:
+    at_address = draft_spec({**SPEC, "task": {**SPEC["task"], "path": (tmp_path / "data.jsonl").as_uri()}})  # type: ignore[dict-item]
+    unchanged.remember(at_address)
+    assert not unchanged.is_unchanged(at_address)
+
+
+def test_a_write_that_lies_in_the_stores_log_is_noticed(spec: SweepSpec) -> None:
+    with closing(sqlite3.connect("store.db")) as store:
+        store.execute("PRAGMA journal_mode=WAL")
+        unchanged.remember(spec)
+        assert unchanged.is_unchanged(spec)
+        store.execute("INSERT INTO experiments VALUES ('another', 'mlruns')")
+        store.commit()
+        assert not unchanged.is_unchanged(spec)

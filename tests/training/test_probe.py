@@ -133,6 +133,17 @@ def test_a_sound_model_passes_with_room(kind: str) -> None:
             assert figure.difference < figure.rounding / 30, (adapter.type, figure)
 
 
+def test_a_model_that_reads_positions_by_the_width_of_a_batch_is_refused() -> None:
+    """Short rows alone do not show it: the width is that of the task's longest example."""
+    rotary = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0}
+    config = hf.Phi3Config(
+        **GROUPED, pad_token_id=0, initializer_range=0.3, original_max_position_embeddings=16,
+        rope_parameters={**rotary, "original_max_position_embeddings": 16},
+    )  # fmt: skip
+    with pytest.raises(DependentExamples, match="each example a loss that depends on it alone, got 'm'"):
+        probe.check(context(config), task(), model="m", clipped=True)
+
+
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
 @pytest.mark.parametrize("kind", BOTH_WAYS)
 def test_a_model_that_reads_later_tokens_is_refused(kind: str, adapter: AdapterSpec) -> None:

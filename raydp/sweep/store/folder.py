@@ -514,7 +514,7 @@ class SweepFolder:
 
     def lasting_files(self) -> Iterator[Path]:
         """Yield the sweep's files, except those that commands without effect on the sweep write again."""
-        for folder, folders, names in os.walk(self.path):
+        for folder, folders, names in os.walk(self.path, followlinks=True):
             if Path(folder) == self.path:
                 folders[:] = [name for name in folders if name not in PASSING]
                 names = [name for name in names if name not in PASSING]

@@ -18,8 +18,8 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking.address import local_files
 from raydp.version import __version__
 
-ELSEWHERE = {"name", "storage", "cluster"}
-"""Fields of a spec whose texts name no file that a result depends on."""
+ELSEWHERE = {"storage", "cluster", "tracking"}
+"""Fields of a spec whose texts name no file that a result depends on, or one that is looked at by itself."""
 
 
 def remember(spec: SweepSpec) -> None:
@@ -52,12 +52,16 @@ def _path(spec: SweepSpec) -> Path:
 
 
 def _state(spec: SweepSpec) -> str | None:
-    """Return the SHA-256 of all that a resume would look at; None if a part of it is on a server or missing."""
+    """Return the SHA-256 of all that a resume would look at; None if a part of it is elsewhere or missing."""
     store = local_files(spec.tracking.uri, spec.tracking.experiment)
-    if store is None:
-        return None
     written = spec.model_dump(mode="json")
-    inputs = [Path(text) for text in (spec.model.name, *_texts(written)) if os.path.exists(text)]
+    texts = list(_texts(written))
+    if store is None or any("://" in text for text in texts):
+        return None
+    inputs = [Path(text) for text in texts if os.path.exists(text)]
+    log = Path(f"{store[0]}-wal")
+    if log.exists() and log.stat().st_size:  # what was written last is not in the store's file yet
+        return None
     files = [
         *SweepFolder(path=_path(spec)).lasting_files(),
         *(file for root in (*store, *inputs) for file in _in(root)),
@@ -67,7 +71,7 @@ def _state(spec: SweepSpec) -> str | None:
         for file in sorted(os.path.abspath(file) for file in files):
             found = os.stat(file)
             state.update(f"{file}\0{found.st_size}\0{found.st_ctime_ns}\0".encode(errors="surrogateescape"))
-    except FileNotFoundError:  # a link to nothing, or another program removes files
+    except OSError:  # a link to nothing or to itself, or another program removes files
         return None
     return state.hexdigest()
 
@@ -89,5 +93,5 @@ def _in(root: Path) -> Iterator[Path]:
     """Yield the files of a folder, or a file."""
     if not root.is_dir():
         yield root
-    for folder, _, names in os.walk(root):
+    for folder, _, names in os.walk(root, followlinks=True):
         yield from (Path(folder, name) for name in names)
