@@ -423,3 +423,11 @@ def test_a_guarantee_is_discretised_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
     assert said["gdp_mu"] is not None
     assert said["attack"]["true_positive_rates"]
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.9])
+def test_prv_refuses_in_a_sentence_where_epsilon_is_0(delta: float) -> None:
+    """The library's step of the grid is then 0."""
+    event = PoissonGaussian(sample_rate=1.0, noise_multiplier=1.0, num_steps=1)
+    with pytest.raises(AccountantError, match="Use accountant"):
+        PRVAccountant().epsilon(event, delta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -153,6 +154,16 @@ def test_a_result_is_read_without_its_history(tmp_path: Path, history: Any) -> N
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ValueError, match=r"^SWEEP must have whole files"):
         folder.result("run", history=False)
+
+
+def test_a_result_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Its model would be registered with this run's guarantee."""
+    folder = folder_of(tmp_path)
+    for run in ("one", "two"):
+        folder.commit(RunResult(run_id=run, status="finished", utility_loss=1.0))
+    shutil.copy(folder.trial("one") / "result.json", folder.trial("two") / "result.json")
+    with pytest.raises(ValueError, match=r"^SWEEP must have files .*two.result\.json.*it is the result of run one"):
+        folder.result("two")
 
 
 @pytest.mark.parametrize("loss", ['"text"', "null", "[1.0]", "{}"])

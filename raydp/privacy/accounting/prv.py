@@ -101,7 +101,7 @@ class PRVAccountant(Accountant):
             uppers = [float(whole.compute_epsilon(delta, delta * ratio, eps_error)[2]) for delta in deltas]
         except AccountantError:
             raise
-        except (RuntimeError, OverflowError, ValueError) as error:
+        except (RuntimeError, ArithmeticError, ValueError) as error:
             raise AccountantError(
                 f"accountant 'prv' cannot bound {describe(events)} at delta {min(deltas):.3g}, eps_error "
                 f"{eps_error:.2g}: prv_accountant says {str(error)!r}. {_instead(events, deltas)}"

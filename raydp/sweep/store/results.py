@@ -103,8 +103,13 @@ class RunResult:
         Args:
             document: the content of result.json.
             run_id: the run's id, which files of early versions do not repeat.
+
+        Raises:
+            LookupError: the file is of another run.
         """
         known = {name: value for name, value in document.items() if value is not None}
+        if (own := known.get("run_id", run_id)) != run_id:
+            raise LookupError(f"it is the result of run {own}")
         loss = known.get("utility_loss")
         if not isinstance(loss, int | float) and (loss is not None or known["status"] == "finished"):
             raise TypeError(f"utility_loss is no number but {type(loss).__name__}")
