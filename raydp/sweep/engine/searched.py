@@ -25,7 +25,7 @@ def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
     if chosen.rule != "oracle" or chosen.min_utility_gain or chosen.max_loss is not None or measured:
         on.append("utility_loss of the task's held-out records")
     if chosen.rule not in WITHOUT_SCORES or chosen.max_score is not None or measured:
-        on.append(f"{chosen.score} on the training data")
+        on.append(f"{chosen.score} of the training data")
     on += [f"at most {bound:g} of {column}" for column, bound in chosen.at_most.items()]
     strategy: Strategy = {} if search is None else {"search": search.as_dict()}
     if isinstance(spec.seeds, AdaptiveSeeds):
