@@ -18,7 +18,7 @@ from raydp.privacy.mechanisms.separate_canaries import Outcomes, separate_bound,
 from raydp.privacy.mechanisms.tuning import tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
 from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
-from raydp.privacy.records.cautions import Caution, cautions_of, cautions_of_model, cautions_together
+from raydp.privacy.records.cautions import Caution, cautions_of, cautions_together
 from raydp.privacy.records.cross_check import cross_check
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.records.kept import require_kept
@@ -76,7 +76,6 @@ __all__ = [
     "calibrate_selection",
     "card_markdown",
     "cautions_of",
-    "cautions_of_model",
     "cautions_together",
     "composed",
     "composed_epsilon",

@@ -259,7 +259,7 @@ def test_losses_have_their_own_errors():
     assert 0.001 < got.draws.std(axis=0).mean() < 0.01, "two seeds with a spread of 0.01, smoothed"
 
 
-def test_a_fit_takes_one_thread_because_its_matrices_are_small(monkeypatch):
+def test_score_posterior_limits_blas_to_one_thread(monkeypatch):
     fit, threads = hierarchy._fitted, list[int]()
 
     def of_numpy():

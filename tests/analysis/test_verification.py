@@ -114,7 +114,7 @@ def test_the_p_value_is_the_share_of_all_permutations(heuristic, groups, scores)
     assert found["expected"] == pytest.approx(accuracies.mean(), abs=4 * accuracies.std() / np.sqrt(20_000))
 
 
-def test_the_table_itself_is_one_of_the_permutations():
+def test_p_value_counts_the_table_itself():
     """No p-value is 0, however few permutations there are: none of 100 reaches a table in perfect order."""
     rng = np.random.default_rng(4)
     found = verify_heuristics(table(paper_score(rng, 0.0)), num_permutations=100)["heuristics"]

@@ -106,7 +106,7 @@ def winning_in_turn(left, share, draws=100):
 
 
 @pytest.mark.parametrize(("share", "finished"), [(0.06, False), (0.02, True)])
-def test_it_ends_by_the_probability_that_any_candidate_wins(share, finished):
+def test_frugal_search_stops_when_no_candidate_is_likely_to_win(share, finished):
     """Four candidates win in different draws, each in that share of them: together in four times as many."""
     candidates, taken, outlook = winning_in_turn(4, share)
     search = FrugalSearch(stop_probability=0.1)

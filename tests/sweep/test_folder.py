@@ -319,9 +319,7 @@ def test_a_result_without_finite_numbers_is_strict_json_and_read_back(tmp_path: 
 
 
 @pytest.mark.parametrize(("age_seconds", "shown"), [(0, True), (-5, True), (61, False), (-3600, False)])
-def test_progress_of_a_driver_that_ended_is_not_shown_whatever_the_clock(
-    age_seconds: int, shown: bool, tmp_path: Path
-) -> None:
+def test_old_progress_is_hidden_when_clock_jumps(age_seconds: int, shown: bool, tmp_path: Path) -> None:
     """A clock that was set back leaves a file of the future."""
     folder = folder_of(tmp_path)
     folder.set_progress(DriverProgress(sentence="1 running", running={}))

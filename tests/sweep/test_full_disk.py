@@ -70,14 +70,20 @@ def committer(folder: Path, tmp_path: Path) -> Committer:
 OUTCOME = RunResult(run_id="run", status="finished", utility_loss=1.0, attempt="attempt-1", notes=("x" * 100_000,))
 
 
-def test_a_result_waits_for_space_with_its_model(
-    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def commit_beside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    """Commit a result in a thread, and see that it waits."""
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
-    writing = threading.Thread(target=committer(full, tmp_path)._write, args=(OUTCOME,))
+    writing = threading.Thread(target=committer(folder, tmp_path)._write, args=(OUTCOME,))
     writing.start()
     time.sleep(0.5)
     assert writing.is_alive()
+    return writing
+
+
+def test_a_result_waits_for_space_with_its_model(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writing = commit_beside(full, tmp_path, monkeypatch)
     (full / "filling").unlink()
     writing.join(20)
     folder = SweepFolder(path=full)
@@ -86,14 +92,10 @@ def test_a_result_waits_for_space_with_its_model(
     assert "No space left on device): free some space" in caplog.text
 
 
-def test_a_result_waits_for_a_disk_that_is_read_only(
+def test_committer_waits_while_disk_is_read_only(
     read_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
-    writing = threading.Thread(target=committer(read_only, tmp_path)._write, args=(OUTCOME,))
-    writing.start()
-    time.sleep(0.5)
-    assert writing.is_alive()
+    writing = commit_beside(read_only, tmp_path, monkeypatch)
     subprocess.run(["mount", "-o", "remount,rw", read_only], check=True)
     writing.join(20)
     assert SweepFolder(path=read_only).is_finished("run")
