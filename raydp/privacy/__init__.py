@@ -18,7 +18,7 @@ from raydp.privacy.mechanisms.separate_canaries import Outcomes, separate_bound,
 from raydp.privacy.mechanisms.tuning import tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
 from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
-from raydp.privacy.records.cautions import Caution, cautions_of, cautions_together
+from raydp.privacy.records.cautions import Caution, cautions_of, cautions_together, stated
 from raydp.privacy.records.cross_check import cross_check
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.records.kept import require_kept
@@ -94,6 +94,7 @@ __all__ = [
     "selection_guarantee",
     "separate_bound",
     "separate_p_value",
+    "stated",
     "tuned_epsilon",
     "twin_bound",
 ]

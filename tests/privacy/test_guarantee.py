@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import raydp.privacy.records.guarantee as guarantee_module
 from raydp.privacy import (
@@ -25,10 +27,13 @@ from raydp.privacy import (
     composed,
     guarantee,
     privacy_record,
+    stated,
 )
 from raydp.privacy.accounting.events import Event
 from raydp.privacy.accounting.profile import DELTAS
 from raydp.privacy.records.guarantee import profile_rows
+from raydp.sweep.ending.notes import together_notes
+from raydp.sweep.store.summary import ReleasedModels
 
 EVENT = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.9, num_steps=50)
 
@@ -106,10 +111,25 @@ def test_the_card_warns_of_figures_that_nobody_should_ship() -> None:
     sound = replace(record(EVENT, 7.5), released_together=None)
     assert "Warning" not in card_markdown(sound)
     together = card_markdown(record(EVENT, 7.5))
-    assert "- Warning: privacy: the joint epsilon of all 4 models should be at most 10" in together
+    assert "- Warning: privacy: the joint epsilon of all 4 models by accountant pld should be at most 10" in together
     accounted = replace(sound.record.accounted, delta=0.0113)
     card = card_markdown(replace(sound, record=replace(sound.record, accounted=accounted)))
     assert "- Warning: privacy: delta should be at most 0.001" in card
+
+
+@given(st.floats(1e-6, 1e6))
+def test_no_sentence_states_less_than_the_computed_epsilon(epsilon: float) -> None:
+    """The last of four digits may be one too large."""
+    assert epsilon <= float(stated(epsilon)) <= epsilon * 1.001 + 1e-12
+    assert len(stated(epsilon).split("e")[0].replace(".", "").strip("0")) <= 4
+
+
+def test_card_warning_and_closing_sentence_have_the_same_joint_epsilon() -> None:
+    joint = ReleasedModels(run_ids=("a", "b"), epsilon=26.8412, delta=1e-5, accountant="pld")
+    card = card_markdown(replace(record(EVENT, 7.5), released_together=joint.on_card()))
+    assert "2 models of one sweep: (26.85, 1e-05)" in card
+    assert "of all 2 models by accountant pld should be at most 10, above which a guarantee is weak, got 26.85." in card
+    assert "ε at most 26.85 at" in together_notes(joint)[0]
 
 
 def test_the_card_says_what_was_tuned_and_on_what() -> None:

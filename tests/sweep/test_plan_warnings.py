@@ -43,7 +43,7 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
         ({"num_units": 59}, {}, "privacy: delta should be at most 0.001", "0.0113"),
         ({"num_units": 59}, {}, "task: n should be at least 500", "59"),
         ({}, {"privacy": {**PRIVATE, "target_delta": 0.005}}, "privacy: delta should be at most 0.001", "0.005"),
-        ({}, {"privacy": {**PRIVATE, "target_epsilon": 12}}, "privacy: epsilon should be at most 10", "12"),
+        ({}, {"privacy": {**PRIVATE, "target_epsilon": 12}}, "privacy: epsilon should be at most 10", "11.99"),
         (
             {"num_heldout_examples": 17, "heldout_with_secret_removed": 39},
             {},
@@ -92,7 +92,9 @@ def test_all_models_together_are_told_before_they_are_trained(tmp_path: Path) ->
     space = {"batch_size": [4, 16], "num_steps": [20], "learning_rate": [0.001, 0.003, 0.01]}
     plan = planned(tmp_path, facts(num_units=59), space=space, seeds=[0, 1, 2, 3])
     (caution,) = joint_warnings(plan.trials, list(plan.privacy.values()))
-    assert caution.rule.startswith("privacy: the joint epsilon of all 24 models should be at most 10")
+    assert caution.rule.startswith(
+        "privacy: the joint epsilon of all 24 planned models by accountant rdp should be at most 10"
+    )
     assert 20 < float(caution.value) < 24 * 8
     assert not joint_warnings(plan.trials[:1], list(plan.privacy.values()))
 

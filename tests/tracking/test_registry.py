@@ -210,7 +210,12 @@ def test_show_model_holds_the_guarantee(tracker, record):
 
 def test_show_model_warns_of_a_guarantee_that_nobody_should_rely_on(tracker, record):
     """Also of the models that are released together, if the card knows them."""
-    weak = {**record().privacy, "epsilon": 12.0, "delta": 0.01, "released_together": {"epsilon": 48.0, "models": 24}}
+    weak = {
+        **record().privacy,
+        "epsilon": 12.0,
+        "delta": 0.01,
+        "released_together": {"epsilon": 48.0, "models": 24, "accountant": "rdp"},
+    }
     for number, privacy in enumerate([record().privacy, weak, {**weak, "released_together": "another's form"}]):
         tracker.log_trial(record(f"run-{number}", privacy=privacy))
     sound, *others = (
@@ -218,7 +223,7 @@ def test_show_model_warns_of_a_guarantee_that_nobody_should_rely_on(tracker, rec
     )
     assert sound == []
     assert [[warning.split(" should")[0] for warning in warnings] for warnings in others] == [
-        ["privacy: delta", "privacy: epsilon", "privacy: the joint epsilon of all 24 models"],
+        ["privacy: delta", "privacy: epsilon", "privacy: the joint epsilon of all 24 models by accountant rdp"],
         ["privacy: delta", "privacy: epsilon"],
     ]
 

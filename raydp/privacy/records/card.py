@@ -8,7 +8,7 @@ from raydp.privacy.accounting.documents import AttackSummary, Guarantee
 from raydp.privacy.mechanisms.claimed import CLAIM
 from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
-from raydp.privacy.records.cautions import cautions_of_model
+from raydp.privacy.records.cautions import cautions_of_model, stated
 from raydp.privacy.records.parts import PrivateSelectionRecord
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
 from raydp.search_spaces.settings import value_in_words
@@ -77,14 +77,14 @@ def epsilon_sentence(epsilon: float, delta: float, unit: str, claimed_epsilon: f
     """
     if claimed_epsilon:
         return (
-            f"No privacy guarantee is known: ε is infinite. ({claimed_epsilon:.4g}, {delta:.3g}) is claimed, and "
+            f"No privacy guarantee is known: ε is infinite. ({stated(claimed_epsilon)}, {delta:.3g}) is claimed, and "
             "nothing proves it: claimed ε, not certified."
         )
     if math.isinf(epsilon):
         return (
             "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite, whatever δ is."
         )
-    return f"This model is ({epsilon:.4g}, {delta:.3g})-differentially private for one {unit} added or removed."
+    return f"This model is ({stated(epsilon)}, {delta:.3g})-differentially private for one {unit} added or removed."
 
 
 def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
@@ -129,7 +129,7 @@ def _together(together: ReleasedTogether) -> str:
     remarks = [together["reason"]] if together.get("reason") else []
     remarks += [together["note"]] if together.get("note") else []
     return (
-        f"{_models(together['models'])} of one sweep: ({_figure(together['epsilon'])}, "
+        f"{_models(together['models'])} of one sweep: ({_bound(together['epsilon'])}, "
         f"{together['delta']:.3g}) for all that was released together"
     ) + "".join(f" ({remark})" for remark in remarks)
 
@@ -145,7 +145,7 @@ def _data_sets(sets: DataSetsRecord) -> list[tuple[str, str]]:
     ]  # fmt: skip
     for name, own in (sets.epsilons or {}).items():
         reason = "" if own.reason is None else f" ({own.reason})"
-        rows.append((f"ε of the {name} data", _figure(own.epsilon) + reason))
+        rows.append((f"ε of the {name} data", _bound(own.epsilon) + reason))
     return rows
 
 
@@ -174,7 +174,7 @@ def _selection(selection: PrivateSelectionRecord) -> str:
     return (
         f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection.mean:g}{more}), "
         f"each of one of {selection.configurations} configurations drawn at random; alone it would have "
-        f"ε = {selection.single_run_epsilon:.4g}{bound}"
+        f"ε = {stated(selection.single_run_epsilon)}{bound}"
     )
 
 
@@ -186,10 +186,10 @@ def _assumed(selection: PrivateSelectionRecord | None) -> list[str]:
 
 
 def _profile(guarantee: Guarantee) -> list[str]:
-    rows = [f"| {row['delta']:.0e} | {_figure(row['epsilon'])} |" for row in guarantee["profile"]]
+    rows = [f"| {row['delta']:.0e} | {_bound(row['epsilon'])} |" for row in guarantee["profile"]]
     mu = guarantee["gdp_mu"]
     gaussian = (
-        f"The whole profile lies below that of a Gaussian mechanism with μ = {mu:.4g} (δ ≥ 1e-10)."
+        f"The whole profile lies below that of a Gaussian mechanism with μ = {stated(mu)} (δ ≥ 1e-10)."
         if mu is not None
         else f"No single μ stands for the whole profile: {guarantee['gdp_mu_reason']}."
     )
@@ -200,7 +200,7 @@ def _attack(attack: AttackSummary, observer: str) -> list[str]:
     """Return the section about attackers, as lines of Markdown."""
     if "reason" in attack:
         return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]
-    rows = [f"| {row['false_positive_rate']:g} | {row['bound']:.4g} |" for row in attack["true_positive_rates"]]
+    rows = [f"| {row['false_positive_rate']:g} | {stated(row['bound'])} |" for row in attack["true_positive_rates"]]
     return [
         "## What an attacker can reach",
         "",
@@ -210,9 +210,14 @@ def _attack(attack: AttackSummary, observer: str) -> list[str]:
         "| --- | --- |",
         *rows,
         "",
-        f"The advantage (true minus false positive rate) is at most {attack['advantage']:.4g}.",
+        f"The advantage (true minus false positive rate) is at most {stated(attack['advantage'])}.",
         "",
     ]
+
+
+def _bound(epsilon: float | str | None) -> str:
+    """Return an ε for a cell, rounded up."""
+    return stated(epsilon) if isinstance(epsilon, float | int) and math.isfinite(epsilon) else _figure(epsilon)
 
 
 def _figure(value: float | str | None) -> str:

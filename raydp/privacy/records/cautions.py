@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 
 MOST_DELTA = 1e-3
 """Largest δ without a caution. δ is a chance that no bound holds; δ = n^-1.1 exceeds 1e-3 if n < 534."""
@@ -13,6 +14,11 @@ FEW_UNITS = 500
 MOST_EPSILON = 10.0
 """Largest ε without a caution: above 10 a guarantee is weak to none (Ponomareva et al. 2023, "How to DP-fy ML",
 section 5.2, tier 3)."""
+
+
+def stated(bound: float) -> str:
+    """Write an upper bound, such as ε, with four digits. It is rounded up, so that no sentence claims too much."""
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(bound)):.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +64,22 @@ def cautions_of(*, epsilon: float, delta: float) -> list[Caution]:
     return found + _of_epsilon(epsilon, "privacy: epsilon", "Lower privacy.target_epsilon.")
 
 
-def cautions_together(epsilon: float | None, num_models: int) -> list[Caution]:
-    """Return the cautions of several models that are released together, by their joint ε. None is not known."""
+def cautions_together(
+    epsilon: float | None, num_models: int, accountant: str, *, planned: bool = False
+) -> list[Caution]:
+    """Return the cautions of several models that are released together, by their joint ε.
+
+    Args:
+        epsilon: the joint ε; None is not known.
+        num_models: number of the models.
+        accountant: registry name of the accountant that computed ε.
+        planned: whether the models are not trained yet.
+    """
     if epsilon is None or math.isinf(epsilon) or num_models < 2:
         return []
     remedy = "Release the selected model alone and delete the others, or run fewer configurations and seeds."
-    return _of_epsilon(epsilon, f"privacy: the joint epsilon of all {num_models} models", remedy)
+    models = f"{num_models} {'planned ' if planned else ''}models"
+    return _of_epsilon(epsilon, f"privacy: the joint epsilon of all {models} by accountant {accountant}", remedy)
 
 
 def cautions_of_model(*, epsilon: float, delta: float, together: object) -> list[Caution]:
@@ -75,8 +91,8 @@ def cautions_of_model(*, epsilon: float, delta: float, together: object) -> list
     """
     own = cautions_of(epsilon=epsilon, delta=delta)
     match together:
-        case {"epsilon": int() | float() as joint, "models": int() as num_models}:
-            return [*own, *cautions_together(float(joint), num_models)]
+        case {"epsilon": int() | float() as joint, "models": int() as num_models, "accountant": str() as accountant}:
+            return [*own, *cautions_together(float(joint), num_models, accountant)]
     return own
 
 
@@ -84,4 +100,4 @@ def _of_epsilon(epsilon: float, subject: str, remedy: str) -> list[Caution]:
     if epsilon <= MOST_EPSILON:
         return []
     rule = f"{subject} should be at most {MOST_EPSILON:g}, above which a guarantee is weak"
-    return [Caution(rule=rule, value=f"{epsilon:.3g}", remedy=remedy)]
+    return [Caution(rule=rule, value=stated(epsilon), remedy=remedy)]

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.plugins.registries import names, summary
-from raydp.privacy import PrivacyRecord, cautions_together
+from raydp.privacy import PrivacyRecord, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -165,7 +165,7 @@ def promise_of(record: PrivacyRecord) -> str:
 def cautions_about(folder: SweepFolder) -> list[str]:
     """Return the warnings of the plan and of the joint cost, which are said wherever a decision is shown."""
     released = folder.released()
-    together = [] if released is None else cautions_together(released.epsilon, released.num_models)
+    together = [] if released is None else cautions_together(released.epsilon, released.num_models, released.accountant)
     return [str(caution) for caution in (*folder.plan().warnings, *together)]
 
 
@@ -176,6 +176,6 @@ def together_notes(released: ReleasedModels | None) -> list[str]:
     if released.epsilon is None:
         return [f"The joint cost of all {released.num_models} models of this sweep is not known: {released.reason}"]
     return [
-        f"All {released.num_models} models of this sweep together: ε at most {released.epsilon:.4g} at "
+        f"All {released.num_models} models of this sweep together: ε at most {stated(released.epsilon)} at "
         f"δ = {released.delta:.3g}, by accountant {released.accountant}. That is the guarantee if all are used."
     ]

@@ -52,12 +52,15 @@ def warnings_of(
 
 
 def joint_warnings(trials: Sequence[TrialPlan], privacy: Sequence[PrivacyRecord]) -> list[Caution]:
-    """Return the warnings about all models together. Their ε by `rdp` is a bound that takes a second."""
+    """Return the warnings about all models together.
+
+    Their ε by `rdp` takes a second, and is at least that of the end of the sweep, whose accountant may be tighter.
+    """
     events = [record.mechanism.event for record in privacy]
     if len(trials) < 2 or any(math.isinf(r.accounted.epsilon) or r.private_selection for r in privacy):
         return []
     together = composed(events, privacy[0].accounted.delta, "rdp")["epsilon"]
-    return cautions_together(together if isinstance(together, float) else None, len(trials))
+    return cautions_together(together, len(trials), "rdp", planned=True)
 
 
 def _of_guarantee(spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRecord]) -> list[Caution]:
