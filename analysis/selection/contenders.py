@@ -194,7 +194,7 @@ class _Compared:
     @cached_property
     def critical(self) -> Array:
         """Return the critical value of each pairwise difference, in standard errors, at `level`. Shape [k, k]."""
-        from scipy.stats import t as student
+        from scipy.special import stdtrit
 
         # Two variances over seeds may share one estimate, so their sum has no more degrees of freedom than either.
         own = np.ones(len(self.score)) if self.noise is None else self.noise.degrees
@@ -205,7 +205,7 @@ class _Compared:
             self.scale_of_secrets,
             max(1, self.num_secrets - 1),
         )
-        quantiles: Array = student.isf(self.level, degrees).clip(max=FARTHEST)
+        quantiles: Array = (-stdtrit(degrees, self.level)).clip(max=FARTHEST)
         return quantiles
 
 

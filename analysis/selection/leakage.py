@@ -87,7 +87,7 @@ def measured_leakage(
     Gaussian. A negative result does not prove that nothing leaks: `detectable` gives the mean excess that the test
     would have detected.
     """
-    from scipy.stats import t as student
+    from scipy.special import stdtrit
 
     if by_secret is None:
         return None
@@ -100,7 +100,7 @@ def measured_leakage(
     excess = of_models - base
     k = excess.shape[1]
     error = _errors(points, excess, of_models, name)
-    detectable = student.isf(LEVEL, k - 1) * error
+    detectable = -stdtrit(k - 1, LEVEL) * error
     mean = excess.mean(axis=1)
     leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
     # The test of the worst secret.
@@ -116,12 +116,12 @@ def measured_leakage(
 
 def _has_outlier(excess: Array) -> NDArray[np.bool_]:
     """Return for each configuration whether the largest of its secrets' excesses, shape [m, k], is an outlier."""
-    from scipy.stats import t as student
+    from scipy.special import stdtrit
 
     k = excess.shape[1]
     centre = np.median(excess, axis=1)
     spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
-    outlier: NDArray[np.bool_] = excess.max(axis=1) - centre > student.isf(LEVEL / k, k - 1) * spread
+    outlier: NDArray[np.bool_] = excess.max(axis=1) - centre > -stdtrit(k - 1, LEVEL / k) * spread
     return outlier
 
 

@@ -31,23 +31,22 @@ def posterior_draws(
         rng: generator of the draws.
         mean, std: of the hyperparameters' independent Gaussian priors.
         num_draws: number of draws, all of equal weight.
-        per_round: number of likelihoods of each round, a power of two.
+        per_round: number of likelihoods of each round.
 
     The first round proposes from the prior, and each further one from a Gaussian with the mean and the covariance that
     the earlier rounds found. Points are quasi-random. All rounds are weighted by the mixture of their proposals, and
     resampled systematically. The prior's part bounds the weights.
 
     Source: Cornuet, Marin, Mira and Robert 2012, "Adaptive multiple importance sampling"; Koblents and Míguez 2015 for
-    the clipped weights; Owen 1998 for the scrambled points.
+    the clipped weights; Richtmyer 1951 for the points: multiples of square roots of primes, shifted, modulo 1.
     """
     from scipy.special import logsumexp, ndtri
-    from scipy.stats.qmc import Sobol
 
     size = len(mean)
-    centre, root = np.zeros(size), np.eye(size)
+    centre, root, steps = np.zeros(size), np.eye(size), np.sqrt(_primes(size))
     proposals, points, likelihoods = [], np.empty((0, size)), np.empty(0)
     for _ in range(_ROUNDS):
-        uniform = Sobol(size, seed=rng).random(per_round)
+        uniform = (np.arange(per_round)[:, None] * steps + rng.uniform(size=size)) % 1
         proposed = centre + ndtri(uniform.clip(1e-10, 1 - 1e-10)) @ root.T
         proposals.append((centre, root))
         points = np.concatenate([points, proposed])
@@ -65,6 +64,14 @@ def posterior_draws(
     weights = np.exp(logs - logs.max()).cumsum()
     places = np.searchsorted(weights, (np.arange(num_draws) + rng.uniform()) / num_draws * weights[-1])
     return mean + std * points[rng.permutation(np.minimum(places, len(points) - 1))]
+
+
+def _primes(count: int) -> list[int]:
+    """Return the first primes."""
+    found = [2]
+    while len(found) < count:
+        found.append(next(n for n in range(found[-1] + 1, 2 * found[-1]) if all(n % prime for prime in found)))
+    return found
 
 
 def _log_density(points: Array, centre: Array, root: Array) -> Array:
