@@ -27,7 +27,7 @@ from raydp.models.reduced import random_form
 from raydp.spec.sections import ALL_LINEAR, AdapterSpec, ModelSpec
 from raydp.tasks.base import Batch, Examples, Task
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.text.token_loss import IGNORE, token_logits
+from raydp.tasks.text.token_loss import IGNORE, token_logits, token_nll
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.loop import losses_of
@@ -41,6 +41,12 @@ VOCABULARY = 256
 """Number of tokens of an architecture that is tried on a language modelling task."""
 MOST_WEIGHTS = 1 << 30
 """Largest number of weights that are made up to try an architecture."""
+LONG_TOKENS = 256
+"""Smallest number of tokens of the long rows together."""
+MOST_LONG_TOKENS = 2048
+"""Largest width of the long rows if the weights are random. Attention then takes some 100 MB."""
+MOST_PRODUCTS = 1 << 37
+"""Largest number of random weights times tokens of a long row: some seconds of two cores."""
 INT8_ROUNDING = 2.0**-7
 """Distance between two neighbouring numbers in 8 bits, as a share of the largest."""
 
@@ -82,6 +88,13 @@ _PLAIN_CALL = (
     "of their size from a call with input_ids and attention_mask (rounding: {rounding:.1g}). It counts positions in "
     "its own way, or rows of a batch change each other. Use a model such as Llama, Qwen or GPT-2."
 )
+_WIDTH = (
+    "model.name must give a row losses that do not depend on the width of its batch, got {model!r}: "
+    "the losses of a row's tokens differ by {difference:.2g} between the row alone and the row in a "
+    "wider batch (rounding: {rounding:.1g}). A longer example would change the gradients of others, "
+    "and no ε would hold. Shorten the examples (task.max_length), or use a model such as Llama, Qwen "
+    "or GPT-2."
+)
 _COMPANY = (
     "task and model.name must give each example a loss that depends on it alone, got {model!r}: the loss or the "
     "gradient of an example differs by {difference:.2g} between the example alone and in a batch (rounding: "
@@ -110,37 +123,54 @@ def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
     try:
         context = _architecture(spec, task)
         if context is not None:
-            check(context, task, model=spec.name, clipped=clipped)
+            weights = sum(parameter.numel() for parameter in context.model.parameters())
+            most_tokens = min(MOST_LONG_TOKENS, MOST_PRODUCTS // weights)
+            check(context, task, model=spec.name, clipped=clipped, most_tokens=most_tokens)
     except (RuntimeError, TypeError, AttributeError, LookupError) as error:
         # Some architectures cannot be built with few layers or tokens. The worker checks the whole model.
         logging.getLogger(__name__).debug("%s: %s", spec.name, error)
 
 
-def check(context: TrainingContext, task: Task, *, model: str, clipped: bool, sharded: bool = False) -> None:
+def check(
+    context: TrainingContext,
+    task: Task,
+    *,
+    model: str,
+    clipped: bool,
+    sharded: bool = False,
+    most_tokens: int | None = None,
+) -> None:
     """Check a model that is about to be trained; see `check_architecture`.
 
     Args:
         model: its name in the spec.
         sharded: whether its weights are spread over workers. Its gradients are then not checked.
+        most_tokens: largest width of the long rows; None for the length of the task's longest example.
     """
-    for figure in figures(context, task, clipped=clipped, sharded=sharded):
+    for figure in figures(context, task, clipped=clipped, sharded=sharded, most_tokens=most_tokens):
         if not figure.holds:
             values = {"difference": figure.difference, "rounding": figure.rounding}
             raise DependentExamples(figure.refusal.format(model=model, **values))
 
 
-def figures(context: TrainingContext, task: Task, *, clipped: bool, sharded: bool = False) -> Iterator[Figure]:
+def figures(
+    context: TrainingContext, task: Task, *, clipped: bool, sharded: bool = False, most_tokens: int | None = None
+) -> Iterator[Figure]:
     """Yield the differences that are 0 for a sound model and task, but for rounding.
 
     A language model must not change the logits of a position if a later token changes. It must give the same logits
-    in a row of a batch as in a plain call with `input_ids` and `attention_mask`. For any task, an example must have
-    the same loss and gradient alone and in a batch. With clipping, the gradients must be those of autograd.
+    in a row of a batch as in a plain call with `input_ids` and `attention_mask`. A row as long as the task's longest
+    example must have the same losses in a narrower batch. For any task, an example must have the same loss and
+    gradient alone and in a batch. With clipping, the gradients must be those of autograd.
     """
     figure = partial(Figure, rounding=_largest_rounding(context))
     if not isinstance(context.model, Network):
         rows = _made_up_tokens(context.model)
         yield figure(name="later tokens", difference=_later_tokens(context, rows[0]), refusal=_LATER_TOKENS)
         yield figure(name="plain call", difference=_plain_call(context, rows), refusal=_PLAIN_CALL)
+        longest = int(task.lengths().max())
+        width = longest if most_tokens is None else min(longest, most_tokens)
+        yield figure(name="long rows", difference=_long_rows(context, width), refusal=_WIDTH)
     few = _Few.of(task, context)
     yield figure(name="losses in a batch", difference=_losses_apart(context, few), refusal=_COMPANY)
     if not sharded:
@@ -157,14 +187,12 @@ class _Few:
     Attributes:
         indices: their positions in the training data.
         rows: each example as a batch of one, cut to a few tokens; None if the form of the task's batches is not known.
-        longest: number of tokens of the task's longest example.
     """
 
     task: Task
     device: torch.device
     indices: NDArray[np.int64]
     rows: list[Batch] | None
-    longest: int
 
     @classmethod
     def of(cls, task: Task, context: TrainingContext) -> _Few:
@@ -178,7 +206,7 @@ class _Few:
         if all(type(batch) is Batch for batch in batches):
             size = _vocabulary(context.model)
             rows = [_cut(b, length, size) for b, length in zip(cast("list[Batch]", batches), LENGTHS, strict=False)]
-        return cls(task=task, device=_device(context), indices=indices, rows=rows, longest=int(lengths.max()))
+        return cls(task=task, device=_device(context), indices=indices, rows=rows)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -196,11 +224,6 @@ class _Few:
         )
         return Batch(input_ids=ids, labels=labels).to(self.device)
 
-    def wide(self) -> Examples:
-        """Return the last example alone, padded to the width of the task's longest example."""
-        own = self.longest if self.rows is None else self.rows[-1].input_ids.shape[1]
-        return self.batch([len(self) - 1], max(0, self.longest - own))
-
 
 def _cut(batch: Batch, length: int, vocabulary: int) -> Batch:
     """Return the last tokens of an example up to its last target, as ids that a vocabulary has."""
@@ -213,10 +236,10 @@ def _cut(batch: Batch, length: int, vocabulary: int) -> Batch:
     return Batch(input_ids=ids, labels=labels)
 
 
-def _made_up_tokens(model: nn.Module) -> list[torch.Tensor]:
+def _made_up_tokens(model: nn.Module, lengths: Sequence[int] = LENGTHS) -> list[torch.Tensor]:
     """Return rows of token ids of the model's vocabulary. Ordinary tokens are in its middle."""
     generator, half = torch.Generator().manual_seed(0), _vocabulary(model) // 2
-    return [half + torch.randint(max(1, half - 1), (length,), generator=generator) for length in LENGTHS]
+    return [half + torch.randint(max(1, half - 1), (length,), generator=generator) for length in lengths]
 
 
 def _vocabulary(model: nn.Module) -> int:
@@ -266,19 +289,36 @@ def _plain_call(context: TrainingContext, rows: Sequence[torch.Tensor]) -> float
     return largest
 
 
-def _losses_apart(context: TrainingContext, few: _Few) -> float:
-    """Return the largest difference between an example's loss alone and in batches of other orders and widths.
+def _long_rows(context: TrainingContext, width: int) -> float:
+    """Return how far the losses of a row's tokens are apart between the row alone and a wider batch.
 
-    One batch is as wide as training makes them, since a model may read positions in another way beyond some width.
+    In the wide batch, other tokens follow the row. Rows of several lengths are tried. Some models
+    depend on the width of a batch only beyond some position, and there only for some tokens.
     """
+    wide = torch.stack(_made_up_tokens(context.model, [width] * max(1, LONG_TOKENS // width)))
+    in_wide, largest = _token_losses(context, wide), 0.0
+    for length in {LENGTHS[-1], width // 2, width * 3 // 4, width - MORE_PADDING}:
+        if 2 < length < width:
+            alone = _token_losses(context, wide[:, :length])
+            largest = _larger(largest, _difference(in_wide[:, : length - 1], alone))
+    return largest
+
+
+def _token_losses(context: TrainingContext, ids: torch.Tensor) -> torch.Tensor:
+    """Return [B, L - 1] the losses of tokens, as training computes them."""
+    ids = ids.to(_device(context))
+    with torch.no_grad(), _autocast(context):
+        return token_nll(context.model, Batch(input_ids=ids, labels=ids))
+
+
+def _losses_apart(context: TrainingContext, few: _Few) -> float:
+    """Return the largest difference between an example's loss alone and in two batches of other orders and widths."""
     order = list(range(len(few)))
     with torch.no_grad():
         alone = torch.cat([losses_of(context, few.task, few.batch([i])) for i in order])
         together = losses_of(context, few.task, few.batch(order))
         turned = losses_of(context, few.task, few.batch(order[::-1], MORE_PADDING)).flip(0)
-        wide = losses_of(context, few.task, few.wide())
-    apart = _larger(_difference(together, alone), _difference(turned, alone))
-    return _larger(apart, _difference(wide, alone[-1:]))
+    return _larger(_difference(together, alone), _difference(turned, alone))
 
 
 def _gradients_apart(context: TrainingContext, few: _Few, *, clipped: bool) -> tuple[float, float]:

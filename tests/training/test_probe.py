@@ -109,10 +109,11 @@ OWN_POSITIONS: dict[str, Callable[[], Any]] = {
 }
 
 
-def task() -> LanguageModelingTask:
-    """Sentences of 4 to 19 tokens."""
+def task(longest: int = 19) -> LanguageModelingTask:
+    """Sentences of 4 to 16 tokens, and a longer one."""
     rng = np.random.default_rng(0)
-    examples = TokenizedExamples.from_lists([rng.integers(5, 250, 4 + 3 * i).tolist() for i in range(6)])
+    lengths = [*(min(4 + 3 * i, longest) for i in range(5)), longest]
+    examples = TokenizedExamples.from_lists([rng.integers(5, 250, length).tolist() for length in lengths])
     facts = TaskFacts(num_examples=6, num_units=6, privacy_unit="sentence", content_hash="", num_tokens=60)
     return LanguageModelingTask(train=examples, heldout=examples, task_facts=facts)
 
@@ -140,8 +141,23 @@ def test_a_model_that_reads_positions_by_the_width_of_a_batch_is_refused() -> No
         **GROUPED, pad_token_id=0, initializer_range=0.3, original_max_position_embeddings=16,
         rope_parameters={**rotary, "original_max_position_embeddings": 16},
     )  # fmt: skip
-    with pytest.raises(DependentExamples, match="each example a loss that depends on it alone, got 'm'"):
+    with pytest.raises(DependentExamples, match="do not depend on the width of its batch, got 'm'"):
         probe.check(context(config), task(), model="m", clipped=True)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("kept", [8, 16, 32])
+def test_sparse_attention_with_ties_is_refused_where_it_begins(heads: int, kept: int) -> None:
+    """Of equal scores, other tokens are kept in a wider batch. Few index heads give many scores of 0."""
+    config = hf.DeepseekV32Config(
+        **PLAIN, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, eos_token_id=2,
+        index_head_dim=16, index_n_heads=heads, index_topk=kept, first_k_dense_replace=2,
+    )  # fmt: skip
+    model = context(config, lora("q_b_proj", "o_proj"))
+    with pytest.raises(DependentExamples, match="do not depend on the width of its batch, got 'm'"):
+        probe.check(model, task(longest=60), model="m", clipped=True)
+    probe.check(model, task(longest=kept), model="m", clipped=True)  # all tokens are kept
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
