@@ -117,30 +117,30 @@ def init(
 def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequence[str]) -> None:
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
     from raydp.io.output import stderr, stdout
-    from raydp.privacy.records.cautions import FEW_UNITS
+    from raydp.privacy.records.cautions import cautions_of_few
 
     facts = proposal.facts
     stdout.print(f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {facts.num_units}.", markup=False)
-    stdout.print(
-        f"The unit of privacy is one {facts.privacy_unit}. Held-out rows are not in n, planted copies are.",
-        markup=False,
-    )
+    stdout.print(f"The unit of privacy is one {facts.privacy_unit}. Held-out rows are not in n.", markup=False)
+    if planted := proposal.num_planted:
+        stdout.print(
+            f"{planted} copies of planted canaries are in n: {planted / facts.num_examples:.1%}. Plant fewer by "
+            "task.copies, or measure your own secrets (--secrets FILE).",
+            markup=False,
+        )
     stdout.print(wishes.protects, markup=False)
     stdout.print(
         f"{proposal.grid.design.configurations} configurations, about {proposal.grid.hours:.2g} hours here.",
         markup=False,
     )
-    if (units := proposal.facts.num_units) < FEW_UNITS:
-        remedy = ", or protect each row (--unit example)" if wishes.unit == "user" else ""
-        stderr.print(
-            f"warning: n = {units} is few: with the noise of ε = {wishes.epsilon:g} a model learns little from fewer "
-            f"than {FEW_UNITS} units. Give more data{remedy}.",
-            markup=False,
-        )
+    for caution in cautions_of_few(facts.num_units, facts.num_examples):
+        stderr.print(f"warning: {caution}", markup=False)
     if not proposal.grid.fits:
+        task = proposal.spec["task"]
+        fewer = "fewer rows (--max-rows)" if task.get("of", task)["name"] == "chat" else "a file of fewer rows"
         stderr.print(
             f"warning: the cheapest grid that is worth running takes {proposal.grid.hours:.2g} hours, more than "
-            f"{wishes.hours:g}. Give more --hours or --gpus, fewer rows (--max-rows), or a smaller --model.",
+            f"{wishes.hours:g}. Give more --hours or --gpus, {fewer}, or a smaller --model.",
             markup=False,
         )
     stdout.print("Next:")

@@ -31,7 +31,11 @@ WHOLE_SHARE = 0.95
 FAMILIES = 24
 COPIES = (16, 8, 4)
 CANARY_SHARE = 0.05
-"""Largest share of the units that are copies of canaries, unless even the fewest copies are more."""
+"""Largest share of the units that are copies of canaries, while the fewest copies of all families are less."""
+MOST_CANARY_SHARE = 0.1
+"""Largest share of the units that are copies of canaries where rows are few, down to `FEWEST_FAMILIES`."""
+FEWEST_FAMILIES = 4
+"""Of fewer secrets, the error over secrets is hardly known."""
 SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
 """Batch sizes that are timed."""
 TIMED_STEPS = 2
@@ -112,6 +116,11 @@ class SpecProposal:
     measured: MeasuredSteps
     grid: Grid
     delta: float
+
+    @property
+    def num_planted(self) -> int:
+        """Return the number of training examples that are copies of canaries. One text of each pair is planted."""
+        return sum(copies * pairs for copies, pairs in self.spec["task"].get("copies", {}).items())
 
     def share_of_rows(self, length: int) -> float:
         """Return the share of the rows that have at most so many tokens."""
@@ -234,9 +243,10 @@ def _scores_of(secrets: Path) -> list[str]:
 
 
 def _copies(num_rows: int) -> dict[int, int]:
-    """Return the number of pairs of canaries by their number of copies."""
-    fitting = [copies for copies in COPIES if copies * FAMILIES <= CANARY_SHARE * num_rows]
-    return {fitting[0] if fitting else COPIES[-1]: FAMILIES}
+    """Return the number of pairs of canaries by their number of copies. Few rows get fewer copies, then fewer pairs."""
+    copies = next((copies for copies in COPIES if copies * FAMILIES <= CANARY_SHARE * num_rows), COPIES[-1])
+    fitting = int(MOST_CANARY_SHARE * num_rows) // copies
+    return {copies: max(FEWEST_FAMILIES, min(FAMILIES, fitting))}
 
 
 def _with_grid(draft: Mapping[str, Any], grid: Grid) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str,
         copies, number = next(iter(task["copies"].items()))
         described.append(
             f"No secrets are known, so {number} made-up canaries are planted, each in {copies} copies or not at all. "
-            "What they leak stands for what the data would."
+            f"Their {proposal.num_planted} copies are {proposal.num_planted / facts.num_examples:.1%} of the training "
+            "examples. What they leak stands for what the data would."
         )
     further = "" if not grid.design.cost_share else ", and as much again for further seeds where they matter"
     of_step, of_example = measured.law.step_seconds, measured.law.seconds_per_example

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from raydp.cost.costs import StepLaw
 from raydp.proposal.grid import DESIGNS, LARGEST_RATE, MOST_PASSES, USED, fitted
+from raydp.proposal.propose import _copies
 
 
 def law(step_seconds: float, seconds_per_example: float) -> StepLaw:
@@ -61,3 +62,11 @@ def test_less_time_gives_a_smaller_design_and_then_says_that_none_fits() -> None
     assert designs == sorted(designs)
     assert designs[0] == 0
     assert not grid.fits
+
+
+@pytest.mark.parametrize("num_rows", [160, 300, 500, 959, 960, 1920, 3840, 7680, 100_000])
+def test_canaries_are_a_small_share_of_the_rows(num_rows: int) -> None:
+    ((copies, pairs),) = _copies(num_rows).items()
+    assert copies * pairs <= 0.1 * num_rows
+    assert pairs == 24 or copies == 4, "few rows get fewer copies first"
+    assert pairs >= 4

@@ -48,6 +48,8 @@ def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts:
     planned = raydp("plan", "sweep.yaml", "--json")
     assert planned.code == 0
     (n,) = {row["data"]["num_units"] for row in json.loads(planned.out)}
+    assert spec.task.params.copies == (4, 4, 4, 4)
+    assert f"16 copies of planted canaries are in n: {16 / n:.1%}." in answer.out
     assert f"# n = {n}," in written
     assert [line.strip() for line in answer.out.splitlines()[-3:]] == [
         "raydp plan sweep.yaml",
@@ -107,7 +109,7 @@ def test_few_users_without_a_secret_still_get_a_spec(raydp: Callable[..., Answer
     assert answer.code == 0, answer.err
     said = " ".join(answer.err.split())
     assert "warning: no secret was found by --mine-secrets. Membership of users will be measured instead." in said
-    assert "a model learns little from fewer than 500 units. Give more data, or protect each row" in said
+    assert "from fewer units a model learns little, got 17. Give more data." in said
     spec = load_spec("sweep.yaml")
     assert (spec.task.params.template, spec.privacy.unit, spec.scores[0].name) == ("chatml", "user", "mia")
     assert not Path("sweep-secrets.jsonl").exists()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raydp.privacy import Caution
+from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.sweep.planning.warnings import joint_warnings
@@ -85,6 +86,13 @@ def test_what_says_little_is_told_with_rule_value_and_remedy(
     assert fitting[0].remedy.endswith(".")
     kept = Plan.from_json(plan_to_keep(plan, "0" * 16).to_json(), "small")
     assert kept.warnings == plan.warnings, "the end of the sweep, the verdict and the report read them"
+
+
+@pytest.mark.parametrize(("num_examples", "helps"), [(499, False), (500, True)])
+def test_protecting_examples_is_advised_only_where_they_are_enough(num_examples: int, helps: bool) -> None:
+    (caution,) = cautions_of_few(59, num_examples)
+    assert ("protect examples" in caution.remedy) == helps
+    assert not cautions_of_few(500, num_examples)
 
 
 def test_all_models_together_are_told_before_they_are_trained(tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def cautions_of(*, epsilon: float, delta: float) -> list[Caution]:
     return found + _of_epsilon(epsilon, "privacy: epsilon", "Lower privacy.target_epsilon.")
 
 
+def cautions_of_few(num_units: int, num_examples: int) -> list[Caution]:
+    """Return the caution of few units of privacy. Protecting examples is advised only where they are enough."""
+    if num_units >= FEW_UNITS:
+        return []
+    return [
+        Caution(
+            rule=f"task: n should be at least {FEW_UNITS}, because from fewer units a model learns little",
+            value=str(num_units),
+            remedy="Give more data" + (", or protect examples." if num_examples >= FEW_UNITS else "."),
+        )
+    ]
+
+
 def cautions_together(
     epsilon: float | None, num_models: int, accountant: str, *, planned: bool = False
 ) -> list[Caution]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from raydp.models.precision import warning_of
 from raydp.privacy import Caution, PrivacyRecord, cautions_of, cautions_together, composed
-from raydp.privacy.records.cautions import FEW_UNITS
+from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.document import SweepSpec
 from raydp.tasks.base import TaskFacts
 from raydp.tasks.secret import NEVER_TRAINED_ON
@@ -68,14 +68,8 @@ def _of_guarantee(spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRe
     found += list(dict.fromkeys(caution for cautions in each for caution in cautions))
     private = spec.method.params.private
     delta, n = spec.privacy.delta(facts.num_units), facts.num_units
-    if private and n < FEW_UNITS:
-        found.append(
-            Caution(
-                rule=f"task: n should be at least {FEW_UNITS}, because from fewer units a model learns little",
-                value=str(n),
-                remedy="Give more data" + (", or protect examples." if spec.privacy.unit == "user" else "."),
-            )
-        )
+    if private:
+        found += cautions_of_few(n, facts.num_examples)
     if delta >= 1 / n:
         found.append(
             Caution(
