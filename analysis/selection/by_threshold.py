@@ -112,7 +112,7 @@ def selections_by_threshold(
     constraints = constraints or Constraints()
     narrowings = constraints.narrowings(points, means, by_secret)
     passed = _all(means, [kept for _, _, kept in narrowings])
-    allowed = _without_threshold(means, narrowings)
+    allowed = without_threshold(means, narrowings)
     loss = means["utility_loss"].to_numpy()
     thresholds = np.unique(loss[allowed])
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
@@ -167,7 +167,7 @@ def threshold_changes(
     """
     if len(means) > _MOST_CONFIGURATIONS:
         return None
-    loss, allowed = means["utility_loss"].to_numpy(), _without_threshold(means, narrowings)
+    loss, allowed = means["utility_loss"].to_numpy(), without_threshold(means, narrowings)
     thresholds = np.unique(loss[allowed])
     positions = _along(rule, layout, allowed, thresholds)
     other = np.flatnonzero(positions != selected)
@@ -186,7 +186,7 @@ def threshold_changes(
     )
 
 
-def _without_threshold(means: pd.DataFrame, narrowings: Sequence[Narrowing]) -> Pool:
+def without_threshold(means: pd.DataFrame, narrowings: Sequence[Narrowing]) -> Pool:
     """Return the configurations that keep to the constraints other than the utility threshold, shape [m].
 
     Raises:

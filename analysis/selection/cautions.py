@@ -19,6 +19,8 @@ from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 _NAMED = 3
 _FEW = 2
 """The largest number of compared configurations that is no choice."""
+_POSSIBLE = 0.05
+"""Probability from which a configuration may keep to the utility threshold."""
 _MOST_PARTS = 1_000_000
 """The largest denominator of a figure that two runs may share by chance."""
 
@@ -33,8 +35,29 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str
     return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
 
 
-def few_pass(means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decision) -> list[str]:
-    """Warn if one or two of several configurations were compared, and say at which ends of the grid they lie."""
+def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[np.float64]) -> str:
+    """Return a sentence that names the others that may keep to the utility threshold; "" if none may.
+
+    Args:
+        means: configuration means.
+        others: [m] configurations that were not compared, and keep to the other constraints.
+        certainty: [m] probability that each configuration keeps to the utility threshold.
+    """
+    possible = [int(k) for k in np.argsort(-certainty, kind="stable") if others[k] and certainty[k] >= _POSSIBLE]
+    if not possible:
+        return ""
+    listed = configurations(means)
+    named = ", ".join(f"{listed[k]} with {chance(float(certainty[k]))}" for k in possible[:_NAMED])
+    more = f", and {len(possible) - _NAMED} more" if len(possible) > _NAMED else ""
+    return f" Others may keep to it too: {named}{more}."
+
+
+def few_pass(means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decision, doubtful: str) -> list[str]:
+    """Warn if one or two of several configurations were compared, and say at which ends of the grid they lie.
+
+    Args:
+        doubtful: the sentence of `may_pass`.
+    """
     members = int(compared.sum())
     if members > _FEW or len(means) <= _FEW or (members == 1 and decision.state == "undecided"):
         return []
@@ -46,7 +69,10 @@ def few_pass(means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decisio
                 ends.append(f"{name} {end:g} is the {word}")
     remedy = f"In the grid {' and '.join(ends)}: extend it there" if ends else "Add configurations near them"
     sure = f"{'is' if members == 1 else 'are'} sure to pass"
-    first = f"Only {members} of {len(means)} configurations {sure}, so the scores had next to nothing to choose from. "
+    if decision.utility_probability is not None and decision.utility_probability < decision.confidence:
+        sure, doubtful = f"pass{'es' if members == 1 else ''} by the mean loss", ""  # `improbable` names the others
+    first = f"Only {members} of {len(means)} configurations {sure}, so the scores had next to nothing to choose from."
+    first += f"{doubtful} "
     open_still = ""
     if decision.interval is not None and decision.interval[0] <= 0 <= decision.interval[1]:
         open_still = " The interval of the score includes 0."
@@ -103,14 +129,14 @@ def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: C
     return [f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
 
 
-def improbable(decision: Decision) -> list[str]:
+def improbable(decision: Decision, doubtful: str) -> list[str]:
     """Warn if the selected configuration keeps to the utility threshold with less probability than the confidence."""
     probability = decision.utility_probability
     if probability is None or probability >= decision.confidence:
         return []
     return [
-        f"The selected configuration keeps to the utility threshold with a probability of {chance(probability)} only. "
-        "Add seeds, or relax the threshold."
+        f"The selected configuration keeps to the utility threshold with a probability of {chance(probability)} only."
+        f"{doubtful} Add seeds, or relax the threshold."
     ]
 
 

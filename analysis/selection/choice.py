@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.by_threshold import Narrowing, ThresholdChange, threshold_changes
+from raydp.analysis.selection.by_threshold import Narrowing, ThresholdChange, threshold_changes, without_threshold
 from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
@@ -20,6 +20,7 @@ from raydp.analysis.selection.cautions import (
     few_pass,
     improbable,
     left_out,
+    may_pass,
     not_trusted,
     undecided,
     unsupported,
@@ -332,13 +333,16 @@ def select(
     )
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = rule not in _UNMINDFUL and not quiet and not settled
+    doubtful = ""
+    if certainty is not None:
+        doubtful = may_pass(means, without_threshold(means, narrowings) & ~compared, certainty)
     cautions = [
-        *few_pass(means, compared, decision),
+        *few_pass(means, compared, decision, doubtful),
         *without_guarantee(points, listed[selected]),
         *left_out(points),
         *entered_twice(points),
         *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
-        *improbable(decision),
+        *improbable(decision, doubtful),
         *(not_trusted(means, passed, compared, certainty) if rule == DEFAULT_RULE and certainty is not None else []),
         *(unsupported(rivals, int(compared.sum())) if by_scores else []),
         *beaten(means, passed, selected, rule=rule),

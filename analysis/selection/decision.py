@@ -63,8 +63,10 @@ class Decision:
 
     Attributes:
         state: "decided": the selected configuration has the lowest score with the confidence or more. "equivalent":
-            its score is within the tolerance of the lowest with that probability. "only one": no other configuration
-            passes the constraints, so the scores decided nothing. Else "undecided".
+            its score is within the tolerance of the lowest with that probability. "only one": only this configuration
+            was compared, because no other passes the constraints, or is sure to by a rule that asks for it. Such a rule
+            is undecided if this configuration is not sure to pass either, though it may be the only one whose mean
+            passes: its true loss may be above the threshold, and that of another one below. Else "undecided".
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1 allows a score that is
             10 % higher; for a score that is a logarithm, a difference of ln 1.1.
         probability: that the selected configuration has the lowest score.

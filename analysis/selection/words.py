@@ -29,7 +29,7 @@ def in_words(selection: Selection) -> list[str]:
         return []
     first = _alone(decision) if decision.pool_size == 1 else _state(decision)
     sentences = [first, *_equivalents(decision, selection.rule)]
-    if decision.reason is not None and decision.state != "only one":
+    if decision.reason is not None and decision.state != "only one" and decision.reason not in first:
         sentences.append(f"{_capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
         sentences += _estimate(selection, decision)
@@ -55,8 +55,8 @@ def _changes(selection: Selection) -> list[str]:
 def _alone(decision: Decision) -> str:
     """Say why no other configuration was compared."""
     if decision.estimate is not None and decision.state == "undecided":
-        return "Undecided: it is the configuration whose utility is the most likely to keep to the threshold."
-    if decision.utility_probability is None:
+        return f"Undecided: {decision.reason}. This one is the most likely to."
+    if decision.utility_probability is None or decision.utility_probability < decision.confidence:
         return "Only one configuration passes the constraints: no scores were compared."
     return (
         "Only one configuration is sure to pass the threshold, with a probability of at least "

@@ -132,7 +132,27 @@ def test_no_configuration_keeps_to_the_threshold_with_the_confidence():
     assert any("keeps to the utility threshold with a probability of" in warning for warning in selected.warnings)
     assert (selected.decision.state, selected.decision.pool_size) == ("undecided", 1)
     assert selected.decision.reason == "no configuration keeps to the utility threshold with a probability of 95 %"
-    assert not any("the only configuration" in sentence for sentence in in_words(selected))
+    (first, *further) = in_words(selected)
+    assert first == (
+        "Undecided: no configuration keeps to the utility threshold with a probability of 95 %. "
+        "This one is the most likely to."
+    )
+    assert not any("no configuration" in sentence.lower() for sentence in further), "it is said once"
+
+
+@pytest.mark.parametrize("rule", ["informed", "oracle", "best-utility"])
+def test_one_whose_mean_alone_passes_names_the_others_that_may_pass(rule):
+    """The threshold lies between the two lowest mean losses, whose true losses differ by less than their errors."""
+    points = table(rising, lambda b, t, rate: 2.0 - rate - 0.001 * b, loss_noise=0.01)
+    lowest, second = np.sort(configuration_means(points)["utility_loss"])[:2]
+    selected = select(points, rule=rule, max_loss=(lowest + second) / 2)
+    assert len(selected.steps[0].survivors) == 1
+    assert selected.decision.state == ("undecided" if rule == "informed" else "only one")
+    (warning,) = [each for each in selected.warnings if "keeps to the utility threshold" in each]
+    others = warning.partition("Others may keep to it too: ")[2]
+    assert 1 <= others.count("(b=") <= 3, warning
+    assert str(selected.configuration) not in others
+    assert not any("sure to pass" in each for each in (*selected.warnings, *in_words(selected)))
 
 
 def test_the_only_one_that_is_certain_of_its_utility_is_not_called_the_only_one_that_passes():
