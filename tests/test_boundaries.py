@@ -35,7 +35,7 @@ FLOW = {
     ],
     "raydp.training": [
         "comm", "trial_plan", "ledger", "checkpoint", "schedule", "corrected_adam", "logistic", "sharding", "noise",
-        "rank0", "gradients", "trial", "batch_loop", "resuming", "aggregation", "loop", "probe",
+        "rank0", "gradients", "trial", "batch_loop", "resuming", "aggregation", "loop", "probe", "architecture",
     ],
     "raydp.scores": ["requests", "base", "language", "membership", "model_distance", "prompt_search", "memorisation"],
     "raydp.tracking": [

@@ -6,7 +6,6 @@ right without a mask, so the assumption needs causal attention. A few short exam
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +16,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig
 
 from raydp.models import adapters
-from raydp.models.base_models import load_base, model_folder
-from raydp.models.networks import Network, NetworkName
+from raydp.models.networks import Network
 from raydp.models.pretrained import PretrainedModel
-from raydp.models.reduced import random_form
-from raydp.spec.sections import ALL_LINEAR, AdapterSpec, ModelSpec
+from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch, Examples, Task
-from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE, token_logits, token_nll
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
@@ -37,16 +32,8 @@ LENGTHS = (12, 9, 5)
 """Largest number of tokens of each example that is tried."""
 MORE_PADDING = 3
 """Columns of padding beyond the longest example, in one of the two batches that are compared."""
-VOCABULARY = 256
-"""Number of tokens of an architecture that is tried on a language modelling task."""
-MOST_WEIGHTS = 1 << 30
-"""Largest number of weights that are made up to try an architecture."""
 LONG_TOKENS = 256
 """Smallest number of tokens of the long rows together."""
-MOST_LONG_TOKENS = 2048
-"""Largest width of the long rows if the weights are random. Attention then takes some 100 MB."""
-MOST_PRODUCTS = 1 << 37
-"""Largest number of random weights times tokens of a long row: some seconds of two cores."""
 INT8_ROUNDING = 2.0**-7
 """Distance between two neighbouring numbers in 8 bits, as a share of the largest."""
 
@@ -107,30 +94,6 @@ _CLIPPED_SUM = (
 )
 
 
-def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
-    """Check a model's architecture with few layers and random weights, on a few examples of its task.
-
-    The weights of a language model are not read. A classification network is checked as it is. A language model whose
-    few layers have more than `MOST_WEIGHTS` weights is not checked here.
-
-    Args:
-        clipped: whether the gradient of each example is clipped.
-
-    Raises:
-        DependentExamples: the examples depend on each other, or the loss is not the model's own.
-        ValueError: a trained layer has no per-example gradients.
-    """
-    try:
-        context = _architecture(spec, task)
-        if context is not None:
-            weights = sum(parameter.numel() for parameter in context.model.parameters())
-            most_tokens = min(MOST_LONG_TOKENS, MOST_PRODUCTS // weights)
-            check(context, task, model=spec.name, clipped=clipped, most_tokens=most_tokens)
-    except (RuntimeError, TypeError, AttributeError, LookupError) as error:
-        # Some architectures cannot be built with few layers or tokens. The worker checks the whole model.
-        logging.getLogger(__name__).debug("%s: %s", spec.name, error)
-
-
 def check(
     context: TrainingContext,
     task: Task,
@@ -140,7 +103,7 @@ def check(
     sharded: bool = False,
     most_tokens: int | None = None,
 ) -> None:
-    """Check a model that is about to be trained; see `check_architecture`.
+    """Check a model that is about to be trained; see `figures`.
 
     Args:
         model: its name in the spec.
@@ -243,8 +206,10 @@ def _made_up_tokens(model: nn.Module, lengths: Sequence[int] = LENGTHS) -> list[
 
 
 def _vocabulary(model: nn.Module) -> int:
-    embeddings = adapters.causal_model(model).get_input_embeddings()
-    return int(cast(nn.Embedding, embeddings).weight.shape[0])
+    """Return the number of tokens that a model reads and predicts. Some models read more than they predict."""
+    causal = adapters.causal_model(model)
+    rows = int(cast(nn.Embedding, causal.get_input_embeddings()).weight.shape[0])
+    return min(rows, getattr(causal.get_output_embeddings(), "out_features", rows))
 
 
 def _device(context: TrainingContext) -> torch.device:
@@ -321,6 +286,13 @@ def _losses_apart(context: TrainingContext, few: _Few) -> float:
     return _larger(_difference(together, alone), _difference(turned, alone))
 
 
+def losses_of_a_few(context: TrainingContext, task: Task) -> torch.Tensor:
+    """Return the losses of a few short examples of a task in one batch."""
+    few = _Few.of(task, context)
+    with torch.no_grad():
+        return losses_of(context, task, few.batch(range(len(few))))
+
+
 def _gradients_apart(context: TrainingContext, few: _Few, *, clipped: bool) -> tuple[float, float]:
     """Return how far an example's gradients are apart between itself alone and a batch, and between clipping and
     autograd; 0 for the latter without clipping."""
@@ -381,27 +353,3 @@ def start_training_context(
             if ".lora_B." in name:
                 parameter.normal_(std=0.1, generator=generator)
     return TrainingContext(model=model, parameters=parameters, microbatch_size=microbatch_size)
-
-
-def _architecture(spec: ModelSpec, task: Task) -> TrainingContext | None:
-    """Return the model that `check_architecture` checks; None if its few layers are too large."""
-    if NetworkName.parse(spec.name) is not None:
-        return start_training_context(load_base(spec, new_tokens=task.facts().num_new_tokens), spec.adapter)
-    config = AutoConfig.from_pretrained(model_folder(spec.name)[0])
-    if isinstance(task, LanguageModelingTask):  # its losses read no token by its id
-        text = config.get_text_config()
-        text.vocab_size = min(text.vocab_size, VOCABULARY)
-        if (text.pad_token_id or 0) >= text.vocab_size:
-            text.pad_token_id = 0
-    made = random_form(config, spec.adapter, MOST_WEIGHTS)
-    if made is None:
-        return None
-    model, adapter = made
-    modules = (m for m in model.modules() if not isinstance(m, nn.Conv1d))
-    experts = [m for m in modules if any(p.dim() == 3 for p in m.parameters(recurse=False))]
-    if experts and adapter.target_modules == ALL_LINEAR and adapter.type in ("lora", "ia3"):
-        logging.getLogger(__name__).warning(
-            "model.adapter.target_modules all-linear leaves out the experts of %s (%s): their weights are fused in one "
-            "tensor, which is no linear layer, and stay frozen.", spec.name, type(experts[0]).__name__,
-        )  # fmt: skip
-    return start_training_context(PretrainedModel(name=spec.name, model=model, tokenizer=None, weight_hash=""), adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from raydp.tasks.classification.digits import DigitsTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import probe
+from raydp.training.architecture import check_architecture
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.probe import DependentExamples
 from raydp.training.trial import TrainingContext
@@ -34,8 +36,17 @@ GPT = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions"
 GEMMA = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8}
 FULL = AdapterSpec(type="none")
 LORA = AdapterSpec(r=2, alpha=4, target_modules="all-linear")
+IA3 = AdapterSpec(type="ia3", target_modules="all-linear")
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+MOE = {**GROUPED, "num_local_experts": 4}
+CHUNKED = {**MOE, "head_dim": 8, "num_experts_per_tok": 1, "attention_chunk_size": 16, "pad_token_id": 0}
+XLSTM = {**SMALL, "num_heads": 4, "chunk_size": 8, "pad_token_id": 0}
+SPARSE = {
+    **PLAIN, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "index_head_dim": 16, "index_n_heads": 16, "index_topk": 8, "first_k_dense_replace": 2, "eos_token_id": 2,
+}  # fmt: skip
 
 
 def lora(*targets: str) -> AdapterSpec:
@@ -50,7 +61,7 @@ SOUND: dict[str, tuple[Callable[[], Any], tuple[AdapterSpec, ...]]] = {
             FULL,
             PROMPT,
             AdapterSpec(type="prefix", num_virtual_tokens=3),
-            AdapterSpec(type="ia3", target_modules="all-linear"),
+            IA3,
             LORA.model_copy(update={"use_dora": True}),
         ),
     ),
@@ -149,15 +160,40 @@ def test_a_model_that_reads_positions_by_the_width_of_a_batch_is_refused() -> No
 @pytest.mark.parametrize("kept", [8, 16, 32])
 def test_sparse_attention_with_ties_is_refused_where_it_begins(heads: int, kept: int) -> None:
     """Of equal scores, other tokens are kept in a wider batch. Few index heads give many scores of 0."""
-    config = hf.DeepseekV32Config(
-        **PLAIN, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
-        kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, eos_token_id=2,
-        index_head_dim=16, index_n_heads=heads, index_topk=kept, first_k_dense_replace=2,
-    )  # fmt: skip
+    config = hf.DeepseekV32Config(**{**SPARSE, "index_n_heads": heads, "index_topk": kept})
     model = context(config, lora("q_b_proj", "o_proj"))
     with pytest.raises(DependentExamples, match="do not depend on the width of its batch, got 'm'"):
         probe.check(model, task(longest=60), model="m", clipped=True)
     probe.check(model, task(longest=kept), model="m", clipped=True)  # all tokens are kept
+
+
+@pytest.mark.parametrize(
+    ("config", "adapter", "message"),
+    [
+        (lambda: hf.Llama4TextConfig(**CHUNKED), LORA, "got 'lora': model.layers.0.feed_forward.router fails"),
+        (lambda: hf.Llama4TextConfig(**CHUNKED), IA3, "got 'ia3': model.layers.0.feed_forward.router fails"),
+        (lambda: hf.PhimoeConfig(**MOE), LORA.model_copy(update={"use_dora": True}), "layers.0.mlp.router fails"),
+        (lambda: hf.xLSTMConfig(**XLSTM), AdapterSpec(type="prefix", num_virtual_tokens=3), "Use type 'lora'"),
+        (lambda: hf.DeepseekV32Config(**SPARSE), lora("q_b_proj", "wk"), "take part in the loss, got .*indexer.wk"),
+        (lambda: hf.CodeGenConfig(**GPT, rotary_dim=4), FULL, None),
+        (lambda: hf.RwkvConfig(**SMALL, intermediate_size=64), lora("key"), None),
+    ],
+    ids=["llama4", "llama4, ia3", "phimoe, dora", "xlstm, prefix", "deepseek_v32", "codegen", "rwkv"],
+)
+def test_an_adapter_that_would_fail_in_the_worker_is_refused_before(
+    config: Callable[[], Any],
+    adapter: AdapterSpec,
+    message: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A model that the adapter fits is checked at once: nothing is left to the worker."""
+    config().save_pretrained(tmp_path)
+    caplog.set_level("DEBUG", "raydp")
+    refused = nullcontext() if message is None else pytest.raises(ValueError, match=message)
+    with refused:
+        check_architecture(ModelSpec(name=str(tmp_path), adapter=adapter), task(), clipped=True)
+    assert message is not None or not [record for record in caplog.records if record.name.startswith("raydp")]
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
@@ -310,12 +346,12 @@ def test_an_architecture_is_checked_without_its_weights(tmp_path: Path) -> None:
     config = hf.LlamaConfig(**{**GROUPED, "num_hidden_layers": 30, "vocab_size": 50_000}, is_causal=False)
     config.save_pretrained(tmp_path)
     with pytest.raises(DependentExamples, match="later token"):
-        probe.check_architecture(ModelSpec(name=str(tmp_path), adapter=LORA), task(), clipped=True)
+        check_architecture(ModelSpec(name=str(tmp_path), adapter=LORA), task(), clipped=True)
 
 
 def test_experts_that_all_linear_leaves_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, named in (("olmoe", 1), ("llama", 0)):
         SOUND[name][0]().save_pretrained(tmp_path / name)
         caplog.clear()
-        probe.check_architecture(ModelSpec(name=str(tmp_path / name), adapter=LORA), task(), clipped=True)
+        check_architecture(ModelSpec(name=str(tmp_path / name), adapter=LORA), task(), clipped=True)
         assert caplog.text.count("leaves out the experts") == named

@@ -8,7 +8,7 @@ from raydp.spec.document import SweepSpec
 from raydp.tasks.base import Task, TaskFacts, task_of
 from raydp.tasks.classification.labelled import ClassificationTask
 from raydp.tasks.wrappers.canaries import with_gradient_canaries
-from raydp.training import probe
+from raydp.training.architecture import check_architecture
 from raydp.training.gradients.canaries import check_room
 
 SIZES = {"adapter": {"r", "alpha", "lora_dropout", "num_virtual_tokens"}}
@@ -48,7 +48,7 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
         clipped = own.method.params.max_grad_norm is not None
         kind = f"{clipped} {own.model.model_dump_json(exclude=SIZES)}"
         if kind not in probed:
-            probe.check_architecture(own.model, task, clipped=clipped)
+            check_architecture(own.model, task, clipped=clipped)
             probed.add(kind)
         _check_canaries(own, task)
         _check_dropout(own)

@@ -228,6 +228,8 @@ class ClippedGradients:
         def forward_hook(
             module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: torch.Tensor
         ) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                return output  # the loss does not depend on this call, as of an index of sparse attention
             # Make the output a node of the graph that the model cannot change in place.
             x = only_input(args, kwargs, output, self._names[module]).detach()
             kept = output.detach() if self._rules[module] == "vjp" else None
