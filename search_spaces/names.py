@@ -14,9 +14,14 @@ from collections.abc import Iterable
 def unknown_name(field: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name: the nearest known name, then all known names."""
     options = sorted(known)
-    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    meant = nearest(name, options)
+    hint = "" if meant is None else f" Did you mean {meant!r}?"
     return f"{field} {name!r} is unknown.{hint} Known: {', '.join(options)}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a misspelt name may stand for; None if no known name is near."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
 
 
 FAMILIAR = frozenset(

@@ -75,6 +75,8 @@ def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> Non
         (["eps-8.csv", "eps-4.csv", "--by", "seed"], "--by must go with one table"),
         (["eps-8.csv", "--by", "epsilom"], "epsilom"),
         (["nothing"], "nothing"),
+        (["eps-8.csv", "-o", "eps-8.csv", "--rule", "oracel"], "Did you mean 'oracle'?"),
+        (["eps-8.csv", "-o", "eps-8.csv", "--score", "vrm"], "vrm"),
     ],
 )
 def test_it_says_what_to_change(raydp: Command, table: Path, arguments: list[str], message: str) -> None:

@@ -112,6 +112,32 @@ def test_a_mistake_in_one_score_is_the_only_one_that_is_reported(tmp_path: Path)
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "misspelt"),
+    [
+        ("", "privacy", "privcy"),
+        ("", "name", "nane"),
+        ("", "task", "tsk"),
+        ("model", "name", "nam"),
+        ("privacy", "target_epsilon", "target_epsilo"),
+        ("space", "batch_size", "batchsize"),
+        ("task", "path", "pth"),
+        ("task", "name", "nme"),
+        ("method", "name", "nmae"),
+    ],
+)
+def test_a_misspelt_required_key_is_one_mistake_and_names_the_key(
+    section: str, key: str, misspelt: str, tmp_path: Path
+) -> None:
+    whole = small_spec(tmp_path, task={"name": "text", "path": "x.jsonl"})
+    part = whole[section] if section else whole
+    wrong = {misspelt if name == key else name: value for name, value in part.items()}
+    with pytest.raises(ValueError, match=f"Did you mean '{key}'|did you mean '{key}'") as error:
+        load_spec({**whole, section: wrong} if section else wrong)
+    assert len(str(error.value).splitlines()) == 1
+    assert "must be given, got nothing" not in str(error.value)
+
+
 def test_alternatives_of_a_field_are_reported_under_its_own_name(tmp_path: Path) -> None:
     task = {"name": "without", "of": {"name": "builtin"}, "secrets": "some"}
     with pytest.raises(ValueError, match=r"task\.secrets must be 'all', got 'some'") as error:

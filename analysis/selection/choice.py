@@ -277,7 +277,7 @@ def select(
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
     # Gather the means, the models of the figures and the configurations that keep to the constraints.
-    steps = _steps(rule)
+    steps = steps_of(rule)
     precision = Precision(confidence=confidence, tolerance=tolerance)
     points = require_hyperparameters(points, scored=False)
     means = configuration_means(points, scored=False)
@@ -465,7 +465,7 @@ def _explanation(
     )
 
 
-def _steps(rule: str) -> Rule:
+def steps_of(rule: str) -> Rule:
     """Return the steps that a rule applies to the configurations that keep to the constraints."""
     if rule not in REFERENCE_RULES and rule not in rule_names():
         raise ValueError(unknown_name("rule", rule, [*rule_names(), *REFERENCE_RULES]))

@@ -47,7 +47,6 @@ def init(
     json: Json = False,
 ) -> None:
     """Look at data and write a spec for them: task, guarantee, and a grid that fits the time."""
-    check_new(output, force=force)
     if secrets is not None and mine_secrets:
         raise ValueError("--secrets must stand without --mine-secrets, got both. Remove one.")
     from raydp.io.output import print_json, stderr
@@ -63,6 +62,7 @@ def init(
         raise ValueError("--unit must be example for data without users, got user. Name their column by --user-column.")
     if secrets is not None:
         _check_secrets(secrets, seen)
+    check_new(output, force=force)
     stderr.print(_seen(seen), markup=False)
     with stderr.status("loading the libraries"):
         from raydp.proposal.propose import Wishes, propose, sweep_name

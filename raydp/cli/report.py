@@ -29,12 +29,14 @@ def report(
     from raydp.io.output import print_json, stderr, stdout
 
     with stderr.status("loading the libraries"):
-        from raydp.sweep.reports import comparison
+        from raydp.sweep.reports import check_names, comparison
         from raydp.sweep.reports import report as of_one
     if figures is not None:
         from raydp.analysis.figures.files import check_format
 
         check_format(file_format)
+    with stderr.status("checking the names"):
+        check_names(points, storage, rule=rule, score=score)
     check_page(output)
     check_new(output, force=force)
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}

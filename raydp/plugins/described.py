@@ -13,6 +13,7 @@ from pydantic import BaseModel, InstanceOf, PlainSerializer, ValidationError, Wi
 from pydantic_core import ErrorDetails
 
 from raydp.plugins import registries
+from raydp.search_spaces.names import nearest
 
 LONGEST_NAME, LONGEST_VALUE = 60, 100
 """Numbers of characters of a key and of a text that a message shows."""
@@ -84,8 +85,11 @@ def resolve_plugin(
     if isinstance(value, Plugin):
         return value
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        # A mapping without a name may be a row of data that was given instead of a spec, so it is not shown.
-        got = "a mapping without one" if isinstance(value, Mapping) else shown(value)
+        # A mapping without a name may be a row of data that was given instead of a spec, so no key of it is shown.
+        keys = [key for key in value if isinstance(key, str)] if isinstance(value, Mapping) else []
+        misspelt = "name" not in keys and nearest("name", keys) is not None
+        without = "one with a misspelt key: did you mean 'name'?" if misspelt else "a mapping without one"
+        got = without if isinstance(value, Mapping) else shown(value)
         problems.append(
             f"{field} must be a mapping with a name, got {got}. Known: {', '.join(registries.names(kind))}."
         )
@@ -111,20 +115,26 @@ def listed(problems: list[str]) -> str:
 
 
 def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:
-    """Return pydantic's errors as messages of the form "<field> must <rule>, got <value>. <remedy>."."""
+    """Return pydantic's errors as messages of the form "<field> must <rule>, got <value>. <remedy>.".
+
+    Unknown keys come first. A key that is missing because it is misspelt is reported as the misspelt key alone.
+    """
     messages = []
-    for e in _primary_errors(error.errors()):
+    errors = sorted(_primary_errors(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
+    unknown = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
+    misspelt = {(*loc[:-1], nearest(str(loc[-1]), _keys_at(cls, loc[:-1]))) for loc in unknown}
+    for e in errors:
         field = prefix + _field_of(e["loc"]).lstrip(".")
         field = field.rstrip(".")
         unresolved = e["loc"][:1] == ("scores",) and isinstance(e["input"], list | tuple) and None in e["input"]
         if skip_plugins and (e["type"] == "is_instance_of" or unresolved):
             continue  # reported where the plug-in was resolved
         if e["type"] == "extra_forbidden":
-            fields = _section_at(cls, e["loc"][:-1]).model_fields
-            known = sorted(name for name, field in fields.items() if not str(field.validation_alias).startswith("<"))
+            known = _keys_at(cls, e["loc"][:-1])
             messages.append(registries.unknown_name(f"{field}: the key", shortened(str(e["loc"][-1])), known))
         elif e["type"] == "missing":
-            messages.append(f"{field} must be given, got nothing. Add it to the spec.")
+            if e["loc"] not in misspelt:
+                messages.append(f"{field} must be given, got nothing. Add it to the spec.")
         else:
             rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"]).replace("valid tuple", "list")
             rule = re.sub(r" after validation|, unable to parse string as an? \w+", "", rule)
@@ -183,6 +193,12 @@ def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
         sections = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
         cls = sections[0] if sections else cls
     return cls
+
+
+def _keys_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that the section at a location may have."""
+    fields = _section_at(cls, loc).model_fields
+    return sorted(name for name, field in fields.items() if not str(field.validation_alias).startswith("<"))
 
 
 def any_plugin(kind: registries.Kind) -> dict[str, object]:

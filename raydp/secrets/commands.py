@@ -61,9 +61,9 @@ def _extracted(
     from raydp.secrets import mail
     from raydp.secrets.detectors import check_region
 
-    require_new(output)
     if "phone" in options.detect:
         check_region(options.region)
+    require_new(output)
     with stderr.status("reading") as status:
         of_model = load_tokenizer(tokenizer)
         rows, notes = mail.extract(texts_fn(of_model), of_model, options, progress=status.update)
@@ -107,7 +107,6 @@ def filter_file(
     from raydp.secrets.runs import NonPrivateRuns
 
     # Check the options.
-    require_new(output)
     sources = sum(bool(source) for source in (models, sweep, train))
     if sources != 1:
         raise ValueError(
@@ -117,6 +116,7 @@ def filter_file(
         if not math.isfinite(bound):
             raise ValueError(f"{name} must be a finite number, got {bound}. The paper's values are 1.5 and 0.5.")
     original_secrets = read_secrets(secrets, "SECRETS")
+    require_new(output)
     score = registries.resolve("scores", "acr", field="--acr")() if acr else None
     if train is not None:
         runs = NonPrivateRuns.trained(train)

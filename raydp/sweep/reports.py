@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from raydp.analysis import select as select_from
 from raydp.analysis import write_comparison, write_report
+from raydp.analysis.selection.choice import steps_of
 from raydp.spec.sections import Bounds, PrecisionArguments
 from raydp.sweep.api import (
     folder_of,
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 
 _NAMED = 4
 """Titles of pages name at most so many sources."""
+
+
+def check_names(sources: Sequence[str], storage: str, *, rule: str | None, score: str | None) -> None:
+    """Raise ValueError if no rule has the name, or a source has no score of the name."""
+    if rule is not None:
+        steps_of(rule)
+    if score is not None:
+        for source in sources:
+            points_of(source, storage, score=score, scored=False)
 
 
 def report(

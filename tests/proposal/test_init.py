@@ -148,6 +148,8 @@ def test_a_terminal_is_asked_what_the_data_do_not_say(texts: Path, tmp_path: Pat
     ("arguments", "message"),
     [
         (["absent.jsonl"], "must be an existing file"),
+        (["notes.jsonl", "-o", "notes.jsonl", "--model", "no/such-model"], "no/such-model"),
+        (["notes.jsonl", "-o", "notes.jsonl", "--model", "tiny", "--user-column", "writer"], "--user-column must be"),
         (["notes.jsonl", "--secrets", "a.jsonl", "--mine-secrets"], "--secrets must stand without --mine-secrets"),
         (["notes.jsonl", "--model", "no/such-model"], "no/such-model"),
         (["notes.jsonl", "--model", "tiny", "--user-column", "writer"], "--user-column must be"),
