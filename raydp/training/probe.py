@@ -32,6 +32,12 @@ LENGTHS = (12, 9, 5)
 """Largest number of tokens of each example that is tried."""
 MORE_PADDING = 3
 """Columns of padding beyond the longest example, in one of the two batches that are compared."""
+MOST_COPIES = 12
+"""Number of times that each example is in the larger batch."""
+LARGER_TOKENS = 512
+"""Number of padded tokens that the larger batch has at most, unless it is no larger."""
+DRAWN = 64
+"""Number of examples that the task is asked for in one batch."""
 LONG_TOKENS = 256
 """Smallest number of tokens of the long rows together."""
 INT8_ROUNDING = 2.0**-7
@@ -81,6 +87,11 @@ _WIDTH = (
     "wider batch (rounding: {rounding:.1g}). A longer example would change the gradients of others, "
     "and no ε would hold. Shorten the examples (task.max_length), or use a model such as Llama, Qwen "
     "or GPT-2."
+)
+_DRAWN = (
+    "task must give an example the same tokens and targets alone and in a batch, got others for {difference:.0%} of "
+    "some examples. They would depend on the other examples, and no ε would hold. Let the task's batch treat each "
+    "example by itself."
 )
 _COMPANY = (
     "task and model.name must give each example a loss that depends on it alone, got {model!r}: the loss or the "
@@ -135,6 +146,7 @@ def figures(
         width = longest if most_tokens is None else min(longest, most_tokens)
         yield figure(name="long rows", difference=_long_rows(context, width), refusal=_WIDTH)
     few = _Few.of(task, context)
+    yield figure(name="rows of a batch", difference=_rows_apart(task), refusal=_DRAWN)
     yield figure(name="losses in a batch", difference=_losses_apart(context, few), refusal=_COMPANY)
     if not sharded:
         in_batch, clipping = _gradients_apart(context, few, clipped=clipped)
@@ -173,6 +185,12 @@ class _Few:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def copies(self) -> int:
+        """Return how often each example is in the larger batch."""
+        width = LENGTHS[0] if self.rows is not None else int(self.task.lengths()[self.indices].max())
+        return min(MOST_COPIES, max(1, LARGER_TOKENS // (width * len(self))))
 
     def batch(self, order: Sequence[int], padding: int = 0) -> Examples:
         """Return the examples in an order, with further columns of padding if the form of the batches is known."""
@@ -276,14 +294,37 @@ def _token_losses(context: TrainingContext, ids: torch.Tensor) -> torch.Tensor:
         return token_nll(context.model, Batch(input_ids=ids, labels=ids))
 
 
+def _rows_apart(task: Task) -> float:
+    """Return the share of some examples whose tokens or targets are others in a batch; 0 if the form is not known.
+
+    Tokens after the last target count for nothing.
+    """
+    num_examples = len(task.lengths())
+    indices = np.unique(np.linspace(0, num_examples - 1, DRAWN).astype(np.int64))
+    alone, together = [task.batch(indices[i : i + 1]) for i in range(len(indices))], task.batch(indices)
+    if not all(type(batch) is Batch for batch in (*alone, together)):
+        return 0.0
+    return 1 - sum(_same_row(batch, together, row) for row, batch in enumerate(alone)) / len(alone)
+
+
+def _same_row(alone: Batch, together: Batch, row: int) -> bool:
+    """Return whether a row of a batch has the tokens and targets of an example alone."""
+    end = int((alone.labels[0] != IGNORE).nonzero().max()) + 1
+    ids, labels = together.input_ids[row], together.labels[row]
+    targets = torch.equal(labels[:end], alone.labels[0, :end]) and bool((labels[end:] == IGNORE).all())
+    return targets and torch.equal(ids[:end], alone.input_ids[0, :end])
+
+
 def _losses_apart(context: TrainingContext, few: _Few) -> float:
-    """Return the largest difference between an example's loss alone and in two batches of other orders and widths."""
+    """Return the largest difference between an example's loss alone and in three batches of other forms."""
     order = list(range(len(few)))
     with torch.no_grad():
         alone = torch.cat([losses_of(context, few.task, few.batch([i])) for i in order])
         together = losses_of(context, few.task, few.batch(order))
         turned = losses_of(context, few.task, few.batch(order[::-1], MORE_PADDING)).flip(0)
-    return _larger(_difference(together, alone), _difference(turned, alone))
+        larger = losses_of(context, few.task, few.batch(order * few.copies))
+    apart = _larger(_difference(together, alone), _difference(turned, alone))
+    return _larger(apart, _difference(larger, alone.repeat(few.copies)))
 
 
 def losses_of_a_few(context: TrainingContext, task: Task) -> torch.Tensor:

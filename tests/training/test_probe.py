@@ -19,7 +19,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.models.reduced import random_form
 from raydp.spec.sections import AdapterSpec, ModelSpec
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.base import Batch, TaskFacts
 from raydp.tasks.classification.digits import DigitsTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
@@ -266,9 +266,45 @@ class Wide(LanguageModelingTask):
         return super().per_example_loss(model, batch) * (1 + 0.01 * float((batch.labels[:, -1] == -100).all()))
 
 
-@pytest.mark.parametrize("coupled", [TokenMean, Contrast, Rising, Wide])
+@dataclass(frozen=True, kw_only=True)
+class Hardest(LanguageModelingTask):
+    """A plug-in that trains on the 16 examples of a batch with the largest losses."""
+
+    def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = super().per_example_loss(model, batch)
+        return losses * (losses >= losses.detach().topk(min(16, len(losses))).values.min())
+
+
+@pytest.mark.parametrize("coupled", [TokenMean, Contrast, Rising, Wide, Hardest])
 def test_a_task_that_couples_examples_is_refused(coupled: type[LanguageModelingTask]) -> None:
     with pytest.raises(DependentExamples, match=r"task and model\.name must give each example a loss"):
+        probe.check(context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortest(LanguageModelingTask):
+    """A plug-in that cuts every row to the shortest of its batch."""
+
+    def batch(self, indices: Any) -> Batch:
+        batch = super().batch(indices)
+        width = int((batch.labels != -100).sum(dim=1).min()) + 1
+        return Batch(input_ids=batch.input_ids[:, :width], labels=batch.labels[:, :width])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmasked(LanguageModelingTask):
+    """A plug-in whose first row alone has its second token as a target."""
+
+    def batch(self, indices: Any) -> Batch:
+        batch = super().batch(indices)
+        batch.labels[1:, 1] = -100
+        return batch
+
+
+@pytest.mark.parametrize("coupled", [Shortest, Unmasked])
+def test_a_task_whose_batch_couples_examples_is_refused(coupled: type[LanguageModelingTask]) -> None:
+    """The probe puts rows of the task together by itself, so it asks for a batch of the task, too."""
+    with pytest.raises(DependentExamples, match="task must give an example the same tokens and targets alone and in"):
         probe.check(context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True)
 
 
