@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,7 +15,11 @@ from raydp.cli.arguments import options_of_every_command
 from raydp.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from typer._click import Context  # the type that TyperGroup's methods take, the base of typer.Context
+    from typer._click import (
+        Command,
+        Context,
+        Parameter,
+    )  # the type that TyperGroup's methods take, the base of typer.Context
 
     from raydp.io.waiting import Phase
 
@@ -20,7 +27,7 @@ _PATHS: dict[type[OSError], tuple[str, str]] = {
     FileNotFoundError: ("exist", "Create its folder, or correct the path"),
     NotADirectoryError: ("lead through folders only", "Give a path in which no part before the last is a file"),
     IsADirectoryError: ("be a file", "Give a file's path, not a folder's"),
-    PermissionError: ("be open to you", "Change its permissions, or choose another path"),
+    PermissionError: ("be accessible to you", "Change its permissions (`ls -l` shows them), or choose another path"),
     FileExistsError: ("be free or a folder", "Move away what is there, or choose another path"),
 }
 """User mistakes about a path: what the path must be, and the remedy."""
@@ -31,17 +38,22 @@ NO_MEMORY = (
 )
 
 
-def explain(error: ValueError | OSError) -> tuple[str, int]:
-    """Return the message and the exit code: 2 for mistakes that the user can correct, 1 for other failures."""
+def explain(error: ValueError | OSError, field: str = "path") -> tuple[str, int]:
+    """Return the message and the exit code: 2 for mistakes that the user can correct, 1 for other failures.
+
+    Args:
+        error: the error.
+        field: the option, the argument or the field of the spec that holds the path.
+    """
     if isinstance(error, ValueError):
         return str(error), 2
     for kind, (rule, remedy) in _PATHS.items():
         if isinstance(error, kind):
             got = repr(str(error.filename)) if error.filename is not None else str(error)
             reason = f" ({error.strerror})" if error.filename is not None and error.strerror else ""
-            return f"path must {rule}, got {got}{reason}. {remedy}.", 2
+            return f"{field} must {rule}, got {got}{reason}. {remedy}.", 2
     if error.errno == errno.ENAMETOOLONG:
-        return f"path must be short enough for the file system, got {str(error.filename)[:100]!r}.... Shorten it.", 2
+        return f"{field} must be short enough for the file system, got {str(error.filename)[:100]!r}.... Shorten it.", 2
     return str(error) or type(error).__name__, 1
 
 
@@ -59,14 +71,43 @@ def complain(message: str) -> None:
     stderr.print(f"error: {message}", style="red", markup=False)
 
 
+def _naming_fields(command: Command) -> Callable[..., object]:
+    """Return the command's function with the field named in errors about a path."""
+    function = command.callback
+    assert function is not None, "a command that is no group has a function"
+
+    @wraps(function)
+    def named(**given: object) -> object:
+        try:
+            return function(**given)
+        except OSError as error:
+            from raydp.cli.fields import field_of
+
+            names = {str(param.name): _written(param) for param in command.params}
+            field = None if error.filename is None else field_of(os.fsdecode(error.filename), given, names)
+            message, code = explain(error, field or "path")
+            if field is None or code == 1:
+                raise
+            raise ValueError(message) from error
+
+    return named
+
+
+def _written(param: Parameter) -> str:
+    """Return a parameter's name as users write it."""
+    return param.opts[-1] if param.param_type_name == "option" else str(param.metavar or param.name).upper()
+
+
 class CommandGroup(TyperGroup):
     """Group of commands that prints its help and exits with 0 if no command is given. Each command has the options of
-    every command."""
+    every command, and names the field of a path that fails."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         for command in self.commands.values():
             command.params.extend(options_of_every_command())
+            if not isinstance(command, TyperGroup):
+                command.callback = _naming_fields(command)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Replace missing arguments by --help."""

@@ -1,0 +1,54 @@
+"""Fields that hold a path: options and arguments of a command, and fields of the spec that an argument names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from raydp.io.yaml import read_yaml
+
+
+def field_of(path: str, given: Mapping[str, object], names: Mapping[str, str]) -> str | None:
+    """Return the field whose value is a path, or is the nearest folder above the path; None if there is none.
+
+    Args:
+        path: the path that failed.
+        given: name -> value of each parameter of the command.
+        names: name -> the parameter as users write it: "--output", "DATA".
+    """
+    written = [(names.get(name, name), value) for name, values in given.items() for value in _flat(values)]
+    storage = Path(str(given.get("storage") or "."))
+    inside = [found for _, value in written for found in _fields_of_spec(Path(value), storage)]
+    failed, here = Path(path).absolute(), Path.cwd()
+    above = set(failed.parents) - {here, *here.parents}  # the current folder holds every relative path
+    fitting = [(field, Path(value).absolute()) for field, value in (*inside, *written) if value]
+    fitting = [(field, at) for field, at in fitting if at == failed or at in above]
+    return max(fitting, key=lambda found: len(found[1].parts), default=(None, None))[0]
+
+
+def _flat(values: object) -> list[str]:
+    """Return the texts and paths of a parameter that may be repeated."""
+    several = values if isinstance(values, list | tuple) else [values]
+    return [str(value) for value in several if isinstance(value, str | Path)]
+
+
+def _fields_of_spec(source: Path, storage: Path) -> Iterator[tuple[str, str]]:
+    """Yield the fields with a text of a spec that is given by its file, by its sweep's folder or by its name."""
+    for file in (source, source / "spec.yaml", storage / source / "spec.yaml"):
+        if file.suffix in (".yaml", ".yml") and file.is_file():
+            try:
+                yield from _texts(read_yaml(file, "SPEC"), "")
+            except (ValueError, OSError):
+                continue  # the file itself is what fails
+
+
+def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts inside a value by their fields."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _texts(part, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _texts(part, f"{field}[{number}]")
