@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raydp.cli.fields import field_of
+from raydp.sweep.planning.path_fields import field_of
 from tests.conftest import Answer
 
 Command = Callable[..., Answer]

@@ -81,7 +81,7 @@ def _naming_fields(command: Command) -> Callable[..., object]:
         try:
             return function(**given)
         except OSError as error:
-            from raydp.cli.fields import field_of
+            from raydp.sweep.planning.path_fields import field_of
 
             names = {str(param.name): _written(param) for param in command.params}
             field = None if error.filename is None else field_of(os.fsdecode(error.filename), given, names)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from raydp.io.yaml import read_yaml
+from raydp.sweep.planning.sources import is_spec
+from raydp.sweep.store.folder import SweepFolder
 
 
 def field_of(path: str, given: Mapping[str, object], names: Mapping[str, str]) -> str | None:
@@ -34,8 +36,8 @@ def _flat(values: object) -> list[str]:
 
 def _fields_of_spec(source: Path, storage: Path) -> Iterator[tuple[str, str]]:
     """Yield the fields with a text of a spec that is given by its file, by its sweep's folder or by its name."""
-    for file in (source, source / "spec.yaml", storage / source / "spec.yaml"):
-        if file.suffix in (".yaml", ".yml") and file.is_file():
+    for file in (source, *(SweepFolder(path=path).spec_file for path in (source, storage / source))):
+        if is_spec(file):
             try:
                 yield from _texts(read_yaml(file, "SPEC"), "")
             except (ValueError, OSError):
