@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from raydp.sweep.engine import queue as queue_module
-from raydp.sweep.engine.queue import QueueStatus, TrialQueue
+from raydp.sweep.engine.queue import News, QueueStatus, TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.store.results import RunResult
 
@@ -52,8 +52,8 @@ def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
         run_id, token = await queue.lease(1)
         assert token == stale + 1
         assert not await queue.complete(run_id, stale, finished("late"))
-        assert await queue.heartbeat(run_id, stale, 3, 10, {}) == "lost"
-        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "go on"
+        assert await queue.heartbeat(run_id, stale, News(), 0.0) == "lost"
+        assert await queue.heartbeat(run_id, token, News(), 0.0) == "go on"
         assert await queue.complete(run_id, token, finished("right"))
         outcome = await waiting[0]
         assert (outcome.details["value"], outcome.attempts) == ("right", 2)
@@ -70,7 +70,7 @@ def test_a_stale_holder_neither_releases_nor_fails_the_lease_of_another(call: st
         assert await queue.register(0, None, []), "the slot's workers died and came back"
         run_id, token = await queue.lease(1)
         await (queue.release(run_id, stale) if call == "release" else queue.fail(run_id, stale, "late", True))
-        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "go on"
+        assert await queue.heartbeat(run_id, token, News(), 0.0) == "go on"
         assert await queue.complete(run_id, token, finished("right"))
         outcome = await waiting[0]
         assert (outcome.details["value"], outcome.attempts) == ("right", 2)
@@ -94,6 +94,20 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
     run(scenario())
 
 
+@pytest.mark.parametrize("stop", [lambda queue: queue.pause(), lambda queue: queue.drain(["node-0"])])
+def test_a_heartbeat_that_waits_hears_of_a_pause_at_once(stop: Callable[[TrialQueue], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=0)
+        await submitted(queue, "a")
+        await queue.register(0, None, ["node-0"])
+        beat = asyncio.create_task(queue.heartbeat(*await queue.lease(0), News(), 600.0))
+        assert not (await asyncio.wait([beat], timeout=0.05))[0]
+        await stop(queue)
+        assert await asyncio.wait_for(beat, timeout=60) == "pause"
+
+    run(scenario())
+
+
 def test_a_refused_run_is_not_retried() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=5)
@@ -111,7 +125,7 @@ def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
         run_id, token = await queue.lease(0)
         waiting = asyncio.create_task(queue.idle())
         await queue.pause()
-        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "pause"
+        assert await queue.heartbeat(run_id, token, News(), 0.0) == "pause"
         assert not waiting.done(), "a run is in progress"
         await queue.release(run_id, token)
         await waiting
@@ -133,8 +147,8 @@ def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() 
         run_id, token = await queue.lease(0)
         other, other_token = await queue.lease(1)
         await queue.drain(["node-0", "far away"])
-        assert await queue.heartbeat(run_id, token, 3, 10, {}) == "pause"
-        assert await queue.heartbeat(other, other_token, 3, 10, {}) == "go on"
+        assert await queue.heartbeat(run_id, token, News(), 0.0) == "pause"
+        assert await queue.heartbeat(other, other_token, News(), 0.0) == "go on"
         await queue.release(run_id, token)
         assert await queue.lease(0) is None, "its group is to end"
         assert await queue.has_work_for(0)

@@ -306,17 +306,24 @@ class TrialQueue:
                 await self._changed.wait()
 
     @ray.method
-    async def heartbeat(self, run_id: str, token: int, step: int, num_steps: int, row: Mapping[str, float]) -> Order:
+    async def heartbeat(self, run_id: str, token: int, news: News, seconds: float) -> Order:
         """Note that the holder of a run is alive, and how far training is.
+
+        Args:
+            seconds: how long the answer waits for an order to pause, so that the order is heard at once.
 
         Returns:
             Whether the holder goes on or pauses. "lost" if another holder has the lease now.
         """
         item = self._items[run_id]
-        if not item.is_held_with(token):
-            return "lost"
-        item.heartbeat, item.step, item.num_steps, item.row = time.monotonic(), step, num_steps, row
-        return "pause" if self._paused or self._leaves(item.slot) else "go on"
+        if item.is_held_with(token):
+            item.heartbeat = time.monotonic()
+            item.step, item.num_steps, item.row = news.step, news.num_steps, news.row
+        async with self._changed:
+            with suppress(TimeoutError):
+                ordered = self._changed.wait_for(lambda: self._order(item, token) != "go on")
+                await asyncio.wait_for(ordered, timeout=seconds)
+            return self._order(item, token)
 
     @ray.method
     async def check(self, run_id: str, token: int, check: str, utility_loss: float) -> str | None:
@@ -434,6 +441,11 @@ class TrialQueue:
         for item in list(self._held.values()):
             if item.slot == slot if slot is not None else now - item.heartbeat > LEASE_SECONDS:
                 self._retry_or_fail(item, reason)
+
+    def _order(self, item: _Item, token: int) -> Order:
+        if not item.is_held_with(token):
+            return "lost"
+        return "pause" if self._paused or self._leaves(item.slot) else "go on"
 
     def _leaves(self, slot: int | None) -> bool:
         """Return whether a node of the slot's workers will be removed."""

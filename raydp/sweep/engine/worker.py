@@ -19,7 +19,7 @@ from ray.train.torch import get_device
 from raydp.io.files import wait_until_writable
 from raydp.models import sharing
 from raydp.sweep.engine.context import WorkerInputs
-from raydp.sweep.engine.queue import LEASE_SECONDS, Order, TrialQueue
+from raydp.sweep.engine.queue import News, Order, TrialQueue
 from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.training.comm import Comm, DistributedComm, LocalComm
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 DISK_SECONDS = 600.0
 """How long a failed run waits for a disk that takes no file, before the failure counts."""
+BEAT_SECONDS = 1.0
+"""Time between two heartbeats. The answer to each is an order to pause, which comes at once, or to go on."""
+LOOK_SECONDS = 0.1
+"""Time between two looks for that answer."""
 
 
 def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
@@ -152,14 +156,14 @@ class Heartbeat:
 
     def __init__(self, queue: ActorProxy[TrialQueue], run_id: str, token: int, *, active: bool) -> None:
         self._queue, self._run_id, self._token = queue, run_id, token
-        self._at: tuple[int, int, Mapping[str, float]] = (0, 0, {})
+        self._at = News()
         self._order: Order = "go on"
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True) if active else None
 
     def beat(self, step: int, num_steps: int, row: Mapping[str, float]) -> None:
         """Note how far training is. The next heartbeat sends it."""
-        self._at = (step, num_steps, row)
+        self._at = News(step=step, num_steps=num_steps, row=row)
 
     def must_pause(self) -> bool:
         """Return whether the sweep pauses, or the lease was lost because this worker was thought dead."""
@@ -180,11 +184,11 @@ class Heartbeat:
             self._thread.join()
 
     def _send(self) -> ObjectRef[Order]:
-        return self._queue.heartbeat.remote(self._run_id, self._token, *self._at)
+        return self._queue.heartbeat.remote(self._run_id, self._token, self._at, BEAT_SECONDS)
 
     def _loop(self) -> None:
         sent = self._send()
-        while not self._done.wait(min(1.0, LEASE_SECONDS / 10)):
+        while not self._done.wait(LOOK_SECONDS):
             if ray.wait([sent], timeout=0)[0]:  # while the network is down there is no answer
                 with suppress(ray.exceptions.RayError):
                     self._order = ray.get(sent)
