@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -11,21 +12,21 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 import yaml
-from ray.train.v2._internal.execution.scaling_policy import ScalingPolicy, create_scaling_policy
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2._internal.execution.scaling_policy import create_scaling_policy
 
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine import slots as module
 from raydp.sweep.engine.ray_start import start_ray
 from raydp.sweep.engine.slots import SilentScalingPolicy, Slots
+from raydp.sweep.engine.warm import start as warm
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 
 
 def interrupt(slots: Slots, *, running: bool) -> None:
     with slots:
-        while running and len(ray.get(slots.queue.controllers.remote())) < 2:
-            time.sleep(0.1)  # then the controllers wait for workers, which wait for what the driver never shares
+        while running and len(ray.get(slots.queue.status.remote()).preparing) < 2:
+            time.sleep(0.1)  # then the workers wait for what the driver never shares
         raise KeyboardInterrupt
 
 
@@ -42,24 +43,20 @@ def test_only_what_can_grow_starts_rays_autoscaling_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterSpec, announced: bool
 ) -> None:
     """The coordinator is a process that every worker group would wait for."""
-    policies: list[ScalingPolicy] = []
-    monkeypatch.setattr(
-        DataParallelTrainer,
-        "_initialize_and_run_controller",
-        lambda self, scaling_policy: policies.append(scaling_policy),
-    )
+    actors = MagicMock()
     monkeypatch.setattr(module, "fitting_slots", lambda cluster: 1)
-    monkeypatch.setattr(module, "beside_driver", lambda *args, **options: MagicMock())
+    monkeypatch.setattr(module, "beside_driver", lambda *args, **options: actors)
+    monkeypatch.setattr(ray, "get", lambda reference: None)
     trainer = Slots(cluster, expected=1, storage=tmp_path)._trainer(0, 1)
     trainer._initialize_and_run_controller(scaling_policy=create_scaling_policy(trainer.scaling_config))
-    (policy,) = policies
+    policy = actors.remote.call_args.kwargs["scaling_policy"]
     assert isinstance(policy, SilentScalingPolicy) is not announced
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("running", [False, True], ids=["while starting", "while waiting"])
+@pytest.mark.parametrize("when", ["no process starts", "starting", "waiting"])
 def test_an_interruption_ends_the_threads_before_ray(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """A thread inside a call of Ray while Ray shuts down can end the process: `-x` would not even see a failure."""
     alive: list[bool] = []
@@ -69,9 +66,16 @@ def test_an_interruption_ends_the_threads_before_ray(
     )
     cluster = ClusterSpec(max_concurrent_trials=2)
     start_ray(cluster)
+    forks = warm._server
+    assert forks is not None
+    if when == "no process starts":
+        forks._process.send_signal(signal.SIGSTOP)
     slots = Slots(cluster, expected=2, storage=tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        interrupt(slots, running=running)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt(slots, running=when == "waiting")
+    finally:
+        forks._process.send_signal(signal.SIGCONT)
     assert alive == [False, False]
     assert not ray.is_initialized()
 

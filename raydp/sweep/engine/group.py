@@ -16,7 +16,6 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
-from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from raydp.io.imports import imported
@@ -46,17 +45,6 @@ class LoopConfig:
     slot: int
     queue: ActorProxy[TrialQueue]
     max_trials: int
-
-
-class Announce(ControllerCallback):
-    """Tells the queue which actor controls a slot. It runs in the controller."""
-
-    def __init__(self, queue: ActorProxy[TrialQueue], slot: int) -> None:
-        self._queue, self._slot = queue, slot
-
-    def after_controller_start(self, train_run_context: object) -> None:
-        """Register Train's controller, which has started."""
-        self._queue.control.remote(self._slot, ray.get_runtime_context().current_actor)
 
 
 class SilentScalingPolicy(FixedScalingPolicy):

@@ -21,7 +21,6 @@ from raydp.sweep.store.results import RunResult
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
     from raydp.sweep.engine.context import WorkerInputs
@@ -123,7 +122,6 @@ class TrialQueue:
         self._starts: dict[int, int] = {}
         self._placement_groups: dict[int, PlacementGroup | None] = {}
         self._retried: list[tuple[str, str]] = []
-        self._controllers: dict[int, ActorHandle[object]] = {}
         self._nodes: dict[int, frozenset[str]] = {}  # slot -> ids of its workers' nodes
         self._draining: frozenset[str] = frozenset()
         self._explained: dict[int, str] = {}
@@ -238,16 +236,6 @@ class TrialQueue:
         async with self._changed:
             self._draining = frozenset(nodes)
             self._changed.notify_all()
-
-    @ray.method
-    async def control(self, slot: int, controller: ActorHandle[object]) -> None:
-        """Note the actor that starts a slot's workers."""
-        self._controllers[slot] = controller
-
-    @ray.method
-    async def controllers(self) -> list[ActorHandle[object]]:
-        """Return the newest controller of every slot."""
-        return list(self._controllers.values())
 
     @ray.method
     async def placement_group(self, slot: int) -> PlacementGroup | None:

@@ -186,6 +186,7 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+        "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # as Ray Train's own trainer sets it for its controllers
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor for each slot; `Slots` watches the nodes
         "TUNE_WARN_THRESHOLD_S": "5",
         "WANDB_ERROR_REPORTING": "false",  # W&B would send figures of its own use, also offline

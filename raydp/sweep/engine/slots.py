@@ -11,7 +11,9 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +21,8 @@ import ray
 import ray.train
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -26,7 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raydp.io.output import phase, stderr
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.context import WorkerInputs
-from raydp.sweep.engine.group import Announce, LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
+from raydp.sweep.engine.group import LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
 from raydp.sweep.engine.machine import fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.ray_start import stop_ray
@@ -34,7 +38,7 @@ from raydp.sweep.engine.stopping import EarlyStopping
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from ray.actor import ActorClass, ActorProxy
+    from ray.actor import ActorClass, ActorHandle, ActorProxy
     from ray.train.v2.api.callback import RayTrainCallback
     from ray.train.v2.api.result import Result
 
@@ -100,18 +104,19 @@ def first_group(slot: int, num_slots: int) -> int:
 
 
 class SlimTrainer(DataParallelTrainer):
-    """A Ray Train trainer that starts no helper process without work.
+    """A Ray Train trainer that starts no helper process without work, and tells which actor controls its workers.
 
     Ray Data's helper has no work, because runs read their examples from the object store. The cleaner of placement
     groups has no work, because `Slots` gives them back. For the coordinator see `SilentScalingPolicy`.
 
     Args:
         grows: whether the cluster adds nodes for the worker group.
+        started: takes the controller, whose process may not have started yet.
     """
 
-    def __init__(self, *args: Any, grows: bool, **options: Any) -> None:
+    def __init__(self, *args: Any, grows: bool, started: Callable[[ActorHandle[Any]], object], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._grows = grows
+        self._grows, self._started = grows, started
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         return [
@@ -123,7 +128,11 @@ class SlimTrainer(DataParallelTrainer):
     def _initialize_and_run_controller(self, **options: Any) -> Result:
         if not self._grows and type(options["scaling_policy"]) is FixedScalingPolicy:
             options["scaling_policy"] = SilentScalingPolicy(options["scaling_policy"].scaling_config)
-        result: Result = super()._initialize_and_run_controller(**options)  # type: ignore[assignment] # annotated as v1
+        environment = {"env_vars": get_env_vars_to_propagate()}
+        controller: Any = beside_driver(TrainController, runtime_env=environment).remote(**options)
+        self._started(controller)
+        ray.get(controller.run.remote())
+        result: Result = ray.get(controller.get_result.remote())
         return result
 
 
@@ -144,6 +153,8 @@ class Slots:
         self.queue: ActorProxy[TrialQueue] = beside_driver(TrialQueue, max_concurrency=calls).remote(
             expected=expected, max_retries=cluster.max_retries, early_stopping=early_stopping
         )
+        self._is_up = self.queue.status.remote()
+        self._controllers: dict[int, ActorHandle[Any]] = {}
         self._shared: ObjectRef[WorkerInputs] | None = None  # keeps the object in the store
         self._cluster = cluster
         self._storage = storage
@@ -175,6 +186,8 @@ class Slots:
 
     def _pause(self) -> None:
         """Let runs in progress save their state. A second interruption ends the wait."""
+        if not ray.wait([self._is_up], timeout=0)[0]:  # no run is in progress while the queue starts
+            return
         seconds = self._cluster.grace_seconds
         said = f"stopping: runs in progress save their state, which may take {seconds:g} s"
         with suppress(ray.exceptions.RayError, KeyboardInterrupt), phase(stderr, said):
@@ -187,9 +200,8 @@ class Slots:
         self._closing.set()
         deadline = time.monotonic() + CLOSE_SECONDS
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
-            with suppress(ray.exceptions.RayError):
-                for controller in ray.get(self.queue.controllers.remote(), timeout=CLOSE_SECONDS):
-                    ray.kill(controller)
+            for controller in list(self._controllers.values()):
+                ray.kill(controller)
             for thread in self._threads:
                 thread.join(0.2)
 
@@ -245,6 +257,7 @@ class Slots:
         return SlimTrainer(
             train_loop,
             grows=cluster.autoscaling,
+            started=partial(self._controllers.__setitem__, slot),
             train_loop_config={"loop": LoopConfig(slot=slot, queue=self.queue, max_trials=max_trials)},
             backend_config=LazyTorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(
@@ -256,7 +269,6 @@ class Slots:
             run_config=ray.train.RunConfig(
                 name=f"slot-{slot}-{secrets.token_hex(4)}",
                 storage_path=str(self._storage),
-                callbacks=[Announce(self.queue, slot)],  # type: ignore[list-item] # Train v2 takes its own callbacks
                 failure_config=ray.train.FailureConfig(max_failures=self._max_failures),
             ),
         )
