@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 def unknown_name(field: str, name: str, known: Iterable[str]) -> str:
@@ -138,8 +139,17 @@ def columns_in_words(names: Iterable[object]) -> str:
 _KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
 
 
+@dataclass(frozen=True)
+class Unusable:
+    """Stands for a value of a file that cannot be read. It is refused only where it is needed."""
+
+    reason: str
+
+
 def kind_of(value: object) -> str:
     """Describe the kind of a value from a file in words, without showing the value."""
+    if isinstance(value, Unusable):
+        return value.reason
     return _KINDS.get(type(value), "a mapping" if isinstance(value, dict) else "another value")
 
 

@@ -15,11 +15,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raydp.io.damaged import naming
 from raydp.io.locations import local_copy
-from raydp.search_spaces.names import columns_in_words, kind_of
+from raydp.search_spaces.names import Unusable, columns_in_words, kind_of
 from raydp.tasks.users import check_named
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".gz", ".parquet")
 """Endings of the files that `read_rows` reads."""
@@ -193,7 +197,7 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
                 "Split the row."
             )
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_of_pairs)
         except json.JSONDecodeError as error:
             if error.msg.startswith("Unterminated") or error.pos >= len(line.rstrip()):
                 raise ValueError(
@@ -204,6 +208,10 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
             raise ValueError(
                 f"{field} must hold one JSON object per line, got {reason} in {name}, line {number}, column "
                 f"{error.colno}. Correct the line."
+            ) from error
+        except _RepeatedKeyError as error:
+            raise ValueError(
+                f"{field} must name each key once in an object, got {error} twice in {name}, line {number}. Remove one."
             ) from error
         except (ValueError, RecursionError) as error:
             got = "a number of too many digits" if isinstance(error, ValueError) else "too deep a nesting"
@@ -223,6 +231,19 @@ def _json_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int
         yield number, row
 
 
+class _RepeatedKeyError(ValueError):
+    """A key stands twice in an object; the text names the key if it is a usual one."""
+
+
+def _of_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the object of pairs. Python's own reader silently keeps the last value of a repeated key."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKeyError(columns_in_words([next(key for key in keys if keys.count(key) > 1)]))
+    return made
+
+
 def _json_file_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the objects of a file with their numbers. The file is one list of objects, or JSON Lines."""
     while (first := file.read(1)).isspace():
@@ -232,7 +253,11 @@ def _json_file_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tupl
         yield from _json_rows(file, name, field)
         return
     try:
-        rows = json.load(file)
+        rows = json.load(file, object_pairs_hook=_of_pairs)
+    except _RepeatedKeyError as error:
+        raise ValueError(
+            f"{field} must name each key once in an object, got {error} twice in {name}. Remove one."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{field} must hold one list of JSON objects, or one object per line, got a list that is damaged in "
@@ -259,28 +284,41 @@ def _is_text(row: object) -> bool:
 
 def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dict[str, str]]]:
     """Return all rows at once. A generator would leave the csv module's global limit raised between two rows."""
-    rows = []
+    rows, begin = list[tuple[int, dict[str, str]]](), 1
     with _long_csv_fields():
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.reader(file, strict=True)
         try:
-            names = list(reader.fieldnames or ())
+            names = next(reader, [])
             if repeated := [at for at, column in enumerate(names, start=1) if names.index(column) < at - 1]:
                 raise ValueError(
                     f"{field} must name each column once, got a repeated name in column {repeated[0]} of the "
                     f"header of {name}. Rename the column."
                 )
+            begin = reader.line_num + 1
             for row in reader:
-                if None in row or None in row.values():
+                if row and len(row) != len(names):
                     raise ValueError(
-                        f"{field} must have as many values in a row as the header, got another number in {name}, line "
-                        f"{reader.line_num}. Quote values that hold commas or line ends."
+                        f"{field} must have as many values in a row as the header, got another number in {name}, "
+                        f"{_lines(begin, reader.line_num)}. Quote values that hold commas or line ends."
                     )
-                rows.append((reader.line_num, row))
+                if row:  # others are blank lines
+                    rows.append((reader.line_num, dict(zip(names, row, strict=True))))
+                begin = reader.line_num + 1
         except csv.Error as error:
+            if str(error) == "unexpected end of data":
+                raise ValueError(
+                    f"{field} must be valid CSV, got a quote that is never closed in {name}, in the row that begins "
+                    f"in line {begin}. Close the quote, or double it inside a quoted value."
+                ) from error
             raise ValueError(
-                f"{field} must be valid CSV, got {error} in {name}, line {reader.line_num}. Correct the row."
+                f"{field} must be valid CSV, got {error} in {name}, {_lines(begin, reader.line_num)}. Correct the row."
             ) from error
     return rows
+
+
+def _lines(first: int, last: int) -> str:
+    """Name the lines of a CSV row. A quote may have opened in any of them."""
+    return f"line {last}" if first == last else f"a row from line {first} to line {last}"
 
 
 def _text_rows(file: io.TextIOBase, name: str, field: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -302,12 +340,24 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, Mapping[str, ob
         while True:
             with damaged():
                 batch = next(batches, None)
-                rows = [] if batch is None else batch.to_pylist()
             if batch is None:
                 return
-            for row in rows:
+            columns = _parquet_columns(batch)
+            for values in zip(*columns.values(), strict=True):
                 number += 1
-                yield number, row
+                yield number, dict(zip(columns, values, strict=True))
+
+
+def _parquet_columns(batch: pyarrow.RecordBatch) -> dict[str, list[object]]:
+    """Return the values of each column. Repeated names, and values that Python cannot hold, are `Unusable`."""
+    columns: dict[str, list[object]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            values = column.to_pylist()
+        except (ValueError, ArithmeticError, LookupError, TypeError, NotImplementedError):
+            values = [Unusable("a value that Python cannot hold")] * len(column)
+        columns[name] = [Unusable("two columns of this name")] * len(column) if name in columns else values
+    return columns
 
 
 @contextmanager

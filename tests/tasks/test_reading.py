@@ -3,9 +3,12 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from raydp.tasks.reading import read_column, read_rows
 
@@ -58,7 +61,18 @@ def test_the_limit_of_the_csv_module_is_restored(tmp_path):
         ),
         ("a.csv", b"id,content\n1,private,3\n", r"as many values.*a\.csv, line 2"),
         ("a.csv", b"id,content\n1\n", r"as many values.*a\.csv, line 2"),
-        ("a.csv", b'id,content\n1,"private', r"valid CSV, got unexpected end of data in a\.csv"),
+        ("a.csv", b'id,content\n1,"private', r"a quote that is never closed in a\.csv, in the row .* in line 2\."),
+        ("a.csv", b'id,content\n1,x\n\n"1\n2",x\n2,"private\n3,y\n', r"never closed in a\.csv, .* in line 6\."),
+        ("a.csv", b'"id,content\n1,private\n', r"never closed in a\.csv, in the row that begins in line 1\."),
+        ("a.csv", b'id,content\n1,"private\n2,x\n3,"y"\n', r"in a\.csv, a row from line 2 to line 4\. Correct"),
+        ("a.csv", b'id,content\n1,"private\n2,"\n3,x,"\n"\n', r"as many values.*a row from line 4 to line 5"),
+        (
+            "a.jsonl",
+            b'{"content": "x"}\n{"content": "private", "content": 1}',
+            r"got content twice in a\.jsonl, line 2",
+        ),
+        ("a.jsonl", b'{"content": {"private": 1, "private": 2}}', r"got 1 column of other names twice in a\.jsonl"),
+        ("a.json", b'[{"content": "private", "content": "x"}]', r"got content twice in a\.json\. Remove one"),
         ("a.jsonl", b'{"content": "\xff private"}\n', r"UTF-8 text.*a\.jsonl"),
         ("a.jsonl.gz", b'{"content": "private"}\n', r"whole gzip file, got a\.jsonl\.gz"),
         ("a.jsonl.gz", gzip.compress(b'{"content": "private"}\n', mtime=0)[:-9], r"whole gzip file, got a\.jsonl\.gz"),
@@ -79,6 +93,30 @@ def test_a_malformed_file_is_named_with_its_line_and_without_its_text(tmp_path, 
     with pytest.raises(ValueError, match=message) as caught:
         read_column(tmp_path / name, "content", "task.path")
     assert "private" not in str(caught.value)
+
+
+ODD = {
+    "repeated": lambda: pa.StructArray.from_arrays([pa.array([1, 2])] * 2, names=["x", "x"]),
+    "date": lambda: pa.array([2**30, 2], pa.date32()),
+    "time zone": lambda: pa.array([1, 2], pa.timestamp("us", tz="Foo/Bar")),
+    "decimal": lambda: pa.array([Decimal("1.1"), None]),
+    "dictionary": lambda: pa.array(["x", "y"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_column_that_is_not_needed_may_hold_anything(tmp_path: Path, odd: str) -> None:
+    table = pa.Table.from_arrays([pa.array(["a", "b"]), ODD[odd](), ODD[odd]()], names=["text", "odd", "odd"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert read_column(tmp_path / "a.parquet", "text", "task.path") == ["a", "b"]
+    with pytest.raises(ValueError, match=r"string 'odd' .* got two columns of this name in a\.parquet, line 1"):
+        read_column(tmp_path / "a.parquet", "odd", "task.path")
+
+
+def test_a_needed_column_that_python_cannot_hold_is_named(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"text": ODD["date"]()}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"string 'text' .* got a value that Python cannot hold in a\.parquet, line 1"):
+        read_column(tmp_path / "a.parquet", "text", "task.path")
 
 
 def test_a_missing_file_is_an_error_of_its_field(tmp_path):
