@@ -84,7 +84,8 @@ def find_models(
         change the seal.
 
     Raises:
-        ValueError: a condition makes no sense, the score or column is unknown or must be named, or a key is invalid.
+        ValueError: a condition makes no sense, the registered model, score or column is unknown or must be named, or a
+            key is invalid.
     """
     conditions = Conditions(
         min_epsilon=min_epsilon,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from urllib.request import url2pathname
 from filelock import FileLock
 
 from raydp.io.files import make_private
+from raydp.search_spaces.names import unknown_name
 from raydp.tracking.address import SQLITE, check_store, database_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ T = TypeVar("T")
 ARTIFACTS = "mlruns"  # folder beside a SQLite store
 MODEL_ID_TAG = "model_id"
 EXPERIMENT_ID_TAG = "experiment_id"
+MOST_NAMED = 5
+"""Largest number of registered models that a message names."""
 
 # Replacements for MLflow's defaults that do not suit a privacy tool with a machine-readable stdout. User settings win.
 _DEFAULTS = {
@@ -219,10 +223,27 @@ def resolve_uri(store: Store, uri: str) -> ModelReference:
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
+        if (match := forms["version"] or forms["alias"]) and "'" not in match[1]:
+            require_registered(store, match[1], "MODEL: the registered model")
         raise ValueError(f"MODEL must exist in the registry, got {uri!r}. `raydp models find` lists them.") from error
     if (model_id := version.tags.get(MODEL_ID_TAG)) is None:
         raise ValueError(f"MODEL must be one that raydp registered, got {uri!r}. `raydp models find` lists them.")
     return ModelReference(model_id=model_id, name=version.name, version=str(version.version))
+
+
+def require_registered(store: Store, name: str, field: str) -> None:
+    """Raise ValueError if no registered model has this name. The message names the nearest ones, or a few.
+
+    Args:
+        name, field: the name, and what holds it, for the message.
+    """
+    if store.client.search_registered_models(f"name = '{name}'", 1):
+        return
+    known = sorted(entry.name for entry in pages(store.client.search_registered_models))
+    if not known:
+        raise ValueError(f"{field} must be in the registry, got {name!r} in a store without models. Check the store.")
+    near = difflib.get_close_matches(name, known, MOST_NAMED, cutoff=0.5) or known[:MOST_NAMED]
+    raise ValueError(unknown_name(field, name, near))
 
 
 def _registered(store: Store, model_id: str) -> ModelReference:

@@ -102,7 +102,19 @@ def test_nothing_that_matches_is_a_table_with_its_columns(catalogue, uri):
     assert len(found) == 0
     assert set(COLUMNS) <= set(found.columns)
     assert len(find_models(uri, order_by="epsilon")) == 0
-    assert len(find_models(catalogue[0], registered_model="other")) == 0
+
+
+@pytest.mark.parametrize("asked", [{}, {"alias": "best-utility"}, {"max_epsilon": 8, "limit": 3}])
+def test_a_registered_model_that_is_not_there_is_no_empty_answer(tracker, record, asked):
+    uri = tracker.store.uri
+    with pytest.raises(ValueError, match="registered_model must be in the registry, got 'dmo' in a store without"):
+        find_models(uri, registered_model="dmo", **asked)
+    tracker.log_trial(record())
+    with pytest.raises(ValueError, match=r"registered_model 'dmo' is unknown\. Did you mean 'demo'\? Known: demo"):
+        find_models(uri, registered_model="dmo", **asked)
+    assert len(find_models(uri, registered_model="demo", max_loss=0.0001)) == 0, "no model of it matches"
+    with pytest.raises(ValueError, match=r"MODEL: the registered model 'dmo' is unknown\. Did you mean 'demo'"):
+        show_model("models:/dmo/1", tracking_uri=uri)
 
 
 def test_one_score_needs_no_name(tracker, record):

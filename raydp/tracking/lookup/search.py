@@ -17,7 +17,7 @@ from raydp.tracking.lookup.whole_file import all_models, all_versions
 from raydp.tracking.recorded import CHUNK, PAGE, uri_of, versions_of_runs
 from raydp.tracking.records import latest_metrics
 from raydp.tracking.sealing.trust import Trust
-from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store, pages
+from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store, pages, require_registered
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -69,6 +69,8 @@ class Lookup:
                     break
             if not entries:
                 self._require_known(experiments)
+        if not entries and self.registered_model is not None:
+            require_registered(self.store, self.registered_model, "registered_model")
         return self._kept(entries)
 
     def _kept(self, entries: list[Tracked]) -> pd.DataFrame:
