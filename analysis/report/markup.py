@@ -15,6 +15,8 @@ import plotly.graph_objects as go
 Cell = str | int | float | None
 Attributes = Mapping[str, str | int]
 _TEXT = {"class": "text"}
+_FIGURE = re.compile(r"([<>≤≥~±+−-]\s*)?(\.?\d|∞|inf\b)")
+"""The beginning of a cell that is a number: a sign or a bound may stand before it, and a unit or a range behind it."""
 
 
 def number(value: float | None) -> str:
@@ -88,18 +90,23 @@ def table(
     Args:
         caption: text above the table.
         headers: one per column.
-        rows: at least one. Text columns align left. Numbers, and texts that start with a digit, align right.
+        rows: at least one. A column aligns left if one of its cells is text, else right (see `_is_text`).
         marked: positions of rows to emphasise.
         of_row: attributes of each row, for scripts.
         of_column: column -> attributes of its cells, for scripts.
     """
-    textual = [_is_text(cell) for cell in rows[0]]
+    textual = [any(map(_is_text, cells)) for cells in zip(*rows, strict=True)]
     columns = zip(headers, textual, strict=True)
     head = "".join(
         f"<th{_written({'scope': 'col'} | (_TEXT if text else {}))}>{escape(header)}</th>" for header, text in columns
     )
     body = "\n".join(
-        _row(row, ({"class": "marked"} if at in marked else {}) | dict(of_row[at] if of_row else {}), of_column or {})
+        _row(
+            row,
+            textual,
+            ({"class": "marked"} if at in marked else {}) | dict(of_row[at] if of_row else {}),
+            of_column or {},
+        )
         for at, row in enumerate(rows)
     )
     return (
@@ -173,19 +180,21 @@ def _described(figure: go.Figure) -> Mapping[str, object]:
     return described
 
 
-def _row(cells: Sequence[Cell], attributes: Attributes, of_column: Mapping[int, Attributes]) -> str:
-    first, *others = cells
-    body = "".join(_cell(value, of_column.get(at, {})) for at, value in enumerate(others, start=1))
-    return f'<tr{_written(attributes)}><th scope="row">{_text(first)}</th>{body}</tr>'
-
-
-def _cell(value: Cell, attributes: Attributes) -> str:
-    return f"<td{_written((_TEXT if _is_text(value) else {}) | dict(attributes))}>{_text(value)}</td>"
+def _row(
+    cells: Sequence[Cell], textual: Sequence[bool], attributes: Attributes, of_column: Mapping[int, Attributes]
+) -> str:
+    """Return a row. The first cell is its header."""
+    written = []
+    for at, (value, text) in enumerate(zip(cells, textual, strict=True)):
+        own = (_TEXT if text else {}) | dict(of_column.get(at, {}))
+        name, scope = ("td", {}) if at else ("th", {"scope": "row"})
+        written.append(f"<{name}{_written(scope | own)}>{_text(value)}</{name}>")
+    return f"<tr{_written(attributes)}>{''.join(written)}</tr>"
 
 
 def _is_text(value: Cell) -> bool:
-    """Return whether a cell is text. A share such as "12%" counts as a number."""
-    return isinstance(value, str) and not value[:1].isdigit() and value != number(None)
+    """Return whether a cell is text. A number may have a sign, a bound or a unit: "-0.3", "<0.1", "12%"."""
+    return isinstance(value, str) and value not in ("", number(None)) and _FIGURE.match(value) is None
 
 
 def _written(attributes: Attributes) -> str:
