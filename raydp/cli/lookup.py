@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -116,7 +117,9 @@ def models_show(
     from raydp.tracking import show_model
 
     answer = show_model(model, tracking_uri=uri, trusted_keys=trusted_key, verify=verify)
-    print_json(answer) if json else print_document(answer, width=PAGE_COLUMNS)
+    # COLUMNS, the width of the terminal, else that of a page.
+    width = shutil.get_terminal_size((PAGE_COLUMNS, 0)).columns
+    print_json(answer) if json else print_document(answer, width=width)
 
 
 @models_app.command("promote")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import raydp
 from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
@@ -180,11 +181,20 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFix
     failure = RunFailure(configuration=configuration, seed=0, run_id="ab12", reason="a [reason]")
     counts = RunCounts(runs=3, finished=1, failed=1, stopped=0, pending=1, failures=(failure,))
     folder = SweepFolder(path=tmp_path)
+    folder.spec_file.write_text(yaml.safe_dump(small_spec(tmp_path)))
     show_status(folder, counts, None)
     out = capsys.readouterr().out
     assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
     assert "a [reason]" in out
     assert f"If no process runs this sweep, go on with: raydp sweep {tmp_path / 'spec.yaml'} --resume" in out
+    assert "1 of 3 runs are done; all of this is kept." in out
+    for run_id, steps in (("cd34", (2, 3)), ("ef56", (1,))):
+        checkpoints = folder.trial(run_id) / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        for step in steps:
+            (checkpoints / f"step-{step:08d}.safetensors").touch()
+    show_status(folder, counts, None)
+    assert "1 of 3 runs are done and 2 checkpointed (at step 3, 1); all of this is kept." in capsys.readouterr().out
     selected = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "utility_loss": 1.5, "score": 0.25}
     selected |= {"rule": "procedure", "model_uri": "models:/m/1"}
     ended = replace(counts, pending=0, failures=())

@@ -181,6 +181,24 @@ def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(monkeypatch
     )
 
 
+@pytest.mark.parametrize(
+    ("ended", "said"), [(2, "2/2 done, 0 running, 0 failed"), (1, "1/2 done, 0 running, 0 failed")]
+)
+def test_the_last_line_counts_every_result(ended: int, said: str) -> None:
+    """The results come after the last line that was due. An interrupted sweep has fewer of them."""
+    file = StringIO()
+    running = {"b": (1, 6)}
+    progress = SweepProgress(
+        Console(file=file), {"a": 60, "b": 60}, 0, lambda: QueueStatus(running=running, waiting=0), names={}
+    )
+    with progress:
+        for run_id in ("a", "b")[:ended]:
+            progress.finished(RunResult(run_id=run_id, status="stopped"))
+    last = file.getvalue().splitlines()[-1]
+    assert last.startswith(said)
+    assert "left" not in last
+
+
 @pytest.mark.parametrize("waited", [0.0, 10.0, 29.0])
 def test_a_step_that_has_not_ended_makes_the_others_no_slower(monkeypatch: pytest.MonkeyPatch, waited: float) -> None:
     """Six steps of 30 s: after the second one, 120 s are left, less those of the third that have gone by."""

@@ -220,6 +220,18 @@ def test_show_model_holds_the_guarantee(tracker, record):
     assert shown["promotions"] == []
 
 
+@pytest.mark.parametrize(("columns", "least", "most"), [("60", 40, 60), ("140", 100, 140), (None, 80, 100)])
+def test_a_model_is_shown_in_the_columns_of_the_terminal(tracker, record, raydp, monkeypatch, columns, least, most):
+    """Also in a pipe. Without COLUMNS a pipe has those of a page."""
+    tracker.log_trial(record())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    lines = raydp("models", "show", "models:/demo/1", "--uri", tracker.store.uri).out.splitlines()
+    widest = max(len(line) for line in lines if len(line.split()) > 2)
+    assert least < widest <= most
+
+
 def test_show_model_warns_of_a_guarantee_that_nobody_should_rely_on(tracker, record):
     """Also of the models that are released together, if the card knows them."""
     weak = {

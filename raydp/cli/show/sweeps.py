@@ -147,10 +147,26 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
         stdout.print(f"selected: {_figures(summary.selected)}, {summary.selected.model_uri}", markup=False)
         stdout.print(f"report: {folder.report}", markup=False)
     elif counts.pending and progress is None:
-        stdout.print(
-            "If no process runs this sweep, go on with: " + shell_line("raydp", "sweep", folder.spec_file, "--resume"),
-            markup=False,
-        )
+        _show_kept(folder, counts, "If no process runs this sweep, go on with")
+
+
+def _show_kept(folder: SweepFolder, counts: RunCounts, go_on: str) -> None:
+    """Print what an interrupted sweep has kept, and the command that resumes it.
+
+    Args:
+        folder: the sweep's folder.
+        counts: the numbers of runs by status.
+        go_on: the words before the command.
+    """
+    if folder.disclosure().shows_runs:
+        steps = folder.checkpointed()
+        ended, named = counts.finished + counts.stopped, ", ".join(map(str, list(steps.values())[:NAMED]))
+        more = ", ..." if len(steps) > NAMED else ""
+        begun = f" and {len(steps)} checkpointed (at step {named}{more})" if steps else ""
+        kept = f"{ended} of {counts.runs} runs are done{begun}"
+        stdout.print(f"{kept}; all of this is kept. Other runs begin at their first step.", markup=False)
+    command = shell_line("raydp", "sweep", folder.spec_file, "--resume")
+    stdout.print(f"{go_on}: {command}", markup=False, soft_wrap=True)
 
 
 def _show_progress(folder: SweepFolder, progress: DriverProgress) -> None:
@@ -177,7 +193,8 @@ def show_result(sweep: Sweep, result: SweepResult) -> None:
         _show_counts(result)
     _show_logs(sweep)
     if result.interrupted:
-        stdout.print("interrupted: go on with the same command and --resume", style="bold")
+        stdout.print("interrupted", style="bold")
+        _show_kept(sweep.folder, result.counts, "Go on with")
     if selected is None or result.best_utility is None:
         stdout.print(f"nothing selected: {result.reason}", style="bold")
         return

@@ -158,9 +158,11 @@ class SweepProgress:
                     cell(self._text())
                 elif _is_due(seconds):
                     self._console.print(self._line())
+        self._status = QueueStatus(running={}, waiting=0)
         if cell is not None:
-            self._status = QueueStatus(running={}, waiting=0)
             cell(self._text())
+        else:
+            self._console.print(self._line(), markup=False)
 
     def _keep(self, progress: DriverProgress | None) -> None:
         """Record the progress. A full disk must not end the display."""
@@ -195,7 +197,7 @@ class SweepProgress:
         parts = [f"{share} done", self._running(), f"{failed} failed"]
         parts += [f"{len(self._status.preparing)} starting ({preparing})"] if preparing else []
         parts += [f"{stopped} stopped early"] if stopped else []
-        return ", ".join([*parts, self._time_left()])
+        return ", ".join(parts if self._stop.is_set() else [*parts, self._time_left()])
 
     def _running(self) -> str:
         """Return how many runs are in progress, and how far the first of them are."""

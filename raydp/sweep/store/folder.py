@@ -600,6 +600,12 @@ class SweepFolder:
         result = self.result(run_id)
         return result is not None and result.finished
 
+    def checkpointed(self) -> dict[str, int]:
+        """Return run_id -> the number of steps in the newest checkpoint, of the runs without a result."""
+        files = sorted(self.path.glob("trials/*/checkpoints/step-*.safetensors"))
+        steps = {file.parents[1].name: int(file.stem.removeprefix("step-")) for file in files}
+        return {run_id: step for run_id, step in steps.items() if not self.has_ended(run_id)}
+
     def has_ended(self, run_id: str) -> bool:
         """Return whether a run must not run again: it has finished, or it was stopped early."""
         result = self.result(run_id, history=False)
