@@ -6,6 +6,7 @@ waits for the thread.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import resource
@@ -26,6 +27,7 @@ from ray.tune.execution import class_cache
 
 from raydp.io.files import private_folder
 from raydp.io.output import stderr
+from raydp.io.watcher import watched
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_address
 from raydp.sweep.engine.warm.start import forked_workers
@@ -46,6 +48,8 @@ SAID_SECONDS = 10.0
 """Time between two lines on what the start waits for."""
 END_SECONDS = 1.0
 """How long a given-up start may take to end. Its processes are killed at once."""
+STUCK_SECONDS = 10.0
+"""How much longer Ray's code in C++ may wait for a process that does not answer, before the process is killed."""
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
 ANSWER_SECONDS = 1.0
@@ -160,21 +164,30 @@ def start_ray(cluster: ClusterSpec) -> None:
 
     Raises:
         ValueError: nothing answers at the cluster's address.
-        TimeoutError: Ray has not started in time, twice.
+        TimeoutError: Ray has not started in time, twice, or cannot be started again.
     """
     check_address(cluster.address)
     options, local = _options(cluster), cluster.address == "local"
     for seconds, following in zip(START_SECONDS, (*START_SECONDS[1:], None), strict=True):
-        with forked_workers(cluster), _own_node(seconds) if local else nullcontext():
+        words = _refusal(seconds, "an end of this process, while a process of Ray did not answer")
+        with (
+            watched(seconds + STUCK_SECONDS, words),
+            forked_workers(cluster),
+            _own_node(seconds) if local else nullcontext(),
+        ):
             reason = _attempt(options, seconds)
         if reason is None:
             return
         if following is None:
-            raise TimeoutError(
-                f"Ray must start within {seconds:g} s, got {reason} ({_load()}). End other programs, or wait until "
-                "they have ended, and give the command again."
-            )
+            raise TimeoutError(_refusal(seconds, reason))
         stderr.print(f"starting Ray: {reason} ({_load()}). Trying again, for at most {following:g} s", markup=False)
+
+
+def _refusal(seconds: float, reason: str) -> str:
+    return (
+        f"Ray must start within {seconds:g} s, got {reason} ({_load()}). End other programs, or wait until they have "
+        "ended, and give the command again."
+    )
 
 
 def _options(cluster: ClusterSpec) -> dict[str, object]:
@@ -219,6 +232,7 @@ def _attempt(options: dict[str, object], seconds: float) -> str | None:
 
     Raises:
         KeyboardInterrupt: the wait was interrupted. No process is left.
+        TimeoutError: the thread is stuck in Ray, and holds the lock that a further attempt would wait for.
         ValueError: an argument is wrong.
     """
     global _running
@@ -244,7 +258,10 @@ def _attempt(options: dict[str, object], seconds: float) -> str | None:
         raise start.error
     if start.error is not None:
         return next(iter(str(start.error).strip().splitlines()), type(start.error).__name__)
-    return f"no answer from {awaited} after {seconds:g} s"
+    reason = f"no answer from {awaited} after {seconds:g} s"
+    if not start.ended.is_set():
+        raise TimeoutError(_refusal(seconds, reason))
+    return reason
 
 
 def _keep_sigterm() -> None:
@@ -264,16 +281,22 @@ def _load() -> str:
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors{limited}"
 
 
+def _kill_newest() -> None:
+    if LocalNode.newest is not None:
+        LocalNode.newest.kill()
+
+
 def _give_up(start: Start) -> None:
     """Kill what an attempt has started, until its thread has ended or waits for nothing that could start."""
     deadline = time.monotonic() + END_SECONDS
     while True:
-        if LocalNode.newest is not None:
-            LocalNode.newest.kill()
+        _kill_newest()
         if start.ended.wait(POLL_SECONDS) or time.monotonic() > deadline:
             break
     start.stopped.set()
-    if start.error is None:
+    if not start.ended.is_set():
+        atexit.unregister(ray.shutdown)  # it would wait for the thread
+    elif start.error is None:
         ray.shutdown()
 
 
@@ -336,9 +359,13 @@ def _free_port() -> int:
 
 
 def stop_ray() -> None:
-    """Stop Ray here, or leave the cluster."""
+    """Stop Ray here, or leave the cluster. A process of Ray that has frozen is killed after some seconds."""
     global _running
+    killer = threading.Timer(STUCK_SECONDS, _kill_newest)
+    killer.daemon = True
+    killer.start()
     ray.shutdown()
+    killer.cancel()
     if _running is not None:
         _running.stopped.set()
         _running = None
