@@ -412,7 +412,7 @@ def test_the_plans_document_has_the_counts_and_caveats_of_its_text(
         assert f"{data['num_examples']} examples; the unit of privacy is: {data['privacy_unit']}" in text
         assert all(f"caveat: {caveat}" in text for caveat in data["caveats"])
         assert data["caveats"]
-        assert f"heldout_examples: {data['heldout_examples']}" in text
+        assert f"held-out examples: {data['heldout_examples']}" in text
         assert row["warnings"]
         assert all(f"warning: {Caution.from_json(warning)}" in text for warning in row["warnings"])
     assert raydp("sweep", spec, "--dry-run", "--json").json() == rows

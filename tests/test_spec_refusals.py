@@ -56,7 +56,7 @@ def test_secrets_that_are_absent_are_dropped_and_listed_and_none_left_is_an_erro
     secrets.write_text(json.dumps(present) + "\n" + json.dumps(absent) + "\n")
     answer = raydp("plan", spec)
     assert answer.code == 0, answer.err
-    assert "secrets_absent" in answer.out
+    assert "secrets absent: " in answer.out
     assert "Nobody" not in answer.out + answer.err, "listed by id, never in the clear"
     secrets.write_text(json.dumps(absent) + "\n")
     answer = raydp("plan", spec)

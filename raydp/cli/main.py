@@ -96,7 +96,7 @@ def sweep(
         from raydp.sweep.api import Sweep
 
         stderr.print(UNCHANGED, markup=False)
-        _show_end(Sweep(draft), Sweep(draft).result, json=json)
+        _show_end(Sweep(draft), Sweep(draft).result, json=json, warned=False)
         return
     if dry_run:
         check_plan(draft)
@@ -120,18 +120,18 @@ def sweep(
     unfinished = result.interrupted or result.counts.pending or result.counts.failed
     if result.selected is not None and not unfinished and chosen.folder.disclosure().shows_runs:
         remember(draft)
-    _show_end(chosen, result, json=json)
+    _show_end(chosen, result, json=json, warned=True)
 
 
-def _show_end(chosen: Sweep, result: SweepResult, *, json: bool) -> None:
-    """Print the end of a sweep. Exit with 1 if nothing was selected."""
+def _show_end(chosen: Sweep, result: SweepResult, *, json: bool, warned: bool) -> None:
+    """Print the end of a sweep (see `show_result`). Exit with 1 if nothing was selected."""
     from raydp.cli.show.sweeps import show_result
     from raydp.io.output import print_json
 
     if json:
         print_json(result.document())
     else:
-        show_result(chosen, result)
+        show_result(chosen, result, warned=warned)
     nothing_to_run = not result.counts.runs  # a valid outcome of a private selection
     if (result.selected is None and not nothing_to_run) or result.interrupted:
         raise typer.Exit(1)

@@ -93,6 +93,12 @@ def _console(**options: Any) -> WordConsole:
 stderr, stdout = _console(stderr=True), _console()
 
 
+def print_warning(text: object) -> None:
+    """Print a warning beside a result. A quiet command prints the result alone."""
+    if not stderr.quiet:
+        stdout.print(f"warning: {text}", markup=False)
+
+
 @contextmanager
 def phase(console: Console, text: str) -> Iterator[None]:
     """Show a text while the block runs. If the output is not a terminal, print the text once, and again if it is long.

@@ -67,8 +67,9 @@ class TaskFacts:
         """Return sentences about the data before training: sizes, left-out examples, and caveats about the unit."""
         units = "" if self.num_units == self.num_examples else f" of {self.num_units} users"
         sentences = [f"{self.num_examples} examples{units}; the unit of privacy is: {self.privacy_unit}"]
-        for name, value in self.notes.items():
-            if name == "caveats":
+        for key, value in self.notes.items():
+            name = key.removeprefix("num_").replace("heldout", "held-out").replace("_", " ")
+            if key == "caveats":
                 sentences += [f"caveat: {caveat}" for caveat in value]
             elif isinstance(value, list | tuple):
                 sentences.append(f"{name}: {_enumerated(value)}")

@@ -48,7 +48,7 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
         (
             {"num_heldout_examples": 17, "heldout_with_secret_removed": 39},
             {},
-            "task: at least 100 examples should be held out",
+            "task: held-out examples should be at least 100",
             "17 (39 others held a secret and were left out)",
         ),
         (
@@ -124,3 +124,4 @@ def test_a_warning_reads_as_an_error_does() -> None:
     caution = Caution(rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units.")
     assert str(caution) == "privacy: delta should be at most 0.001, got 0.01. Protect more units."
     assert Caution.from_json(caution.to_json()) == caution
+    assert caution.short == "privacy: delta 0.01"

@@ -16,8 +16,10 @@ import yaml
 
 import raydp
 from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
-from raydp.cli.show.sweeps import lookup_commands, show_predictions, show_selection, show_status
+from raydp.cli.show.sweeps import _show_decision, lookup_commands, show_predictions, show_selection, show_status
+from raydp.io import output
 from raydp.io.shell import shell_line
+from raydp.privacy import Caution
 from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
@@ -44,10 +46,10 @@ FACTS = TaskFacts(
 )
 NOTES = [
     "90 examples; the unit of privacy is: row",
-    "duplicates_removed: 3",
-    "secrets_absent: 0a1b, 2c3d",
-    "authors_unresolved: none",
-    "secret_counts: 20 (3 times), 80",
+    "duplicates removed: 3",
+    "secrets absent: 0a1b, 2c3d",
+    "authors unresolved: none",
+    "secret counts: 20 (3 times), 80",
     "caveat: n is not covered.",
     "caveat: A mail has two.",
 ]
@@ -267,3 +269,20 @@ def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
     answer = raydp("plan", write_spec(method=method, select={"score": "vmr_exact", "at_most": bound}))
     assert answer.code == 2
     assert message in answer.err
+
+
+@pytest.mark.parametrize(("said", "quiet"), [(False, False), (True, False), (True, True)])
+def test_a_warning_is_printed_once_and_a_quiet_command_prints_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: bool, quiet: bool
+) -> None:
+    before = Caution(rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units.")
+    chosen = Selection(
+        configuration=Configuration(batch_size=1, num_steps=5, learning_rate=0.01), utility_loss=1.0, score=0.5,
+        rule="procedure", steps=(), model_uri=None, cautions=("It leaks.", str(before)),
+    )  # fmt: skip
+    monkeypatch.setattr(output.stderr, "quiet", quiet)
+    _show_decision(chosen, [before] if said else [])
+    first, *warnings = capsys.readouterr().out.splitlines()
+    assert first.startswith("selected by procedure")
+    held = "warning: what was said at the start holds for this choice: privacy: delta 0.01."
+    assert warnings == ([] if quiet else ["warning: It leaks.", held if said else f"warning: {before}"])

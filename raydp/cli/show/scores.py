@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydp.io.output import print_table, stdout
+from raydp.io.output import print_table, print_warning, stdout
 from raydp.search_spaces.settings import settings_in_words
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def pair_row(
 def show_methods(answer: Comparisons, warnings: Sequence[str]) -> None:
     """Print the comparability warnings, then one table per two methods with one row per figure."""
     for warning in warnings:
-        stdout.print(f"warning: {warning}", markup=False)
+        print_warning(warning)
     rows: dict[str, list[dict[str, object]]] = {}
     for row in answer["comparisons"]:
         shown = {

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 
-from raydp.io.output import print_table, stdout
+from raydp.io.output import print_table, print_warning, stdout
 from raydp.io.shell import shell_line
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.names import run_name
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection
+    from raydp.privacy import Caution
     from raydp.spec.document import SweepSpec
     from raydp.sweep.api import Sweep
     from raydp.sweep.ending.result import SweepResult
@@ -37,7 +38,7 @@ def show_plan(table: pd.DataFrame) -> None:
     for note in table.attrs["facts"].sentences():
         stdout.print(note, markup=False)
     for warning in table.attrs["warnings"]:
-        stdout.print(f"warning: {warning}", markup=False)
+        print_warning(warning)
     if table.attrs["note"] is not None:
         stdout.print(table.attrs["note"], markup=False)
     rows = cast("list[dict[str, object]]", table.to_dict("records"))
@@ -61,15 +62,23 @@ def show_selection(selection: Selection) -> None:
     _show_steps(selection)
 
 
-def _show_decision(selection: Selection) -> None:
-    """Print the selected configuration, how sure it is, what else could be chosen, and the warnings."""
+def _show_decision(selection: Selection, said: Sequence[Caution] = ()) -> None:
+    """Print the selected configuration, how sure it is, what else could be chosen, and the warnings.
+
+    Args:
+        selection: the selection.
+        said: warnings that the command has printed before. They are named in one line.
+    """
     from raydp.analysis.selection.words import in_words
 
     stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
     for sentence in in_words(selection):
         stdout.print(sentence, markup=False)
     for warning in selection.warnings:
-        stdout.print(f"warning: {warning}", markup=False)
+        if warning not in map(str, said):
+            print_warning(warning)
+    if said:
+        print_warning(f"what was said at the start holds for this choice: {'; '.join(c.short for c in said)}.")
 
 
 def _show_steps(selection: Selection) -> None:
@@ -102,10 +111,9 @@ def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
     shown = [{names.get(k, k): v for k, v in row.items()} for row in rows]
     print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", shown)
     if any(row["beyond"] for row in rows):
-        stdout.print(
-            "warning: rows with a hyperparameter `beyond` the measured values are linear extrapolations: they ignore "
-            "the range of a score, and that runs may diverge.",
-            markup=False,
+        print_warning(
+            "rows with a hyperparameter `beyond` the measured values are linear extrapolations: they ignore "
+            "the range of a score, and that runs may diverge."
         )
 
 
@@ -177,12 +185,18 @@ def _show_progress(folder: SweepFolder, progress: DriverProgress) -> None:
         stdout.print(f"  {names.get(run_id, 'the untrained base model')}  step {step}/{of or '?'}", markup=False)
 
 
-def show_result(sweep: Sweep, result: SweepResult) -> None:
-    """Print the end of a sweep: the decision, the configurations, the guarantee, and how to load the model."""
+def show_result(sweep: Sweep, result: SweepResult, *, warned: bool = False) -> None:
+    """Print the end of a sweep: the decision, the configurations, the guarantee, and how to load the model.
+
+    Args:
+        sweep: the sweep.
+        result: what it came to.
+        warned: whether the command has printed the warnings of the plan at its start.
+    """
     private = not sweep.folder.disclosure().shows_runs
     selected = result.selected
     if selected is not None:
-        _show_decision(selected)
+        _show_decision(selected, sweep.folder.plan().warnings if warned else ())
     if selected is not None and result.best_utility is not None and not private:
         same = result.best_utility.configuration == selected.configuration
         best = "It also has the best utility." if same else f"best utility instead: {_figures(result.best_utility)}"
@@ -235,7 +249,7 @@ def _show_guarantee(sweep: Sweep) -> None:
     record = sweep.folder.plan().record
     if math.isinf(record.accounted.epsilon):
         for sentence in [*remarks(record), "privacy-preferred is not set: it is for models with a guarantee."]:
-            stdout.print(f"warning: {sentence}", markup=False)
+            print_warning(sentence)
         return
     not_certified = [f"Not certified: {reason}." for reason in record.not_certified_because]
     for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.released())]:

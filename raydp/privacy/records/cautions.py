@@ -38,6 +38,11 @@ class Caution:
     def __str__(self) -> str:
         return f"{self.rule}, got {self.value}. {self.remedy}"
 
+    @property
+    def short(self) -> str:
+        """Return the figure and what has it, such as "privacy: delta 0.01"."""
+        return f"{self.rule.partition(' should')[0]} {self.value}"
+
     def to_json(self) -> dict[str, str]:
         """Return the caution as data for JSON."""
         return asdict(self)

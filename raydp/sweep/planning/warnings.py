@@ -100,7 +100,7 @@ def _of_utility(facts: TaskFacts) -> list[Caution]:
     more = f" ({removed} others held a secret and were left out)" if removed else ""
     return [
         Caution(
-            rule=f"task: at least {FEW_HELD_OUT} examples should be held out, because they decide what may be selected",
+            rule=f"task: held-out examples should be at least {FEW_HELD_OUT}, because they decide what may be selected",
             value=f"{held}{more}",
             remedy="Raise task.heldout_fraction, or give task.heldout_path.",
         )
