@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from raydp.io.interrupted import Interrupted
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_machine, fitting_groups
+from raydp.sweep.engine.ray_start import _options
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.store.folder import SweepFolder
 from tests.builders.plans import plan_of_runs
@@ -188,6 +190,14 @@ def test_a_resume_whose_folder_goes_meanwhile_says_what_to_do(tmp_path: Path, mo
     monkeypatch.setattr(driver, "build_task", built)
     with pytest.raises(ValueError, match=r"--resume must be of a sweep that was started"):
         driver.run_sweep(spec, resume=True, console=Console(quiet=True))
+
+
+def test_a_pinned_process_counts_the_cpus_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two runs would share the one core that `taskset -c 0` leaves them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    assert _options(ClusterSpec())["num_cpus"] == 1
+    with pytest.raises(ValueError, match="2 CPUs and 0 GPUs a worker, got 1 CPUs"):
+        check_machine(ClusterSpec(cpus_per_worker=2))
 
 
 def test_groups_of_workers_fit_nodes() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -37,7 +39,7 @@ def check_address(address: str) -> None:
 
 
 def check_machine(cluster: ClusterSpec) -> None:
-    """Check that this machine holds at least one worker group, with the CPUs and GPUs that Ray detects.
+    """Check that this machine holds at least one worker group, with its usable CPUs and the GPUs that Ray detects.
 
     Raises:
         ValueError: the machine is too small.
@@ -45,7 +47,6 @@ def check_machine(cluster: ClusterSpec) -> None:
     if not cluster.gpus_per_worker and cluster.min_workers * cluster.cpus_per_worker <= 1:
         return  # every machine is large enough, and importing Ray takes a second
     from ray._private.accelerators import get_accelerator_manager_for_resource
-    from ray._private.utils import get_num_cpus
 
     gpus = 0
     if (manager := get_accelerator_manager_for_resource("GPU")) is not None:
@@ -54,7 +55,15 @@ def check_machine(cluster: ClusterSpec) -> None:
             manager.get_current_process_visible_accelerator_ids(),
         )
         gpus = gpus if visible is None else min(gpus, len(visible))
-    fitting_groups(cluster, [(get_num_cpus(), gpus)])
+    fitting_groups(cluster, [(usable_cpus(), gpus)])
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs of this machine this process may use. Ray by itself would also count those it may not."""
+    from ray._private.utils import get_num_cpus
+
+    detected = int(get_num_cpus())
+    return min(detected, len(os.sched_getaffinity(0))) if sys.platform == "linux" else detected
 
 
 def fitting_groups(cluster: ClusterSpec, nodes: Sequence[tuple[float, float]]) -> int:

@@ -29,7 +29,7 @@ from raydp.io.files import private_folder
 from raydp.io.output import stderr
 from raydp.io.watcher import watched
 from raydp.spec.sections import ClusterSpec
-from raydp.sweep.engine.machine import check_address
+from raydp.sweep.engine.machine import check_address, usable_cpus
 from raydp.sweep.engine.warm.start import forked_workers
 
 NODE_SECONDS = 3600
@@ -219,6 +219,7 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
     local = cluster.address == "local"
     return {
         "address": cluster.address,  # "local" never joins an instance that someone else started
+        "num_cpus": usable_cpus() if local else None,
         "include_dashboard": False if local else None,
         "log_to_driver": False,
         "logging_level": logging.ERROR,

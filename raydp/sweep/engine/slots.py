@@ -61,6 +61,9 @@ DRAIN_SECONDS = 2.0
 CLOSE_SECONDS = 30.0
 """How long the end of a sweep waits for its worker groups to end."""
 
+KILL_SECONDS = 10.0
+"""How long it waits once their controllers are killed. Longer waits are for a process of Ray that has frozen."""
+
 
 def beside_driver(cls: type[T], **options: object) -> ActorClass[T]:
     """Return a class of actors that take no CPU and run on the driver's node, so that they end with no other node.
@@ -198,7 +201,7 @@ class Slots:
         """End the threads by killing the controllers that they wait for. If a thread is still in a call of Ray when Ray
         shuts down, the whole process can end without an exception."""
         self._closing.set()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + KILL_SECONDS
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
             for controller in list(self._controllers.values()):
                 ray.kill(controller)
