@@ -55,16 +55,34 @@ def test_a_wait_of_minutes_has_fewer_lines(clock: Clock) -> None:
     assert max(gaps) <= 3 * AGAIN_SECONDS + 0.2
 
 
-def test_each_part_of_a_status_that_takes_long_is_named_but_not_each_number(clock: Clock) -> None:
-    said = "checking a"
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (
+            [
+                ("checking a", 3),
+                ("checking b", 3),
+                ("calibrating 0/40", 3),
+                *((f"calibrating {k}/40", 1) for k in "1234"),
+            ],
+            ["checking a", "checking b", "step 0/40"],
+        ),
+        (
+            [("checking a", 25), ("checking b", 12.2)],
+            ["checking a", "checking a (12 s)", "checking a (22 s)", "checking b", "checking b (12 s)"],
+        ),
+    ],
+    ids=["no line for each number", "with the time of the present part"],
+)
+def test_each_part_of_a_status_that_takes_long_is_named(
+    parts: list[tuple[str, float]], lines: list[str], clock: Clock
+) -> None:
+    said = ""
     clock.waits.begin(lambda: said, clock.show)
-    clock.run(3)
-    said = "checking b"
-    clock.run(3)
-    for done in range(5):
-        said = f"calibrating {done}/40"
-        clock.run(3 if done == 0 else 1)
-    assert [line for _, line in clock.lines] == ["checking a", "checking b", "calibrating 0/40"]
+    for part, seconds in parts:
+        said = part
+        clock.run(seconds)
+    assert [line for _, line in clock.lines] == lines
 
 
 def test_parts_that_are_short_each_are_not_silent_together(clock: Clock) -> None:
@@ -105,15 +123,6 @@ def test_the_time_shown_is_of_the_wait_that_the_line_names(between: bool, shown:
     clock.waits.printed()
     clock.run(12.2)  # after a minute the line of 142 s is not said again
     assert clock.lines[-1][1] == f"working ({shown} s)"
-
-
-def test_the_time_shown_begins_with_the_present_part_of_a_status(clock: Clock) -> None:
-    said = "checking a"
-    clock.waits.begin(lambda: said, clock.show)
-    clock.run(50)
-    said = "checking b"
-    clock.run(12.2)
-    assert [line for _, line in clock.lines][-2:] == ["checking b", "checking b (12 s)"]
 
 
 def test_whoever_prints_a_line_ends_the_silence(clock: Clock) -> None:

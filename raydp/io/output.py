@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -100,23 +101,26 @@ def print_warning(text: object) -> None:
 
 
 @contextmanager
-def phase(console: Console, text: str) -> Iterator[None]:
-    """Show a text while the block runs. If the output is not a terminal, print the text once, and again if it is long.
+def phase(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Show a text while the block runs, which gets a function that replaces the text.
+
+    If the output is not a terminal, print the text once, and again if the block is long.
 
     Args:
         text: the text; "" for a block that prints lines of its own.
     """
     if console.is_terminal and text:
-        with console.status(text):
-            yield
+        with console.status(text) as status:
+            yield status.update
         return
     if text:
         console.print(text, markup=False)
-    begun = begin_phase(console, lambda: text, said=True)
+    shown = [text]
+    begun = begin_phase(console, lambda: shown[0], said=True)
     try:
-        yield
+        yield partial(shown.__setitem__, 0)
     finally:
-        end_phase(begun, text)
+        end_phase(begun, shown[0])
 
 
 def begin_phase(console: Console, text: Callable[[], str], *, said: bool = False, between: bool = False) -> Phase:

@@ -97,7 +97,7 @@ class Waits:
                 phase.seen = kind
             age, silent = now - phase.named, now - self._last_line
             is_new = kind != phase.said and min(now - phase.since, silent) >= SILENT_SECONDS
-            if text and (is_new or silent >= AGAIN_SECONDS * (1 if age < 60 else 3)):
+            if text and (is_new or silent >= again_seconds(age)):
                 phase.said = kind
                 with suppress(OSError, ValueError):  # the output was closed meanwhile
                     phase.show(text if age < AGAIN_SECONDS else f"{text} ({age:.0f} s)")
@@ -107,6 +107,11 @@ class Waits:
         while self._phases:
             time.sleep(TICK_SECONDS)
             self.speak()
+
+
+def again_seconds(age: float) -> float:
+    """Return the time without a line after which a wait of this age, in seconds, has another line."""
+    return AGAIN_SECONDS * (1 if age < 60 else 3)
 
 
 def _kind(text: str) -> str:

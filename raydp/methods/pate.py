@@ -145,7 +145,7 @@ class PATE(MethodSection):
             )
         width = task.train.inputs.shape[1]  # task.max_length, whatever the texts are
         longest = task.label_words.longest(self.num_demonstrations, width, width)
-        room = models.positions(spec.model.name)
+        room = models.positions(models.config_of(spec.model.name))
         if room is not None and longest > room:
             raise ValueError(
                 f"method.num_demonstrations must leave room for a query in the {room} positions of "

@@ -15,7 +15,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from raydp.io.cache import cache_dir, stored_once
 from raydp.io.files import digest_of
@@ -233,18 +240,22 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def positions(name: str) -> int | None:
+def config_of(name: str) -> PretrainedConfig:
+    """Return the configuration of a language model."""
+    config: PretrainedConfig = AutoConfig.from_pretrained(model_folder(name)[0])
+    return config
+
+
+def positions(config: PretrainedConfig) -> int | None:
     """Return how many tokens a language model can read at once; None if its configuration does not say."""
-    room: int | None = getattr(AutoConfig.from_pretrained(model_folder(name)[0]), "max_position_embeddings", None)
-    return room
+    return getattr(config, "max_position_embeddings", None)
 
 
-def _switch_of_positions(name: str) -> int | None:
+def _switch_of_positions(config: PretrainedConfig) -> int | None:
     """Return the width of a batch above which its rotary positions are others; None if they depend on no width.
 
     `rope_type: dynamic` depends on it, too, but only above `positions`.
     """
-    config = AutoConfig.from_pretrained(model_folder(name)[0]).get_text_config()
     rotary: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     parts = [rotary, *(part for part in rotary.values() if isinstance(part, Mapping))]  # one for each type of layer
     own = getattr(config, "original_max_position_embeddings", None)
@@ -264,7 +275,8 @@ def check_length(spec: ModelSpec, longest: int) -> None:
         ValueError: there are fewer positions. Training would fail, or use positions that the model has never seen. Or
             the rotary positions of a whole batch change with its longest example.
     """
-    room, switch = positions(spec.name), _switch_of_positions(spec.name)
+    config = config_of(spec.name)
+    room, switch = positions(config), _switch_of_positions(config.get_text_config())
     virtual = spec.adapter.virtual_tokens
     prompt = f" and a {spec.adapter.type.replace('_', ' ')} of {virtual}" if virtual else ""
     if switch is not None and longest + virtual > switch:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydp.cost.measure import measure_cost
 from raydp.io.output import stderr
-from raydp.models.base_models import load_tokenizer, positions
+from raydp.models.base_models import config_of, load_tokenizer, positions
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.proposal.grid import Grid, fitted
 from raydp.proposal.survey import Survey, UserColumn
@@ -141,7 +141,7 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
     with stderr.status("counting tokens"):
         tokenizer = load_tokenizer(wishes.model)
         lengths = seen.lengths(tokenizer)
-    draft = _draft(seen, wishes, _max_length(lengths, positions(wishes.model)), seen.template(tokenizer))
+    draft = _draft(seen, wishes, _max_length(lengths, positions(config_of(wishes.model))), seen.template(tokenizer))
     num_units = wishes.users.num_users if wishes.users and wishes.unit == "user" else seen.num_rows
     sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], num_units)
     timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}

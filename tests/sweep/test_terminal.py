@@ -10,6 +10,7 @@ from collections.abc import Callable
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
 from raydp.io.waiting import Waits
 from raydp.sweep.api import select
-from raydp.sweep.engine.progress import FirstPass, SweepProgress, _is_due, follow_start
+from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -261,11 +262,22 @@ def test_a_start_of_the_workers_that_takes_long_says_so_with_its_true_time(monke
     assert all(said is not None and abs(after - int(said[1])) <= 1 for after, said in times)
 
 
-def test_lines_of_progress_come_every_ten_seconds_and_later_every_thirty() -> None:
-    due = [0, *(second for second in range(1, 200) if _is_due(second))]
-    gaps = [(after, after - before) for before, after in pairwise(due)]
+def test_lines_of_progress_come_at_once_every_ten_seconds_and_later_every_thirty() -> None:
+    file, due = StringIO(), list[int]()
+    progress = SweepProgress(Console(file=file), {}, 0, lambda: QueueStatus(running={}, waiting=0), names={})
+    progress._stop = MagicMock()
+
+    def wait(seconds: float) -> bool:
+        waited = progress._stop.wait.call_count - 1
+        due.extend([waited] * (file.getvalue().count("\n") - len(due)))
+        return waited == 200
+
+    progress._stop.wait.side_effect = wait
+    progress._loop()
+    gaps = [(after, after - before) for before, after in pairwise([0, *due])]
+    assert due[0] == 2
     assert max(gap for after, gap in gaps if after <= 60) <= 10
-    assert {gap for after, gap in gaps if after > 60} == {30}
+    assert {gap for after, gap in gaps if after > 62} == {30}
 
 
 def test_workers_that_still_start_are_counted() -> None:

@@ -17,16 +17,13 @@ from rich.text import Text
 
 from raydp.io.notebook import in_notebook, replaced_text
 from raydp.io.output import begin_phase, end_phase, phase
+from raydp.io.waiting import AGAIN_SECONDS, SILENT_SECONDS, again_seconds
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import DriverProgress
 
 LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
-PLAIN_SECONDS = 30.0
-"""Time between two lines after the first minute, if the output is no terminal."""
-FIRST_LINES = (5.0, 10.0, 20.0, 40.0, 50.0)
-"""Further seconds of the first minute after which a line comes if the output is no terminal."""
 RECORD_SECONDS = 5.0
 """Time between two records of the progress."""
 MOST_STEPS = 4
@@ -58,27 +55,14 @@ def follow_start(
         slots: number of worker groups that start.
     """
     text = f"{what} (0 of {slots} have started)"
-    display = console.status(text) if console.is_terminal else nullcontext()
-    if not console.is_terminal:
-        console.print(text, markup=False)
-    begun = begin_phase(console, lambda: text, said=True)
-    try:
-        with display as status:
-            while not wait(REFRESH_SECONDS):
-                known, preparing = text, poll().preparing
-                works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
-                text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
-                if text != known:
-                    LOGGER.debug("%s", text)
-                if status is not None:
-                    status.update(text)
-    finally:
-        end_phase(begun)
-
-
-def _is_due(seconds: float) -> bool:
-    """Return whether a line comes so many seconds after the start, if the output is no terminal."""
-    return seconds in FIRST_LINES or seconds % PLAIN_SECONDS == 0
+    with phase(console, text) as update:
+        while not wait(REFRESH_SECONDS):
+            known, preparing = text, poll().preparing
+            works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
+            text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
+            if text != known:
+                LOGGER.debug("%s", text)
+            update(text)
 
 
 class SweepProgress:
@@ -143,12 +127,12 @@ class SweepProgress:
 
     def _loop(self) -> None:
         """Look at the queue every second; show and record what is there at longer intervals."""
-        terminal, seconds = self._console.is_terminal, 0.0
+        terminal, seconds, silent = self._console.is_terminal, 0.0, AGAIN_SECONDS - SILENT_SECONDS
         cell = replaced_text() if in_notebook() and not terminal else None
         live = Live(self._render(), console=self._console, refresh_per_second=2, transient=True) if terminal else None
         with live or nullcontext():
             while not self._stop.wait(REFRESH_SECONDS):
-                seconds += REFRESH_SECONDS
+                seconds, silent = seconds + REFRESH_SECONDS, silent + REFRESH_SECONDS
                 self._refresh()
                 if seconds % RECORD_SECONDS == 0:
                     self._keep(DriverProgress(sentence=self._line(), running=dict(self._status.running)))
@@ -156,8 +140,9 @@ class SweepProgress:
                     live.update(self._render())
                 elif cell is not None:
                     cell(self._text())
-                elif _is_due(seconds):
+                elif silent >= again_seconds(seconds):
                     self._console.print(self._line())
+                    silent = 0.0
         self._status = QueueStatus(running={}, waiting=0)
         if cell is not None:
             cell(self._text())
