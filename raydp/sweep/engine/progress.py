@@ -115,6 +115,9 @@ class SweepProgress:
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
         self._thread.join()
+        # After an interruption runs are still in progress, and the end of the sweep tells of them.
+        if exc[0] is None and not in_notebook():
+            self._console.print(self._line(), markup=False)
         self._waits.__exit__(None, None, None)
         self._keep(None)
 
@@ -146,8 +149,6 @@ class SweepProgress:
         self._status = QueueStatus(running={}, waiting=0)
         if cell is not None:
             cell(self._text())
-        else:
-            self._console.print(self._line(), markup=False)
 
     def _keep(self, progress: DriverProgress | None) -> None:
         """Record the progress. A full disk must not end the display."""
