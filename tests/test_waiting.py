@@ -65,7 +65,7 @@ def test_a_wait_of_minutes_has_fewer_lines(clock: Clock) -> None:
                 ("calibrating 0/40", 3),
                 *((f"calibrating {k}/40", 1) for k in "1234"),
             ],
-            ["checking a", "checking b", "step 0/40"],
+            ["checking a", "checking b", "calibrating 0/40"],
         ),
         (
             [("checking a", 25), ("checking b", 12.2)],
