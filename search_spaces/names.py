@@ -25,6 +25,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
 
 
+def count_in_words(key: str) -> str:
+    """Return the key of a count in plain words: "num_heldout_examples" is "held-out examples"."""
+    return key.removeprefix("num_").replace("heldout", "held-out").replace("_", " ")
+
+
 FAMILIAR = frozenset(
     [
         "answer",

@@ -163,9 +163,10 @@ def _status(first: str) -> Iterator[Callable[[str], None]]:
 def _lines(answer: Mapping[str, object], json: bool) -> None:
     """Print counts, as one JSON document or one line each."""
     from raydp.io.output import print_json, stdout
+    from raydp.search_spaces.names import count_in_words
 
     if json:
         print_json(answer)
         return
     for key, value in answer.items():
-        stdout.print(f"{key}: {value}", markup=False)
+        stdout.print(f"{count_in_words(key)}: {value}", markup=False)

@@ -143,6 +143,7 @@ def filter_(
 def _answer(answer: dict[str, object], output: Path, show: bool, json: bool) -> None:
     """Print counts as a document or lines, a table by type, and the secrets themselves if requested."""
     from raydp.io.output import print_json, print_table, stdout
+    from raydp.search_spaces.names import count_in_words
     from raydp.secrets import commands
 
     if json:
@@ -150,7 +151,8 @@ def _answer(answer: dict[str, object], output: Path, show: bool, json: bool) -> 
         return
     for key, value in answer.items():
         if not isinstance(value, list) and value is not None:
-            stdout.print(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}", markup=False)
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            stdout.print(f"{count_in_words(key)}: {shown}", markup=False)
     if isinstance(types := answer.get("types"), list):
         print_table("by type", types)
     if show:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.search_spaces.names import count_in_words
 from raydp.spec.sections import Section
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class TaskFacts:
         units = "" if self.num_units == self.num_examples else f" of {self.num_units} users"
         sentences = [f"{self.num_examples} examples{units}; the unit of privacy is: {self.privacy_unit}"]
         for key, value in self.notes.items():
-            name = key.removeprefix("num_").replace("heldout", "held-out").replace("_", " ")
+            name = count_in_words(key)
             if key == "caveats":
                 sentences += [f"caveat: {caveat}" for caveat in value]
             elif isinstance(value, list | tuple):

@@ -41,6 +41,7 @@ FACTS = TaskFacts(
         "secrets_absent": ["0a1b", "2c3d"],
         "authors_unresolved": [],
         "secret_counts": [20, 20, 20, 80],
+        "num_heldout_examples": 12,
         "caveats": ["n is not covered.", "A mail has two."],
     },
 )
@@ -50,6 +51,7 @@ NOTES = [
     "secrets absent: 0a1b, 2c3d",
     "authors unresolved: none",
     "secret counts: 20 (3 times), 80",
+    "held-out examples: 12",
     "caveat: n is not covered.",
     "caveat: A mail has two.",
 ]
