@@ -175,8 +175,9 @@ class HierarchicalModel:
         matrix, posterior_mean = np.zeros((size, size)), np.zeros(size)
         rest = self.remaining
         rest_mean, rest_share, rest_matrix = (np.zeros((len(rest.rows), *shape)) for shape in ((), (), (size,)))
-        shares = np.array_split(np.arange(len(common)), times)
-        longest = max(map(len, shares))
+        sizes = [len(part) for part in np.array_split(common, times)]
+        ends = np.cumsum(sizes)
+        shares = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         done = 0
         for h in self._parts(self.hyperparameters):
             own = shares[done : done + len(h)]
@@ -190,23 +191,24 @@ class HierarchicalModel:
             # Joint draws.
             diagonal = np.arange(size)
             prior[:, diagonal, diagonal] *= 1 + _JITTER
-            normal = rng.standard_normal((2, len(h), size, longest))
+            normal = rng.standard_normal((2, len(h), size, max(sizes)))
             prior_draws = np.linalg.cholesky(prior) @ normal[0]
             truth = prior_draws + gain @ (self.values[:, None] - prior_draws - self._root(errors) @ normal[1])
             on_scale = self._on_own_scale(truth)
             for share, of_one in zip(own, on_scale, strict=True):
-                drawn[np.ix_(share, self.rows)] = of_one[:, : len(share)].T
+                drawn[share, self.rows] = of_one[:, : share.stop - share.start].T
             # The remaining configurations, each for itself.
             if len(rest.rows):
                 for one, share, factor, solved in zip(h, own, of_secrets, inverse, strict=True):
                     cross, variances = self._remaining_prior(one)
                     own_errors = self._remaining_errors(one, factor, rng)
                     given = rest.conditioned(cross, variances, own_errors, solved, self.values)
-                    drawn[np.ix_(share, rest.rows)] = self._on_own_scale(given.draw(rng, len(share)))
+                    drawn[share, rest.rows] = self._on_own_scale(given.draw(rng, share.stop - share.start))
                     rest_mean += given.mean / times
                     rest_share += given.share / times
                     rest_matrix += given.weights / times
-        drawn = np.maximum(drawn, 0.0) if ratio else drawn
+        if ratio:
+            np.maximum(drawn, 0.0, out=drawn)
         own_mean = self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(

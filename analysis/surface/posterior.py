@@ -38,10 +38,10 @@ class Posterior:
     operators: tuple[tuple[float, Smoother], ...]
 
     def times(self, unit: float) -> Posterior:
-        """Return the posterior of the figure in another unit."""
+        """Return the posterior of the figure in another unit. Its draws replace the old ones, for memory."""
         return replace(
             self,
-            draws=self.draws * unit,
+            draws=np.multiply(self.draws, unit, out=self.draws),
             common=self.common if self.ratio else self.common * unit,
             own_mean=self.own_mean * unit,
             operators=tuple((weight, replace(operator, unit=unit)) for weight, operator in self.operators),
