@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 DONE = b"\0"
 GRACE_SECONDS = 4.0
@@ -38,7 +38,8 @@ def watched(seconds: float, text: str) -> Iterator[None]:
         finally:
             if main:
                 signal.set_wakeup_fd(before)
-            os.write(pipe, DONE)
+            with suppress(BrokenPipeError):  # the watcher was killed
+                os.write(pipe, DONE)
 
 
 def watch(seconds: float, text: str) -> None:

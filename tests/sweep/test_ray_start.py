@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from raydp.io import watcher
 from raydp.io.files import LONGEST_FOLDER, private_folder
 
 SECONDS = 20.0
@@ -158,6 +159,13 @@ def test_a_start_that_never_ends_is_one_sentence(tmp_path: Path, process: str, s
         reasons = "no answer from its|a process of Ray has ended|an end of this process|System error: Failed to connect"
         assert re.search(f"Ray must start within [0-9]+ s, got ({reasons})", out + err)  # the load decides which
         assert_nothing_is_left(started.pid)
+
+
+def test_start_goes_on_when_watcher_is_killed() -> None:
+    with watcher.watched(60, "the driver did not answer"):
+        (beside,) = (p for p in psutil.Process().children() if watcher.__file__ in p.cmdline())
+        beside.kill()
+        beside.wait()
 
 
 def test_a_private_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
