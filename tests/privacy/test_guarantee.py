@@ -119,7 +119,8 @@ def test_the_card_warns_of_figures_that_nobody_should_ship() -> None:
 
 @given(st.floats(1e-6, 1e6))
 def test_no_sentence_states_less_than_the_computed_epsilon(epsilon: float) -> None:
-    """The last of four digits may be one too large."""
+    """The last of four digits may be one too large, but not of a number that has no more digits."""
+    assert stated(float(f"{epsilon:.4g}")) == f"{epsilon:.4g}"
     assert epsilon <= float(stated(epsilon)) <= epsilon * 1.001 + 1e-12
     assert len(stated(epsilon).split("e")[0].replace(".", "").strip("0")) <= 4
 

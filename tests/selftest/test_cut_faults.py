@@ -167,10 +167,10 @@ def test_a_run_that_starts_from_what_the_last_one_left(monkeypatch: pytest.Monke
     assert not failed(_worker_checks())
     started, initialise = list[Any](), adapters.initialise
 
-    def once(parameters: Any, *arguments: Any) -> None:
+    def once(parameters: Any, *arguments: Any, **options: Any) -> None:
         if not any(parameters is before for before in started):
             started.append(parameters)
-            initialise(parameters, *arguments)
+            initialise(parameters, *arguments, **options)
 
     monkeypatch.setattr(adapters, "initialise", once)
     assert failed(_worker_checks()) == {"a run after another one"}

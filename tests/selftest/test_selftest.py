@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from raydp.selftest.base import check
+from raydp.selftest.checks.independence import DETAILS
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.run import run_selftest
 from raydp.selftest.spec_subject import spec_subjects
@@ -50,7 +51,8 @@ def test_a_specs_own_task_model_and_method_are_checked(
     said: list[str] = []
     checks = run_selftest(load_spec(write_spec(**changes)), said.append)
     own = [c for c in checks if "small: tiny" in c.name]
-    assert len(own) == 9, "clipped sum, one record, alone as in company, one unit by itself; five figures of the probe"
+    own_four = "clipped sum, one record, alone as in company, one unit by itself"
+    assert len(own) == 4 + len(DETAILS), f"{own_four}; the figures of the probe"
     assert all(c.passed for c in own)
     assert all(c.passed for c in checks), "also the noise of a method that steps with Adam"
     assert "sensitivity: small: tiny" in said

@@ -12,6 +12,7 @@ from raydp.methods.werm import WeightedRiskMinimization
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.plugins.described import resolve_plugin
+from raydp.privacy import stated
 from raydp.scores.membership.mia import MembershipInference, ReferenceMembershipInference
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec, ModelSpec
@@ -146,7 +147,7 @@ def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
     assert (row["epsilon_training"], row["epsilon_reference"]) == (own["training"], epsilon)
     event = spec.method.params.event(plan.trials[0], plan.trials[0].noise_multiplier)
     card = card_markdown(PrivacyCard(record=record, guarantee=guarantee(event, "pld")))
-    assert f"| ε of the training data | {own['training']:.6g} |" in card
+    assert f"| ε of the training data | {stated(own['training'])} |" in card
 
 
 @pytest.mark.parametrize(

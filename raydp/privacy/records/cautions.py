@@ -18,7 +18,8 @@ section 5.2, tier 3)."""
 
 def stated(bound: float) -> str:
     """Write an upper bound, such as ε, with four digits. It is rounded up, so that no sentence claims too much."""
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(bound)):.4g}"
+    written = repr(float(bound))  # the shortest one: the exact value of the float 7.99 is above 7.99
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(written)):.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
