@@ -15,11 +15,7 @@ from raydp.cli.arguments import options_of_every_command
 from raydp.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from typer._click import (
-        Command,
-        Context,
-        Parameter,
-    )  # the type that TyperGroup's methods take, the base of typer.Context
+    from typer._click import Command, Context, Parameter  # as TyperGroup's methods take them
 
     from raydp.io.waiting import Phase
 

@@ -7,9 +7,8 @@ import re
 import traceback
 
 from torch import nn
-from transformers import AutoConfig
 
-from raydp.models.base_models import load_base, model_folder
+from raydp.models.base_models import config_of, load_base
 from raydp.models.networks import NetworkName
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import random_form
@@ -75,7 +74,7 @@ def few_layers(spec: ModelSpec, task: Task) -> tuple[PretrainedModel, AdapterSpe
     """Return a model with few layers and its adapter; None if these have too many weights."""
     if NetworkName.parse(spec.name) is not None:
         return load_base(spec, new_tokens=task.facts().num_new_tokens), spec.adapter
-    config = AutoConfig.from_pretrained(model_folder(spec.name)[0])
+    config = config_of(spec.name)
     if isinstance(task, LanguageModelingTask):  # its losses read no token by its id
         text = config.get_text_config()
         text.vocab_size = min(text.vocab_size, VOCABULARY)

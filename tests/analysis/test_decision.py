@@ -141,7 +141,7 @@ def test_no_configuration_keeps_to_the_threshold_with_the_confidence():
 
 
 @pytest.mark.parametrize("rule", ["informed", "oracle", "best-utility"])
-def test_one_whose_mean_alone_passes_names_the_others_that_may_pass(rule):
+def test_sole_passing_mean_names_others_that_may_pass(rule):
     """The threshold lies between the two lowest mean losses, whose true losses differ by less than their errors."""
     points = table(rising, lambda b, t, rate: 2.0 - rate - 0.001 * b, loss_noise=0.01)
     lowest, second = np.sort(configuration_means(points)["utility_loss"])[:2]

@@ -95,7 +95,7 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
 
 
 @pytest.mark.parametrize("stop", [lambda queue: queue.pause(), lambda queue: queue.drain(["node-0"])])
-def test_a_heartbeat_that_waits_hears_of_a_pause_at_once(stop: Callable[[TrialQueue], Awaitable[None]]) -> None:
+def test_waiting_heartbeat_returns_when_sweep_pauses(stop: Callable[[TrialQueue], Awaitable[None]]) -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=0)
         await submitted(queue, "a")

@@ -192,7 +192,7 @@ def test_a_resume_whose_folder_goes_meanwhile_says_what_to_do(tmp_path: Path, mo
         driver.run_sweep(spec, resume=True, console=Console(quiet=True))
 
 
-def test_a_pinned_process_counts_the_cpus_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_process_counts_its_usable_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise two runs would share the one core that `taskset -c 0` leaves them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     assert _options(ClusterSpec())["num_cpus"] == 1

@@ -105,7 +105,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_column_that_is_not_needed_may_hold_anything(tmp_path: Path, odd: str) -> None:
+def test_reader_accepts_unreadable_column_that_is_not_needed(tmp_path: Path, odd: str) -> None:
     table = pa.Table.from_arrays([pa.array(["a", "b"]), ODD[odd](), ODD[odd]()], names=["text", "odd", "odd"])
     parquet.write_table(table, tmp_path / "a.parquet")
     assert read_column(tmp_path / "a.parquet", "text", "task.path") == ["a", "b"]
@@ -113,7 +113,7 @@ def test_a_column_that_is_not_needed_may_hold_anything(tmp_path: Path, odd: str)
         read_column(tmp_path / "a.parquet", "odd", "task.path")
 
 
-def test_a_needed_column_that_python_cannot_hold_is_named(tmp_path: Path) -> None:
+def test_reader_names_needed_column_that_python_cannot_hold(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"text": ODD["date"]()}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"string 'text' .* got a value that Python cannot hold in a\.parquet, line 1"):
         read_column(tmp_path / "a.parquet", "text", "task.path")
