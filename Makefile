@@ -5,20 +5,24 @@ TESTS ?= not gpu and not cluster and not browser and not slow and not thorough
 # Tests and sweeps start hundreds of processes, which find the modules compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check site install clean
+.PHONY: demo test check lowest site install clean
 
 demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
 	$(BIN)/raydp sweep
 
 test: .venv/installed  ## the default test suite: CPU only, offline
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m '($(TESTS)) and not alone'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder -m '($(TESTS)) and not alone'
 	$(BIN)/python -m pytest --alone -m '($(TESTS)) and alone'
 
-check: .venv/installed  ## lint, format, types
+check: .venv/installed  ## lint, format, size, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/size.py --check
 	$(BIN)/mypy
+
+lowest: .venv/installed  ## a small sweep with the lowest versions of pyproject.toml
+	$(BIN)/python tools/lowest_versions.py
 
 site: .venv/installed  ## the documentation as pages in build/site; a warning fails
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

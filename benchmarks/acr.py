@@ -1,13 +1,14 @@
-"""Adversarial compression: the search of the score `acr` against plain MiniPrompt (batch 100, top-k 250, 200 steps).
+"""Adversarial compression: the search of the score `acr` against plain MiniPrompt (batch 100, top-k
+250, 200 steps).
 
     python benchmarks/acr.py step --dtype float32 -o acr_step.json
     python benchmarks/acr.py sweep --sweep raydp_runs/demo -o acr_sweep.json
 
-`step` times one GCG step on a target of random tokens, plain and ours in turn within one run. `sweep` takes models and
-verbatim secrets of a finished sweep; the plain search does every model, secret and seed by itself. It takes hours:
---minutes ends it after that time, and the same command resumes where it stopped. --seeds and --max-tokens make it
-smaller, for both sides alike. Seconds are of the processor (one thread), which a busy machine changes least; wall-clock
-is beside them.
+`step` times one GCG step on a target of random tokens, plain and ours in turn within one run.
+`sweep` takes models and verbatim secrets of a finished sweep; the plain search does every model,
+secret and seed by itself. It takes hours: --minutes ends it after that time, and the same command
+resumes where it stopped. --seeds and --max-tokens make it smaller, for both sides alike. Seconds
+are of the processor (one thread), which a busy machine changes least; wall-clock is beside them.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ import torch
 from machine import describe
 from plain_miniprompt import Plain
 
+from raydp.extensions.prompt_search.gcg import Budget, PromptSearch
+from raydp.extensions.prompt_search.objective import Objective
+from raydp.extensions.prompt_search.score import AdversarialCompression
+from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 from raydp.models.base_models import LoadedModel, load_base
 from raydp.models.finding import SMOLLM2
 from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
 from raydp.scores.language.decoding import evaluating
-from raydp.scores.memorisation.acr import AdversarialCompression
-from raydp.scores.prompt_search.gcg import Budget, PromptSearch
-from raydp.scores.prompt_search.objective import Objective
-from raydp.scores.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.tasks.base import task_of
@@ -75,7 +76,9 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
                 objective=objective, vocabulary=Vocabulary(allowed=allowed), budget=Budget(),
                 batch_size=BATCH_SIZE, top_k=TOP_K,
             )  # fmt: skip
-            search.losses[tuple(prompt.tolist())] = np.inf  # the start was evaluated by the step before
+            search.losses[tuple(prompt.tolist())] = (
+                np.inf
+            )  # the start was evaluated by the step before
             with evaluating(base.model):
                 search.descend(tuple(prompt.tolist()), num_steps=1, rng=np.random.default_rng(0))
 
@@ -88,26 +91,40 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         medians = {name: statistics.median(t[0] for t in values) for name, values in times.items()}
         results[f"prompt_of_{length}"] = {
             "processor_seconds": medians,
-            "wall_seconds": {name: statistics.median(t[1] for t in values) for name, values in times.items()},
+            "wall_seconds": {
+                name: statistics.median(t[1] for t in values) for name, values in times.items()
+            },
             "rounds": times,
             "ratio": medians["ours"] / medians["plain"],
         }
-    settings = {"model": args.model, "dtype": args.dtype, "target_tokens": args.target_tokens, "threads": args.threads}
+    settings = {
+        "model": args.model,
+        "dtype": args.dtype,
+        "target_tokens": args.target_tokens,
+        "threads": args.threads,
+    }
     return {"settings": {**settings, "batch_size": BATCH_SIZE, "top_k": TOP_K}, "steps": results}
 
 
 def chosen(sweep: Path, num_models: int, num_secrets: int) -> tuple[list[str], list[str]]:
-    """Runs of different configurations, spread evenly over the sweep's score, and the secrets that these leak most."""
+    """Runs of different configurations, spread evenly over the sweep's score, and the secrets that
+    these leak most."""
     with (sweep / "points.csv").open(encoding="utf-8") as stream:
         rows = [row for row in csv.DictReader(stream) if row["status"] == "finished"]
     first = {
-        (r["batch_size"], r["num_steps"], r["learning_rate"]): r for r in sorted(rows, key=lambda r: r["seed"])[::-1]
+        (r["batch_size"], r["num_steps"], r["learning_rate"]): r
+        for r in sorted(rows, key=lambda r: r["seed"])[::-1]
     }
     by_score = sorted(first.values(), key=lambda r: float(r["score"]))
-    runs = [by_score[i]["run_id"] for i in np.linspace(0, len(by_score) - 1, num_models).round().astype(int)]
+    runs = [
+        by_score[i]["run_id"]
+        for i in np.linspace(0, len(by_score) - 1, num_models).round().astype(int)
+    ]
     leaks: dict[str, float] = {}
     for run in runs:
-        scores = json.loads((sweep / "trials" / run / "result.json").read_text(encoding="utf-8"))["scores"]
+        scores = json.loads((sweep / "trials" / run / "result.json").read_text(encoding="utf-8"))[
+            "scores"
+        ]
         for name, value in scores["vmr_exact"]["per_secret"].items():
             leaks[name] = leaks.get(name, 0.0) + value
     return runs, sorted(sorted(leaks, key=leaks.__getitem__)[-num_secrets:])
@@ -115,7 +132,11 @@ def chosen(sweep: Path, num_models: int, num_secrets: int) -> tuple[list[str], l
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Both searches over models and secrets of a sweep."""
-    before = json.loads(args.output.read_text(encoding="utf-8")) if args.output and args.output.exists() else {}
+    before = (
+        json.loads(args.output.read_text(encoding="utf-8"))
+        if args.output and args.output.exists()
+        else {}
+    )
     end = time.perf_counter() + 60 * args.minutes
     spec = load_spec(args.sweep / "spec.yaml")
     runs, names = chosen(args.sweep, args.models, args.secrets)
@@ -148,7 +169,9 @@ def measured(models: TrainedModels, task: Any, args: argparse.Namespace) -> dict
     results: dict[str, Any] = {}
 
     def run() -> None:
-        context = Context(progress=lambda done, total: print(f"ours: {done} of {total} models", file=sys.stderr))
+        context = Context(
+            progress=lambda done, total: print(f"ours: {done} of {total} models", file=sys.stderr)
+        )
         for name, result in score.measure_many(models, task, seed=0, context=context):
             results[name] = {"acr": dict(result.per_secret), **result.cost}
 
@@ -167,7 +190,10 @@ def plainly(model: LoadedModel, task: Any, name: str, args: argparse.Namespace) 
     found: list[torch.Tensor | None] = []
 
     def run() -> None:
-        found.extend(plain.minimise(k, num_steps=NUM_STEPS, max_tokens=args.max_tokens) for k in range(args.seeds))
+        found.extend(
+            plain.minimise(k, num_steps=NUM_STEPS, max_tokens=args.max_tokens)
+            for k in range(args.seeds)
+        )
 
     processor, wall = seconds(run)
     lengths = [len(prompt) for prompt in found if prompt is not None]
@@ -179,7 +205,9 @@ def plainly(model: LoadedModel, task: Any, name: str, args: argparse.Namespace) 
 
 def summary(ours: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     """Totals over the pairs; ratios only where the plain search has done all of them."""
-    pairs = {f"{run} {name}": acr for run, r in ours["models"].items() for name, acr in r["acr"].items()}
+    pairs = {
+        f"{run} {name}": acr for run, r in ours["models"].items() for name, acr in r["acr"].items()
+    }
     differences = {pair: pairs[pair] - result["acr"] for pair, result in plain.items()}
     totals = {
         "pairs": len(pairs),
@@ -187,21 +215,32 @@ def summary(ours: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
         "better": sum(d > 0 for d in differences.values()),
         "equal": sum(d == 0 for d in differences.values()),
         "worse": sum(d < 0 for d in differences.values()),
-        "plain": {key: sum(r[key] for r in plain.values()) for key in ("processor_seconds", "wall_seconds")},
+        "plain": {
+            key: sum(r[key] for r in plain.values())
+            for key in ("processor_seconds", "wall_seconds")
+        },
         "plain_forward_passes": sum(r["forward_passes"] for r in plain.values()),
         "our_forward_passes": sum(r["forward_passes"] for r in ours["models"].values()),
     }
     if len(plain) == len(pairs):
-        totals["times_fewer_seconds"] = totals["plain"]["processor_seconds"] / ours["processor_seconds"]
-        totals["times_fewer_forward_passes"] = totals["plain_forward_passes"] / totals["our_forward_passes"]
+        totals["times_fewer_seconds"] = (
+            totals["plain"]["processor_seconds"] / ours["processor_seconds"]
+        )
+        totals["times_fewer_forward_passes"] = (
+            totals["plain_forward_passes"] / totals["our_forward_passes"]
+        )
     return totals
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--threads", type=int, default=1)
-    common.add_argument("-o", "--output", type=Path, help="write the JSON here instead of to stdout")
+    common.add_argument(
+        "-o", "--output", type=Path, help="write the JSON here instead of to stdout"
+    )
     ways = parser.add_subparsers(required=True)
     one = ways.add_parser("step", parents=[common])
     one.add_argument("--model", default=SMOLLM2)
@@ -211,12 +250,19 @@ def main() -> None:
     one.add_argument("--rounds", type=int, default=3)
     one.set_defaults(run=step)
     many = ways.add_parser("sweep", parents=[common])
-    many.add_argument("--sweep", type=Path, required=True, help="folder of a finished sweep with LoRA adapters")
+    many.add_argument(
+        "--sweep", type=Path, required=True, help="folder of a finished sweep with LoRA adapters"
+    )
     many.add_argument("--models", type=int, default=8)
     many.add_argument("--secrets", type=int, default=3)
     many.add_argument("--seeds", type=int, default=3)
     many.add_argument("--max-tokens", type=int, default=30, help="prompts are shorter than this")
-    many.add_argument("--minutes", type=float, default=float("inf"), help="begin no further plain search after these")
+    many.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no further plain search after these",
+    )
     many.set_defaults(run=compare)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

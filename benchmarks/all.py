@@ -1,11 +1,14 @@
-"""Every figure that docs/performance.md promises, measured and compared with its limit. Exit 1 if one is missed.
+"""Every figure that docs/performance.md promises, measured and compared with its limit.
+
+Exit 1 if one is missed.
 
     OMP_NUM_THREADS=1 python benchmarks/all.py --quick     # under 10 minutes on two quiet cores
     OMP_NUM_THREADS=1 python benchmarks/all.py --output all
 
-A check is a benchmark of this folder and figures of its JSON. Most are ratios of which both sides are measured in one
-run. The limit is the promise with some room for the noise of a shared machine; the table shows the promise beside it.
---quick makes the benchmarks smaller, and leaves out the checks whose figures are not the same then.
+A check is a benchmark of this folder and figures of its JSON. Most are ratios of which both sides
+are measured in one run. The limit is the promise with some room for the noise of a shared machine;
+the table shows the promise beside it. --quick makes the benchmarks smaller, and leaves out the
+checks whose figures are not the same then.
 """
 
 from __future__ import annotations
@@ -59,11 +62,19 @@ class Benchmark:
     figures: Sequence[Figure]
 
 
-def step(case: str, way: str, what: str, promised: float, limit: float, *, quick: bool = True) -> Figure:
+def step(
+    case: str, way: str, what: str, promised: float, limit: float, *, quick: bool = True
+) -> Figure:
     """Return a ratio of benchmarks/step.py."""
     kind = {"time": "ratio_time", "memory": "ratio_memory"}[what]
     name = f"{case}: {what} of {way} over the first way"
-    return Figure(name=name, path=("cases", case, "ways", way, kind), promised=promised, limit=limit, quick=quick)
+    return Figure(
+        name=name,
+        path=("cases", case, "ways", way, kind),
+        promised=promised,
+        limit=limit,
+        quick=quick,
+    )
 
 
 BENCHMARKS = (
@@ -145,7 +156,12 @@ BENCHMARKS = (
                 limit=0.15,
                 quick=False,
             ),
-            Figure(name="from the command to the first trial (s)", path=("start_seconds",), promised=9.4, limit=13),
+            Figure(
+                name="from the command to the first trial (s)",
+                path=("start_seconds",),
+                promised=9.4,
+                limit=13,
+            ),
         ),
     ),
     Benchmark(
@@ -167,7 +183,12 @@ def measured(benchmark: Benchmark, folder: Path, *, quick: bool) -> dict[str, An
     """Run a benchmark and return its JSON."""
     script, *arguments = benchmark.command
     output = folder / f"{Path(script).stem}.json"
-    command = [sys.executable, str(HERE / script), *arguments, *(benchmark.smaller if quick else ())]
+    command = [
+        sys.executable,
+        str(HERE / script),
+        *arguments,
+        *(benchmark.smaller if quick else ()),
+    ]
     subprocess.run([*command, "--output", str(output)], check=True, stdout=subprocess.DEVNULL)
     document: dict[str, Any] = json.loads(output.read_text())
     return document
@@ -181,9 +202,16 @@ def value_of(document: Any, path: Sequence[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="smaller benchmarks")
-    parser.add_argument("--only", nargs="+", choices=[b.command[0] for b in BENCHMARKS], help="some of the benchmarks")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[b.command[0] for b in BENCHMARKS],
+        help="some of the benchmarks",
+    )
     parser.add_argument("--output", type=Path, help="folder for the JSON of each benchmark")
     args = parser.parse_args()
     missed = 0
@@ -203,10 +231,20 @@ def main() -> None:
                 kept = value >= figure.limit if figure.at_least else value <= figure.limit
                 missed += not kept
                 mark = "" if kept else "  MISSED"
-                print(f"{value:9.3f}  {figure.promised:8.3f}  {figure.limit:7.3f}  {figure.name}{mark}", flush=True)
-            print(f"{benchmark.command[0]}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{value:9.3f}  {figure.promised:8.3f}  {figure.limit:7.3f}  "
+                    f"{figure.name}{mark}",
+                    flush=True,
+                )
+            print(
+                f"{benchmark.command[0]}: {time.perf_counter() - start:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     if missed:
-        raise SystemExit(f"{missed} of the figures are beyond their limit. See docs/performance.md.")
+        raise SystemExit(
+            f"{missed} of the figures are beyond their limit. See docs/performance.md."
+        )
 
 
 if __name__ == "__main__":

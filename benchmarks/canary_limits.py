@@ -1,11 +1,13 @@
-"""Why canaries seen by their losses find little under LoRA: how alike their gradients are, what all sums would show.
+"""Why canaries seen by their losses find little under LoRA: how alike their gradients are, what all
+sums would show.
 
     python benchmarks/canary_limits.py docs/specs/demo-epsilon-4.yaml --output canary_limits.json
 
-`effective dimension` is the participation ratio (tr G)² / tr G² of the Gram matrix of the canaries' clipped gradients
-at the start of training. Gradients at right angles would have as many dimensions as there are canaries. `observer`
-simulates an auditor who sees the exact sum of all noisy gradients of a run, with canaries at right angles to each other
-and to everything else: no auditor with the losses alone knows more about such canaries.
+`effective dimension` is the participation ratio (tr G)² / tr G² of the Gram matrix of the canaries'
+clipped gradients at the start of training. Gradients at right angles would have as many dimensions
+as there are canaries. `observer` simulates an auditor who sees the exact sum of all noisy gradients
+of a run, with canaries at right angles to each other and to everything else: no auditor with the
+losses alone knows more about such canaries.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ import numpy as np
 import torch
 from machine import describe
 
-from raydp.auditing.audits import audit_spec
-from raydp.auditing.source import AuditSubject
+from raydp.extensions.auditing.audits import audit_spec
+from raydp.extensions.auditing.canaries import CanaryTask
+from raydp.extensions.auditing.one_run import Guesses, one_run_bound
+from raydp.extensions.auditing.source import AuditSubject
 from raydp.models import adapters
 from raydp.models import base_models as models
-from raydp.privacy import CalibrationRequest, Guesses, PoissonGaussian, PrivacyTarget, calibrate, one_run_bound
+from raydp.privacy import CalibrationRequest, PoissonGaussian, PrivacyTarget, calibrate
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
-from raydp.tasks.wrappers.canaries import CanaryTask
 
 GUESSED = 0.2
 """Share of the canaries that are guessed, as in `raydp audit`."""
@@ -65,7 +68,8 @@ def effective_dimension(audit: SweepSpec, task: CanaryTask) -> float:
 def observer(
     *, canaries: int, rate: float, num_steps: int, noise_multiplier: float, delta: float, runs: int
 ) -> list[float]:
-    """Return ε̂ of simulated runs, audited by the sums of all noisy gradients in the direction of each canary."""
+    """Return ε̂ of simulated runs, audited by the sums of all noisy gradients in the direction of
+    each canary."""
     rng = np.random.default_rng(0)
     found = []
     guesses = round(GUESSED * canaries)
@@ -74,14 +78,18 @@ def observer(
         drawn = rng.binomial(num_steps, rate, canaries) * included
         seen = drawn + noise_multiplier * np.sqrt(num_steps) * rng.standard_normal(canaries)
         order = np.argsort(seen)
-        right = int((~included[order[: guesses // 2]]).sum() + included[order[-(guesses // 2) :]].sum())
+        right = int(
+            (~included[order[: guesses // 2]]).sum() + included[order[-(guesses // 2) :]].sum()
+        )
         counted = Guesses(num_canaries=canaries, num_guesses=guesses, num_correct=right)
         found.append(one_run_bound(counted, delta).epsilon)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("spec", type=Path)
     parser.add_argument("--canaries", type=int, default=1000)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256, 1024])
@@ -97,7 +105,10 @@ def main() -> None:
         "effective_dimension": effective_dimension(audit, task),
         "observer": [],
     }
-    print(f"effective dimension of {args.canaries} gradients: {document['effective_dimension']:.1f}", flush=True)
+    print(
+        f"effective dimension of {args.canaries} gradients: {document['effective_dimension']:.1f}",
+        flush=True,
+    )
     for batch_size in args.batch_sizes:
         rate = batch_size / facts.num_units
         event = PoissonGaussian(sample_rate=rate, noise_multiplier=1.0, num_steps=args.num_steps)
@@ -107,10 +118,17 @@ def main() -> None:
             canaries=args.canaries, rate=rate, num_steps=args.num_steps, noise_multiplier=sigma, delta=delta,
             runs=args.runs,
         )  # fmt: skip
-        row = {"batch_size": batch_size, "num_steps": args.num_steps, "noise_multiplier": sigma, "epsilon_hat": found}
+        row = {
+            "batch_size": batch_size,
+            "num_steps": args.num_steps,
+            "noise_multiplier": sigma,
+            "epsilon_hat": found,
+        }
         document["observer"].append(row)
         print(
-            f"b={batch_size} T={args.num_steps} σ={sigma:.3f}: ε̂ {np.mean(found):.2f} ± {np.std(found):.2f}", flush=True
+            f"b={batch_size} T={args.num_steps} σ={sigma:.3f}: ε̂ {np.mean(found):.2f} ± "
+            f"{np.std(found):.2f}",
+            flush=True,
         )
     args.output.write_text(json.dumps(document, indent=1) + "\n")
 

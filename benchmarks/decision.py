@@ -1,25 +1,30 @@
-"""How well selection rules choose, and how honest the decision is: regret, probabilities and intervals.
+"""How well selection rules choose, and how honest the decision is: regret, probabilities and
+intervals.
 
     python benchmarks/decision.py --tables 200 --output decision.json
     python benchmarks/decision.py --tables 100 --configurations 3 --output few.json
     python benchmarks/decision.py --tables 100 --errors collapse --output collapse.json
-    python benchmarks/decision.py --tables 100 --seeds 10 --reaction 0.1 --correlation -0.8 --output correlated.json
-    python benchmarks/decision.py --points docs/results/demo-seeds.csv --min-utility-gain 0.9 --seeds 2
-    python benchmarks/decision.py --points docs/results/tofu-chat.csv --min-utility-gain 0.7 --seeds 1
+    python benchmarks/decision.py --tables 100 --seeds 10 --reaction 0.1 --correlation -0.8 --output
+    correlated.json python benchmarks/decision.py --points docs/results/demo-seeds.csv
+    --min-gain-share 0.9 --seeds 2 python benchmarks/decision.py --points
+    docs/results/tofu-chat.csv --min-gain-share 0.7 --seeds 1
 
-Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2 seeds, 24 secrets whose
-difficulty and whose reaction to a configuration vary, and errors over seeds whose size varies. With --points, the seeds
-of each configuration are drawn from a table with many, and the mean of the other seeds is taken for the truth.
+Without --points, sweeps are generated from surfaces whose truth is known: 27 configurations, 2
+seeds, 24 secrets whose difficulty and whose reaction to a configuration vary, and errors over seeds
+whose size varies. With --points, the seeds of each configuration are drawn from a table with many,
+and the mean of the other seeds is taken for the truth.
 
-A rule's regret is the true score of its choice minus the lowest true score among the configurations that the utility
-threshold admits by the measured losses. "expected-score" is "informed" without its choice between equivalent scores,
-and "select" is the public function with the rule "informed": it also checks the utility, and whether anything leaks.
+A rule's regret is the true score of its choice minus the lowest true score among the configurations
+that the utility threshold admits by the measured losses. "expected-score" is "informed" without its
+choice between equivalent scores, and "select" is the public function with the rule "informed": it
+also checks the utility, and whether anything leaks.
 `kept`: how often the true loss of a rule's choice keeps to the threshold.
-`right`: how often "informed" chooses the lowest one, beside the mean of the probability that it states. `equivalent`:
-how many choices are equivalent to the lowest, and how often their true score is within the tolerance of the lowest,
-beside the mean of the probability that is stated and the share by "expected-score"; `loss_saved` is by how much the
-choice's true loss is lower there than that of "expected-score". `covered`: how often the 95 % interval of the selected
-configuration holds its true score, selected by "informed" and by the lowest mean.
+`right`: how often "informed" chooses the lowest one, beside the mean of the probability that it
+states. `equivalent`: how many choices are equivalent to the lowest, and how often their true score
+is within the tolerance of the lowest, beside the mean of the probability that is stated and the
+share by "expected-score"; `loss_saved` is by how much the choice's true loss is lower there than
+that of "expected-score". `covered`: how often the 95 % interval of the selected configuration holds
+its true score, selected by "informed" and by the lowest mean.
 """
 
 from __future__ import annotations
@@ -45,10 +50,20 @@ from raydp.analysis.tables.points import KEY, configurations, with_settings
 from raydp.analysis.tables.utility_filter import loss_threshold, within
 
 Array = NDArray[np.float64]
-RULES = ("informed", "procedure", "best-utility", "worst-utility", "pareto-knee", "predicted-score", "oracle")
+RULES = (
+    "informed",
+    "procedure",
+    "best-utility",
+    "worst-utility",
+    "pareto-knee",
+    "predicted-score",
+    "oracle",
+)
 EXPECTED, SELECT, PRECISION = "expected-score", "select", Precision()
 COMPARED = (*RULES, EXPECTED, SELECT)
-GRID = np.array(list(product([60, 120, 240], [64, 128, 256], [0.005, 0.01, 0.02])))  # in the order of KEY
+GRID = np.array(
+    list(product([60, 120, 240], [64, 128, 256], [0.005, 0.01, 0.02]))
+)  # in the order of KEY
 NUM_SECRETS, SCORE = 24, "made"
 
 
@@ -121,8 +136,8 @@ class Errors:
     """How generated sweeps are measured.
 
     Attributes:
-        kind: "lognormal"; "collapse": 8 % of the runs also fall to a twentieth of their score; "counts": the score is
-            a share of 240 generations, without values by secret.
+        kind: "lognormal"; "collapse": 8 % of the runs also fall to a twentieth of their score;
+            "counts": the score is a share of 240 generations, without values by secret.
         seeds: number of seeds of each configuration.
         difficulty: standard deviation of the logarithms of the secrets' difficulties.
         reaction: standard deviation of the logarithms of how a secret reacts to a configuration.
@@ -149,10 +164,16 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
     logs = np.log(GRID)
     z = (np.log(grid) - logs.mean(axis=0)) / logs.std(axis=0)
     truth = 0.1 * np.exp(FAMILIES[family](z, rng))
-    loss = 1.3 + 0.12 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3)) + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
+    loss = (
+        1.3
+        + 0.12 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3))
+        + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
+    )
     easy = rng.normal(0, errors.difficulty, NUM_SECRETS)
     own = rng.normal(0, errors.reaction, (len(grid), NUM_SECRETS))
-    centre = (errors.difficulty**2 + errors.reaction**2) / 2  # of the logarithms, so that the mean factor is 1
+    centre = (
+        errors.difficulty**2 + errors.reaction**2
+    ) / 2  # of the logarithms, so that the mean factor is 1
     by_secret, rows, values = [], [], []
     for at, (num_steps, batch_size, rate) in enumerate(grid):
         spread = 0.2 * rng.uniform(0.5, 1.5)
@@ -165,19 +186,45 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
             runs.append(truth[at] * np.exp(easy + own[at] - centre + shift - spread**2 / 2))
             if errors.kind == "counts":
                 runs[-1] = rng.binomial(240, min(1.0, 0.2 * truth[at]), 1) / 240 / 0.2
-            measured = loss[at] + 0.004 * (luck + np.sqrt(1 - errors.correlation**2) * rng.standard_normal())
-            rows.append([f"{at}-{seed}", int(batch_size), int(num_steps), rate, seed, measured, runs[-1].mean()])
-            values += [[f"{at}-{seed}", SCORE, f"secret-{k}", value] for k, value in enumerate(runs[-1])]
+            measured = loss[at] + 0.004 * (
+                luck + np.sqrt(1 - errors.correlation**2) * rng.standard_normal()
+            )
+            rows.append(
+                [
+                    f"{at}-{seed}",
+                    int(batch_size),
+                    int(num_steps),
+                    rate,
+                    seed,
+                    measured,
+                    runs[-1].mean(),
+                ]
+            )
+            values += [
+                [f"{at}-{seed}", SCORE, f"secret-{k}", value] for k, value in enumerate(runs[-1])
+            ]
         by_secret.append(np.mean(runs, axis=0))
-    columns = ["run_id", "batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    columns = [
+        "run_id",
+        "batch_size",
+        "num_steps",
+        "learning_rate",
+        "seed",
+        "utility_loss",
+        "score",
+    ]
     points = pd.DataFrame(rows, columns=columns)
     means = configuration_means(points)
     low, middle = means["utility_loss"].min(), means["utility_loss"].median()
-    threshold = float(low + 0.6 * (middle - low)) if size > 8 else float(means["utility_loss"].max())
+    threshold = (
+        float(low + 0.6 * (middle - low)) if size > 8 else float(means["utility_loss"].max())
+    )
     counted = errors.kind == "counts"
     return Sweep(
         points=points.assign(**{f"score.{SCORE}": points["score"]}),
-        secrets=None if counted else pd.DataFrame(values, columns=["run_id", "score", "secret_id", "value"]),
+        secrets=None
+        if counted
+        else pd.DataFrame(values, columns=["run_id", "score", "secret_id", "value"]),
         threshold=threshold,
         means=means,
         by_secret=None if counted else np.array(by_secret),
@@ -187,16 +234,20 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
     )
 
 
-def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_utility_gain: float) -> Sweep:
+def drawn(points: pd.DataFrame, number: int, *, seeds: int, min_gain_share: float) -> Sweep:
     """Draw a few seeds of each configuration; the truth is the mean of the others."""
     rng = np.random.default_rng(number)
-    order = with_settings(points).assign(_place=rng.random(len(points))).groupby(KEY)["_place"].rank()
+    order = (
+        with_settings(points).assign(_place=rng.random(len(points))).groupby(KEY)["_place"].rank()
+    )
     few, rest = points[order <= seeds], points[order > seeds]
     means = configuration_means(few)
-    threshold = loss_threshold(means, min_utility_gain=min_utility_gain)
+    threshold = loss_threshold(means, min_gain_share=min_gain_share)
     assert threshold is not None
     pool = within(means["utility_loss"].to_numpy(), threshold)
-    truth, true_loss = (configuration_means(rest)[figure].to_numpy() for figure in ("score", "utility_loss"))
+    truth, true_loss = (
+        configuration_means(rest)[figure].to_numpy() for figure in ("score", "utility_loss")
+    )
     return Sweep(
         points=few, secrets=None, threshold=float(np.max(threshold)), means=means, by_secret=None, truth=truth,
         true_loss=true_loss, pool=pool,
@@ -241,10 +292,15 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
             into.append(bool(low <= sweep.truth[at] <= high))
         lowest_mean = chosen["oracle"]
         estimates.append((float(scores.own_mean[own]), float(sweep.truth[own])))
-        raw_estimates.append((float(sweep.means["score"].iloc[lowest_mean]), float(sweep.truth[lowest_mean])))
+        raw_estimates.append(
+            (float(sweep.means["score"].iloc[lowest_mean]), float(sweep.truth[lowest_mean]))
+        )
     return {
         "sweeps": len(stated),
-        "regret": {rule: [float(np.mean(v)), float(np.std(v) / np.sqrt(len(v)))] for rule, v in regret.items()},
+        "regret": {
+            rule: [float(np.mean(v)), float(np.std(v) / np.sqrt(len(v)))]
+            for rule, v in regret.items()
+        },
         "kept": {rule: float(np.mean(values)) for rule, values in kept.items()},
         "stated": float(np.mean(stated)),
         "right": float(np.mean(right)),
@@ -263,7 +319,8 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
 
 
 def log_bias(estimates: list[tuple[float, float]]) -> float | None:
-    """Return the mean logarithm of estimate over truth; None for scores that may be negative, which have no ratio."""
+    """Return the mean logarithm of estimate over truth; None for scores that may be negative, which
+    have no ratio."""
     pairs = np.array(estimates)
     if (pairs[:, 1] <= 0).any():
         return None
@@ -271,7 +328,8 @@ def log_bias(estimates: list[tuple[float, float]]) -> float | None:
 
 
 def as_markdown(results: dict[str, Any]) -> str:
-    """Format the results as three tables: regret, how often the threshold is kept, and the decision."""
+    """Format the results as three tables: regret, how often the threshold is kept, and the
+    decision."""
     heading = ["| family | " + " | ".join(COMPARED) + " |", "| --- |" + " --- |" * len(COMPARED)]
     lines = [*heading]
     for name, result in results.items():
@@ -279,7 +337,9 @@ def as_markdown(results: dict[str, Any]) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", *heading]
     for name, result in results.items():
-        lines.append(f"| {name} | " + " | ".join(f"{share:.3f}" for share in result["kept"].values()) + " |")
+        lines.append(
+            f"| {name} | " + " | ".join(f"{share:.3f}" for share in result["kept"].values()) + " |"
+        )
     columns = ["stated", "right", "decided", "right_where_decided", "equivalent", "stated_within",
                "within_where_equivalent", "within_by_expected_score", "loss_saved", "covered", "covered_lowest_mean",
                "log_bias_of_estimate", "log_bias_of_lowest_mean"]  # fmt: skip
@@ -292,16 +352,18 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--tables", type=int, default=200)
     parser.add_argument("--difficulty", type=float, default=0.5)
     parser.add_argument("--configurations", type=int, default=len(GRID))
-    parser.add_argument("--errors", choices=["lognormal", "collapse", "counts"], default="lognormal")
+    parser.add_argument(
+        "--errors", choices=["lognormal", "collapse", "counts"], default="lognormal"
+    )
     parser.add_argument("--reaction", type=float, default=0.4)
     parser.add_argument("--correlation", type=float, default=0.0)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--points", type=Path)
-    parser.add_argument("--min-utility-gain", type=float, default=0.9)
+    parser.add_argument("--min-gain-share", type=float, default=0.9)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -316,13 +378,17 @@ def main() -> None:
             correlation=options.correlation,
         )
         results = {
-            family: judged(generated(family, number, size=options.configurations, errors=errors) for number in numbers)
+            family: judged(
+                generated(family, number, size=options.configurations, errors=errors)
+                for number in numbers
+            )
             for family in options.families
         }
     else:
         points = load_points(options.points)
         sweeps = (
-            drawn(points, number, seeds=options.seeds, min_utility_gain=options.min_utility_gain) for number in numbers
+            drawn(points, number, seeds=options.seeds, min_gain_share=options.min_gain_share)
+            for number in numbers
         )
         results = {options.points.stem: judged(sweeps)}
     print(as_markdown(results))

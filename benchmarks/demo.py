@@ -2,12 +2,13 @@
 
     python benchmarks/demo.py --keys 20 --output demo.json
 
-Each key is a whole sweep of `raydp/data/demo.yaml` with a secret key of its own, run like by a user. A choice is judged
-by runs that it was not made from: those of docs/results/demo-seeds.csv, ten seeds of each configuration, and those of
-all other keys. The true score and the true loss of a configuration are its means there.
+Each key is a whole sweep of `raydp/data/demo.yaml` with a secret key of its own, run like by a
+user. A choice is judged by runs that it was not made from: those of docs/results/demo-seeds.csv,
+ten seeds of each configuration, and those of all other keys. The true score and the true loss of a
+configuration are its means there.
 
-The rule selects among the configurations whose loss keeps to the threshold with 95 % probability. So there are three
-verdicts on a choice:
+The rule selects among the configurations whose loss keeps to the threshold with 95 % probability.
+So there are three verdicts on a choice:
 
 - right: its true score is within 10 % of the lowest of all that the key's own runs admitted;
 - useful: its true loss keeps to the threshold;
@@ -52,15 +53,16 @@ def judged(keys: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def verdicts(key: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the runs of other keys say of a choice.
 
-    The runs of a key are not equally many for all configurations, because each further one depended on those before. A
-    sum over all runs is still unbiased for its number of runs (Wald's equation), so the means are over runs.
+    The runs of a key are not equally many for all configurations, because each further one depended
+    on those before. A sum over all runs is still unbiased for its number of runs (Wald's equation),
+    so the means are over runs.
     """
     points = pd.concat([load_points(SEEDS)[COLUMNS], *map(table, others)], ignore_index=True)
     points["seed"] = range(len(points))  # equal seeds of two keys are different runs
     means = configuration_means(points)
     true = dict(zip(configurations(means), means["score"], strict=True))
-    useful = configurations(configuration_means(useful_points(points, min_utility_gain=GAIN)))
-    own = select(table(key), rule="informed", min_utility_gain=GAIN)
+    useful = configurations(configuration_means(useful_points(points, min_gain_share=GAIN)))
+    own = select(table(key), rule="informed", min_gain_share=GAIN)
     admitted = next(step.survivors for step in own.steps if step.name == UTILITY_CHECK)
     (selected,) = configurations(pd.DataFrame([key["selected"]], columns=HYPERPARAMETERS))
     return {
@@ -106,7 +108,9 @@ def run(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run the keys and print how they ended."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=20)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
@@ -117,11 +121,16 @@ def main() -> None:
             key = run(Path(folder))
         keys = judged([*keys, key])
         options.output.write_text(json.dumps({"machine": describe(), "keys": keys}))
-        print(json.dumps({name: value for name, value in keys[-1].items() if name != "points"}), flush=True)
+        print(
+            json.dumps({name: value for name, value in keys[-1].items() if name != "points"}),
+            flush=True,
+        )
     print(f"{len(keys)} keys: {dict(Counter((key['ended_as'], key['state']) for key in keys))}")
     settled = [key for key in keys if key["state"] != "undecided"]
     for name, some in {"all": keys, "settled": settled}.items():
-        counts = {verdict: sum(key[verdict] for key in some) for verdict in ("right", "useful", "of_all")}
+        counts = {
+            verdict: sum(key[verdict] for key in some) for verdict in ("right", "useful", "of_all")
+        }
         print(f"{name} {len(some)}: {counts}")
     print(f"seconds: {sorted(key['seconds'] for key in keys)}")
 

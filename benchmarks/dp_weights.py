@@ -1,12 +1,15 @@
-"""What DP-Weights (Zagardo 2024) claims, what audits find, and what its own two checks do not prove.
+"""What DP-Weights (Zagardo 2024) claims, what audits find, and what its own two checks do not
+prove.
 
     OMP_NUM_THREADS=1 python benchmarks/dp_weights.py --output dp_weights.json [--z3]
 
-1. White-box audit: two neighbours' training, the method's own noise, and the ε of the pair of distributions that comes
-   out: exactly, and as a lower bound from draws (Clopper-Pearson).
-2. One-run audit of the method on the embedded language model: the score and the bound of `raydp audit`.
-3. The violation-rate simulation of its section 3.5 and the Z3 check of its section 3.6. With --z3 (pip install
-   z3-solver) the solver is asked as well; its answers follow from one point each, which is given here.
+1. White-box audit: two neighbours' training, the method's own noise, and the ε of the pair of
+   distributions that comes out: exactly, and as a lower bound from draws (Clopper-Pearson).
+2. One-run audit of the method on the embedded language model: the score and the bound of
+   `raydp audit`.
+3. The violation-rate simulation of its section 3.5 and the Z3 check of its section 3.6. With --z3
+   (pip install z3-solver) the solver is asked as well; its answers follow from one point each,
+   which is given here.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from raydp.auditing.audits import audit_spec
-from raydp.auditing.source import AuditSubject
-from raydp.methods.dp_weights import DPWeights
+from raydp.extensions.auditing.audits import audit_spec
+from raydp.extensions.auditing.source import AuditSubject
+from raydp.extensions.dp_weights.formulas import claimed_noise_std, claimed_sensitivity
+from raydp.extensions.dp_weights.method import DPWeights
 from raydp.models import base_models as models
-from raydp.privacy.mechanisms.claimed import claimed_noise_std, claimed_sensitivity
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
@@ -49,7 +52,12 @@ EPSILONS = (0.1, 1.0, 8.0)
 SETTINGS = {
     "paper": {"num_examples": 1000, "batch_size": 10, "num_steps": 1000, "learning_rate": 5e-5},
     "digits": {"num_examples": 1438, "batch_size": 128, "num_steps": 100, "learning_rate": 0.5},
-    "digits, fast": {"num_examples": 1438, "batch_size": 128, "num_steps": 100, "learning_rate": 2.0},
+    "digits, fast": {
+        "num_examples": 1438,
+        "batch_size": 128,
+        "num_steps": 100,
+        "learning_rate": 2.0,
+    },
 }
 """The paper's section 5 (N, η, C = 1, 10 epochs); docs/specs/mechanisms/dp_weights.yaml."""
 CLIP, FLAT = 1.0, 1e-9
@@ -58,7 +66,8 @@ WAITING = "others wait for it"
 
 
 class PairTask(LinearTask):
-    """Records on one weight w; the first one's loss falls everywhere, the others' is flat up to FLAT and falls behind.
+    """Records on one weight w; the first one's loss falls everywhere, the others' is flat up to
+    FLAT and falls behind.
 
     Args:
         canary: whether the first record is there.
@@ -72,17 +81,27 @@ class PairTask(LinearTask):
     def per_example_loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         weight = model[0](torch.ones(len(batch.input_ids), 1))[:, 0]
         first = (batch.input_ids[:, 0] == 0).float()
-        return -3 * CLIP * (first * self._canary * weight + (1 - first) * self._others * (weight - FLAT).relu())
+        return (
+            -3
+            * CLIP
+            * (first * self._canary * weight + (1 - first) * self._others * (weight - FLAT).relu())
+        )
 
 
 def plan_of(setting: dict[str, Any], run: int, epsilon: float, delta: float) -> TrialPlan:
     return TrialPlan(
-        run_id=f"audit/{run}", seed=0, noise_multiplier=0.0, claimed_epsilon=epsilon, delta=delta, **setting
+        run_id=f"audit/{run}",
+        seed=0,
+        noise_multiplier=0.0,
+        claimed_epsilon=epsilon,
+        delta=delta,
+        **setting,
     )
 
 
 def trained_shift(setting: dict[str, Any], run: int, others: bool) -> float:
-    """How far the record moves the weight, by two trainings of the method on the same batches, noise and all."""
+    """How far the record moves the weight, by two trainings of the method on the same batches,
+    noise and all."""
     ends = []
     for canary in (False, True):
         context = linear_training_context(1, 1, 1)
@@ -95,8 +114,8 @@ def trained_shift(setting: dict[str, Any], run: int, others: bool) -> float:
 
 
 def drawn_shifts(setting: dict[str, Any], runs: int, others: bool) -> NDArray[np.float64]:
-    """[runs] the same without training, for other batches: ηC/B for each time that the record is drawn, and for each
-    other one that is drawn after it where they wait for it."""
+    """[runs] the same without training, for other batches: ηC/B for each time that the record is
+    drawn, and for each other one that is drawn after it where they wait for it."""
     n, b, t = (setting[k] for k in ("num_examples", "batch_size", "num_steps"))
     rng = np.random.default_rng(0)
     canary, sizes = rng.random((runs, t)) < b / n, rng.binomial(n - 1, b / n, (runs, t))
@@ -105,8 +124,8 @@ def drawn_shifts(setting: dict[str, Any], runs: int, others: bool) -> NDArray[np
 
 
 def divergence(shifts: NDArray[np.float64], std: float, epsilon: float) -> float:
-    """The smallest δ at ε of N(0, std²) against the mixture of N(s, std²) over the shifts s >= 0, in both directions:
-    the likelihood ratio rises, so the worst sets are half-lines."""
+    """The smallest δ at ε of N(0, std²) against the mixture of N(s, std²) over the shifts s >= 0,
+    in both directions: the likelihood ratio rises, so the worst sets are half-lines."""
     s = shifts / std
 
     def log_ratio(y: float) -> float:
@@ -118,7 +137,11 @@ def divergence(shifts: NDArray[np.float64], std: float, epsilon: float) -> float
             low *= 2
         while log_ratio(high) < level and high < 1e6:
             high *= 2
-        return brentq(lambda y: log_ratio(y) - level, low, high) if log_ratio(low) < level < log_ratio(high) else low
+        return (
+            brentq(lambda y: log_ratio(y) - level, low, high)
+            if log_ratio(low) < level < log_ratio(high)
+            else low
+        )
 
     up, down = at(epsilon), at(-epsilon)
     with_it = stats.norm.sf(up - s).mean() - math.exp(epsilon) * stats.norm.sf(up)
@@ -133,14 +156,23 @@ def epsilon_of(shifts: NDArray[np.float64], std: float, delta: float) -> float:
     high = 1.0
     while high < 700 and divergence(shifts, std, high) > delta:
         high = min(2 * high, 700.0)
-    return high if high >= 700 else brentq(lambda e: divergence(shifts, std, e) - delta, 0.0, high, xtol=1e-6)
+    return (
+        high
+        if high >= 700
+        else brentq(lambda e: divergence(shifts, std, e) - delta, 0.0, high, xtol=1e-6)
+    )
 
 
-def found_epsilon(setting: dict[str, Any], formula: Any, epsilon: float, delta: float, shifts: Any) -> float:
-    """A lower bound at 95 % from draws of the method's own noise: ln((TPR - δ) / FPR) at the Clopper-Pearson bounds of
-    both rates. Half of the draws choose the threshold, the other half are counted."""
+def found_epsilon(
+    setting: dict[str, Any], formula: Any, epsilon: float, delta: float, shifts: Any
+) -> float:
+    """A lower bound at 95 % from draws of the method's own noise: ln((TPR - δ) / FPR) at the
+    Clopper-Pearson bounds of both rates. Half of the draws choose the threshold, the other half are
+    counted."""
     method = DPWeights(max_grad_norm=CLIP, formula=formula)
-    context = linear_training_context(DRAWS, 1, 1)  # a draw for each weight: the method's noise on them is independent
+    context = linear_training_context(
+        DRAWS, 1, 1
+    )  # a draw for each weight: the method's noise on them is independent
     weights = next(iter(context.parameters.values()))
     seen = np.zeros((2, DRAWS))
     for canary in (0, 1):
@@ -157,7 +189,10 @@ def found_epsilon(setting: dict[str, Any], formula: Any, epsilon: float, delta: 
         return math.log((tpr - delta) / fpr) if tpr > delta else 0.0
 
     first, second, level = slice(half), slice(half, None), (1 - CONFIDENCE) / 2
-    best = max(np.quantile(seen, np.linspace(0.01, 0.9999, 200)), key=lambda x: bound(float(x), first, level))
+    best = max(
+        np.quantile(seen, np.linspace(0.01, 0.9999, 200)),
+        key=lambda x: bound(float(x), first, level),
+    )
     return max(0.0, bound(float(best), second, level))
 
 
@@ -170,7 +205,9 @@ def white_box(say: Callable[[dict[str, Any]], None]) -> None:
             claimed = claimed_sensitivity(max_grad_norm=CLIP, **setting)
             for formula in FORMULAS:
                 for epsilon in EPSILONS:
-                    std = claimed_noise_std(formula, epsilon=epsilon, delta=delta, sensitivity=claimed)
+                    std = claimed_noise_std(
+                        formula, epsilon=epsilon, delta=delta, sensitivity=claimed
+                    )
                     say({
                         "setting": name, "record": WAITING if others else "linear losses", "formula": formula,
                         "claimed": epsilon, "delta": delta, "noise_std": std, "claimed_shift": claimed,
@@ -193,14 +230,21 @@ def one_run(say: Callable[[dict[str, Any]], None]) -> None:
                 "select": {"score": "vmr_exact"},
             })  # fmt: skip
             audit = audit_spec(
-                AuditSubject(spec=spec), name="audit", coins=3, num_canaries=500, confidence=0.95, seeds=(0,)
+                AuditSubject(spec=spec),
+                name="audit",
+                coins=3,
+                num_canaries=500,
+                confidence=0.95,
+                seeds=(0,),
             )
             task, weight_hash = build_task(audit)
             base = models.load_base(audit.model, new_tokens=task.facts().num_new_tokens)
             (trial,) = make_plan(audit, task.facts(), weight_hash).trials
             with tempfile.TemporaryDirectory() as folder:
                 files = SharedFolder(folder=Path(folder), run_id=trial.run_id)
-                result = TrialRunner(audit, task, base, LocalComm(), TEST_KEY).run(trial, files, "a")
+                result = TrialRunner(audit, task, base, LocalComm(), TEST_KEY).run(
+                    trial, files, "a"
+                )
             found = result.scores["one_run_audit"]
             say({
                 "formula": formula, "claimed": 1, "batch_size": 256, "num_steps": steps, "learning_rate": rate,
@@ -228,7 +272,10 @@ def violation_rates(say: Callable[[dict[str, Any]], None]) -> None:
                 loss = np.abs((y - shift) ** 2 - y**2) / (2 * std**2)
                 rates[name] = float((loss > epsilon).mean())
             divided = 1.0
-            while (np.abs(claimed / (std / divided) * noise - (claimed * divided / std) ** 2 / 2) <= epsilon).all():
+            while (
+                np.abs(claimed / (std / divided) * noise - (claimed * divided / std) ** 2 / 2)
+                <= epsilon
+            ).all():
                 divided *= 2
             say(
                 {
@@ -242,8 +289,8 @@ def violation_rates(say: Callable[[dict[str, Any]], None]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Z3Check:
-    """Algorithm 2 of the paper: Implies(w' = w + Δ and x = noisy_w, pdf_w <= exp(ε) pdf_w' + δ), asked whether it can
-    be satisfied; exp by 10 terms of its Taylor series."""
+    """Algorithm 2 of the paper: Implies(w' = w + Δ and x = noisy_w, pdf_w <= exp(ε) pdf_w' + δ),
+    asked whether it can be satisfied; exp by 10 terms of its Taylor series."""
 
     epsilon: float
     delta: float
@@ -252,12 +299,14 @@ class Z3Check:
 
     def holds(self, w: Any, w2: Any, x: Any) -> Any:
         pdf, other = (
-            taylor(-((x - v) * (x - v)) / (2 * self.std**2)) / (math.sqrt(2 * math.pi) * self.std) for v in (w, w2)
+            taylor(-((x - v) * (x - v)) / (2 * self.std**2)) / (math.sqrt(2 * math.pi) * self.std)
+            for v in (w, w2)
         )
         return pdf <= taylor(self.epsilon) * other + self.delta
 
     def by_points(self) -> dict[str, Any]:
-        """One point that satisfies what was asked, and one that violates what should have been asked."""
+        """One point that satisfies what was asked, and one that violates what should have been
+        asked."""
         far = 20 * self.std
         return {
             "satisfied_by": "w = w' = 0: the premise w' = w + Δ is false, so the implication is true",
@@ -295,7 +344,9 @@ def z3_check(say: Callable[[dict[str, Any]], None], with_z3: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--z3", action="store_true")
     parser.add_argument("--only", choices=["white_box", "one_run", "violation_rates", "z3_check"])
@@ -311,19 +362,30 @@ def main() -> None:
         if args.only in (None, name):
             rows = found.setdefault(name, [])
 
-            def say(row: dict[str, Any], name: str = name, rows: list[dict[str, Any]] = rows) -> None:
+            def say(
+                row: dict[str, Any], name: str = name, rows: list[dict[str, Any]] = rows
+            ) -> None:
                 rows.append(row)
                 print(
                     name,
-                    " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()),
+                    " ".join(
+                        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
+                        for k, v in row.items()
+                    ),
                     flush=True,
                 )
 
             part(say)
-    about = {"date": time.strftime("%Y-%m-%d"), "machine": platform.processor(), "torch": torch.__version__}
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.processor(),
+        "torch": torch.__version__,
+    }
     print(f"{time.perf_counter() - started:.0f} s")
     if args.output:
-        args.output.write_text(json.dumps({**found, **about, "settings": SETTINGS}, indent=1) + "\n")
+        args.output.write_text(
+            json.dumps({**found, **about, "settings": SETTINGS}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

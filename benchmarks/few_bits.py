@@ -1,9 +1,11 @@
-"""Base weights in 4 and 8 bits beside whole ones: memory, time of a step, held-out loss of the untrained model.
+"""Base weights in 4 and 8 bits beside whole ones: memory, time of a step, held-out loss of the
+untrained model.
 
-    OMP_NUM_THREADS=1 python benchmarks/few_bits.py docs/specs/enron-smollm2.yaml --output few_bits.json
+    OMP_NUM_THREADS=1 python benchmarks/few_bits.py docs/specs/enron-smollm2.yaml --output
+    few_bits.json
 
-The spec says task, model and adapter. A step is the clipped sum of one micro-batch; its time is processor time, the
-median of the rounds, in each of which every precision takes its turn.
+The spec says task, model and adapter. A step is the clipped sum of one micro-batch; its time is
+processor time, the median of the rounds, in each of which every precision takes its turn.
 """
 
 from __future__ import annotations
@@ -45,7 +47,12 @@ class Subject:
         quantise(base)
         self.task, self.model = task, adapters.attach_adapter(base, spec.adapter)
         self.parameters = adapters.trainable_parameters(self.model, spec.adapter)
-        adapters.initialise(self.parameters, spec.adapter, adapters.starting_values(self.model, spec.adapter), seed=0)
+        adapters.initialise(
+            self.parameters,
+            spec.adapter,
+            adapters.starting_values(self.model, spec.adapter),
+            seed=0,
+        )
         self.gradients = ClippedGradients(self.model, self.parameters, Clipping(0.1))
         self.megabytes = sum(p.nbytes for p in self.model.parameters()) / 1e6
 
@@ -59,7 +66,9 @@ class Subject:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("spec", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
@@ -85,7 +94,9 @@ def main() -> None:
     for name, row in rows.items():
         print(name, row)
     if args.output is not None:
-        args.output.write_text(json.dumps({**describe("torch", "bitsandbytes"), "rows": rows}, indent=1) + "\n")
+        args.output.write_text(
+            json.dumps({**describe("torch", "bitsandbytes"), "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Time to sample continuations: transformers' generate, one by one and batched, against the scores' own sampler.
+"""Time to sample continuations: transformers' generate, one by one and batched, against the scores'
+own sampler.
 
     python benchmarks/generation.py --dtype float32 -o generation.json
     python benchmarks/generation.py --model FOLDER --dtype bfloat16
 
-Without --model it measures random weights in the shape of SmolLM2-135M. Their samples share few tokens; those of a
-trained model agree for longer, which is faster. End tokens are switched off, so that every way decodes as many tokens.
-The ways alternate within one run: a part of the sequential prompts, then one round of the others. On a CPU the
-times are processor time.
+Without --model it measures random weights in the shape of SmolLM2-135M. Their samples share few
+tokens; those of a trained model agree for longer, which is faster. End tokens are switched off, so
+that every way decodes as many tokens. The ways alternate within one run: a part of the sequential
+prompts, then one round of the others. On a CPU the times are processor time.
 """
 
 from __future__ import annotations
@@ -50,11 +51,17 @@ def load(folder: str | None, dtype: torch.dtype, device: str) -> LoadedModel:
     return LoadedModel(model=model.eval().to(device), tokenizer=None)
 
 
-def generate(model: LoadedModel, prompts: list[list[int]], args: argparse.Namespace, num_samples: int) -> None:
+def generate(
+    model: LoadedModel, prompts: list[list[int]], args: argparse.Namespace, num_samples: int
+) -> None:
     """transformers' generate on one left-padded batch."""
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=args.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=args.device)
+    ids = torch.tensor(
+        [[0] * (width - len(prompt)) + prompt for prompt in prompts], device=args.device
+    )
+    mask = torch.tensor(
+        [[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=args.device
+    )
     output = model.model.generate(
         ids,
         attention_mask=mask,
@@ -69,23 +76,32 @@ def generate(model: LoadedModel, prompts: list[list[int]], args: argparse.Namesp
 
 def ours(model: LoadedModel, prompts: list[list[int]], args: argparse.Namespace) -> None:
     """The scores' sampler: what `air`, `vmr_text` and `vmr_near` take."""
-    draws = [uniforms(0, "benchmark", str(i), args.samples, args.tokens) for i in range(len(prompts))]
+    draws = [
+        uniforms(0, "benchmark", str(i), args.samples, args.tokens) for i in range(len(prompts))
+    ]
     samples = sample_continuations(model, prompts, draws, Sampling(), stop=np.array([], np.int64))
     assert all(len(sample) == args.tokens for of_prompt in samples for sample in of_prompt)
 
 
 def one_pass(model: LoadedModel, prompts: list[list[int]], args: argparse.Namespace) -> None:
-    """Teacher forcing over continuations of the same length: what `vmr`, `vmr_exact` and `extraction` take."""
+    """Teacher forcing over continuations of the same length: what `vmr`, `vmr_exact` and
+    `extraction` take."""
     continuation = tuple(range(2, 2 + args.tokens))
     secrets = [
-        EncodedSecret(id=str(i), name=f"secret-{i:03d}", prompt_ids=tuple(prompt), continuation_ids=continuation)
+        EncodedSecret(
+            id=str(i),
+            name=f"secret-{i:03d}",
+            prompt_ids=tuple(prompt),
+            continuation_ids=continuation,
+        )
         for i, prompt in enumerate(prompts)
     ]
     over_continuations(model, secrets, lambda logits, _: Sampling().distribution(logits))
 
 
 def seconds(run: Callable[[], None], device: str) -> float:
-    """Processor time of a run on a CPU, which other processes share; wall-clock time on an accelerator."""
+    """Processor time of a run on a CPU, which other processes share; wall-clock time on an
+    accelerator."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     start = clock()
     run()
@@ -100,7 +116,8 @@ def compare(args: argparse.Namespace) -> dict[str, object]:
     model = load(args.model, getattr(torch, args.dtype), args.device)
     rng = np.random.default_rng(0)
     prompts = [
-        rng.integers(2, model.model.config.vocab_size, size).tolist() for size in rng.integers(6, 33, args.prompts)
+        rng.integers(2, model.model.config.vocab_size, size).tolist()
+        for size in rng.integers(6, 33, args.prompts)
     ]
     ways: dict[str, Callable[[], None]] = {
         "batched_generate": lambda: generate(model, prompts, args, args.samples),
@@ -139,7 +156,9 @@ def compare(args: argparse.Namespace) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder with a causal language model")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cpu")
@@ -147,9 +166,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=13)
     parser.add_argument("--samples", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sequential-samples", type=int, default=10, help="of each prompt; their time is scaled up")
+    parser.add_argument(
+        "--sequential-samples", type=int, default=10, help="of each prompt; their time is scaled up"
+    )
     parser.add_argument("--tokens", type=int, default=20)
-    parser.add_argument("-o", "--output", type=Path, help="write the JSON here instead of to stdout")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write the JSON here instead of to stdout"
+    )
     args = parser.parse_args()
     result = json.dumps(compare(args), indent=2)
     if args.output:

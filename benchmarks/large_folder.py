@@ -1,9 +1,12 @@
-"""What commands cost that read the folder of a sweep of many runs. The results are made up, and nothing is trained.
+"""What commands cost that read the folder of a sweep of many runs.
+
+The results are made up, and nothing is trained.
 
     python benchmarks/large_folder.py --runs 20000 --output large_folder.json
 
-Each result has 50 steps and a score of 20 secrets. A command's processor time and its largest memory are the system's
-own count for its process. `--folder` keeps the folder, and takes it as it is if it is there.
+Each result has 50 steps and a score of 20 secrets. A command's processor time and its largest
+memory are the system's own count for its process. `--folder` keeps the folder, and takes it as it
+is if it is there.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ COMMANDS = {"status": (), "points": ("--json",), "select": ("--max-loss", "9")}
 
 
 def spec_of(storage: Path, runs: int) -> dict[str, Any]:
-    """Return a grid of about this many runs: 4 batch sizes, 5 numbers of steps, 10 seeds, and learning rates."""
+    """Return a grid of about this many runs: 4 batch sizes, 5 numbers of steps, 10 seeds, and
+    learning rates."""
     rates = max(1, runs // (len(BATCH_SIZES) * len(NUM_STEPS) * len(SEEDS)))
     return {
         "name": "large",
@@ -58,24 +62,38 @@ def fill(storage: Path, runs: int) -> SweepFolder:
     spec = load_spec(spec_of(storage, runs))
     task, weight_hash = build_task(spec)
     plan = make_plan(spec, task.facts(), weight_hash)
-    folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4))
+    folder = SweepFolder.create(
+        spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), "a1b2" * 4)
+    )
     rng = np.random.default_rng(0)
-    row = {"drawn": 34.0, "loss": 10.472914751838236, "gradient_norm": 1.7133327932918774, "clipped": 1.0}
+    row = {
+        "drawn": 34.0,
+        "loss": 10.472914751838236,
+        "gradient_norm": 1.7133327932918774,
+        "clipped": 1.0,
+    }
     ids = [BASE_RUN, *(trial.run_id for trial in folder.plan().trials)]
     for number, run_id in enumerate(ids):
         result = RunResult(
             run_id=run_id,
             status="finished",
             utility_loss=float(rng.normal(8, 0.5)),
-            scores={"vmr_exact": Measurement.over_secrets(rng.uniform(size=len(SECRETS)), ids=SECRETS)},
+            scores={
+                "vmr_exact": Measurement.over_secrets(rng.uniform(size=len(SECRETS)), ids=SECRETS)
+            },
             history=[{"step": step, **row} for step in range(STEPS)],
             train_seconds=2.0,
             score_seconds=1.0,
         )
         delivery = Delivery(status="finished", model_uri=f"models:/large/{number}")
         folder.trial(run_id).mkdir()
-        for name, document in (("result.json", result.to_json()), ("tracked.json", delivery.to_json())):
-            (folder.trial(run_id) / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for name, document in (
+            ("result.json", result.to_json()),
+            ("tracked.json", delivery.to_json()),
+        ):
+            (folder.trial(run_id) / name).write_text(
+                json.dumps(document, indent=1) + "\n", encoding="utf-8"
+            )
     return folder
 
 
@@ -95,7 +113,9 @@ def cost(folder: SweepFolder, command: str) -> dict[str, float]:
 
 def main() -> None:
     """Make the folder, and measure each command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="keep the sweeps here")
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))

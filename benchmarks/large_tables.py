@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/large_tables.py -o large_tables.json
 
-Three made-up tables of about 100,000 rows. In "seeds" and "distinct" no two hyperparameters are alike, and losses and
-scores know nothing of them. "grid" has 46 values of each, losses that fall with ln U and scores that rise with it.
-Each analysis is timed once, in one process; memory is the largest that the process has held until then.
+Three made-up tables of about 100,000 rows. In "seeds" and "distinct" no two hyperparameters are
+alike, and losses and scores know nothing of them. "grid" has 46 values of each, losses that fall
+with ln U and scores that rise with it. Each analysis is timed once, in one process; memory is the
+largest that the process has held until then.
 """
 
 from __future__ import annotations
@@ -36,8 +37,14 @@ ANALYSES: dict[str, Callable[[pd.DataFrame], Any]] = {
 def distinct(size: int, seeds: int) -> pd.DataFrame:
     """Configurations no two hyperparameters of which are alike, each with some seeds."""
     rng = np.random.default_rng(0)
-    columns = {name: rng.choice(np.arange(1, 10**7), size, replace=False) for name in ("batch_size", "num_steps")}
-    columns |= {"learning_rate": rng.uniform(1e-5, 1e-1, size), "utility_loss": rng.uniform(1, 3, size)}
+    columns = {
+        name: rng.choice(np.arange(1, 10**7), size, replace=False)
+        for name in ("batch_size", "num_steps")
+    }
+    columns |= {
+        "learning_rate": rng.uniform(1e-5, 1e-1, size),
+        "utility_loss": rng.uniform(1, 3, size),
+    }
     columns |= {"score": rng.uniform(0.01, 1, size)}
     table = pd.DataFrame(columns).loc[np.repeat(np.arange(size), seeds)].reset_index(drop=True)
     noise = rng.normal(0, 0.05, (2, len(table)))
@@ -90,7 +97,9 @@ def small() -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     timed(regress, small())  # imports

@@ -11,11 +11,15 @@ from typing import Any
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Date (UTC), processor, number of usable CPUs, and versions of Python and the named distributions."""
+    """Date (UTC), processor, number of usable CPUs, and versions of Python and the named
+    distributions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": {"cpu": cpu_name(), "cpus": len(os.sched_getaffinity(0))},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
     }
 
 

@@ -1,11 +1,13 @@
-"""What the orchestration costs where there are thousands of runs: a sweep whose method does nothing.
+"""What the orchestration costs where there are thousands of runs: a sweep whose method does
+nothing.
 
     python benchmarks/many_trials.py --trials 2000 --output many_trials.json
 
-Every run goes through Ray Tune, the queue, a Ray Train worker, the sweep's folder, MLflow and the registry as any
-other; its training takes no step, and its score is the cheapest on the built-in model. Seconds a trial are those
-between the first and the last commit. Memory is sampled while it runs; its growth is the slope from the first tenth of
-the runs on, when everything is loaded, so the first rounds' caches are in it and the start is not.
+Every run goes through Ray Tune, the queue, a Ray Train worker, the sweep's folder, MLflow and the
+registry as any other; its training takes no step, and its score is the cheapest on the built-in
+model. Seconds a trial are those between the first and the last commit. Memory is sampled while it
+runs; its growth is the slope from the first tenth of the runs on, when everything is loaded, so the
+first rounds' caches are in it and the start is not.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ WRITES = ("INSERT", "UPDATE", "DELETE")
 
 
 def spec_of(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, Any]:
-    """A grid of `num_trials` runs: 5 batch sizes, 4 numbers of steps, 5 seeds, learning rates for the rest."""
+    """A grid of `num_trials` runs: 5 batch sizes, 4 numbers of steps, 5 seeds, learning rates for
+    the rest."""
     rates = num_trials // (len(BATCH_SIZES) * len(NUM_STEPS) * len(SEEDS))
     return {
         "name": f"trials-{num_trials}",
@@ -53,7 +56,7 @@ def spec_of(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
         },
         "seeds": list(SEEDS),
         "scores": [{"name": "vmr_exact"}],
-        "select": {"score": "vmr_exact", "min_utility_gain": 0},
+        "select": {"score": "vmr_exact", "min_gain_share": 0},
         "cluster": {"max_concurrent_trials": slots},
         "storage": str(folder / "runs"),
         "tracking": {"uri": uri, "experiment": "bench", "registered_model": "bench"},
@@ -92,10 +95,15 @@ class Meter:
                 seconds[kind] += sum(process.cpu_times()[:2])
             except psutil.Error:  # it has ended meanwhile
                 continue
-        return {"trials": len(self.commits), "mebibytes": dict(mebibytes), "processor_seconds": dict(seconds)}
+        return {
+            "trials": len(self.commits),
+            "mebibytes": dict(mebibytes),
+            "processor_seconds": dict(seconds),
+        }
 
     def slopes(self, num_trials: int) -> dict[str, float]:
-        """Growth in MB (10^6 bytes) a trial, by kind of process, from the first tenth of the trials on."""
+        """Growth in MB (10^6 bytes) a trial, by kind of process, from the first tenth of the trials
+        on."""
         rows = [s for s in self.samples if num_trials / 10 <= s["trials"] < num_trials]
         kinds = {kind for row in rows for kind in row["mebibytes"]}
         slopes = {}
@@ -140,7 +148,9 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
-    def wrap(self, owner: Any, name: str, label: str, then: Callable[[], None] = lambda: None) -> None:
+    def wrap(
+        self, owner: Any, name: str, label: str, then: Callable[[], None] = lambda: None
+    ) -> None:
         """Measure a function of a class or module."""
         inner = getattr(owner, name)
 
@@ -226,7 +236,8 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
         "plan_seconds": sum(seconds["plan"]),
         "seconds_per_trial": per_trial,
         "seconds_per_trial_by_tenth": [
-            (commits[min(k + chunk, len(commits) - 1)] - commits[k]) / chunk for k in range(0, len(commits) - 1, chunk)
+            (commits[min(k + chunk, len(commits) - 1)] - commits[k]) / chunk
+            for k in range(0, len(commits) - 1, chunk)
         ],
         "score_seconds_per_trial": statistics.mean(scored),
         "driver_commit_seconds_per_trial": statistics.mean(seconds["commit"]),
@@ -242,7 +253,9 @@ def measure(folder: Path, num_trials: int, slots: int, uri: str) -> dict[str, An
         "driver_mb_per_trial": meter.slopes(num_trials).get("driver"),
         "mb_per_trial": meter.slopes(num_trials),
         "processor_seconds_per_trial": meter.processor_seconds(num_trials),
-        "driver_mebibytes": [s["mebibytes"]["driver"] for s in meter.samples[:: max(1, len(meter.samples) // 20)]],
+        "driver_mebibytes": [
+            s["mebibytes"]["driver"] for s in meter.samples[:: max(1, len(meter.samples) // 20)]
+        ],
         "disk_mb_per_trial": size / 1e6 / num_trials,
         "plan_json_mb": (result.folder / "plan.json").stat().st_size / 1e6,
     }
@@ -256,9 +269,28 @@ def server(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "kept")]
-    with (folder / "server.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/server.db",
+        "--artifacts-destination",
+        str(folder / "kept"),
+    ]
+    with (
+        (folder / "server.log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
         try:
             for _ in range(240):
                 with socket.socket() as probe:
@@ -284,10 +316,12 @@ def in_a_fresh_process(options: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--trials", type=int, default=2000, help="a multiple of 100")
     parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--server", action="store_true", help="MLflow behind a server instead of in a file")
+    parser.add_argument(
+        "--server", action="store_true", help="MLflow behind a server instead of in a file"
+    )
     parser.add_argument("--output", type=Path, default=Path("many_trials.json"))
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -296,7 +330,12 @@ def main() -> None:
     if options.folder is not None:
         kind = server(options.folder) if options.server else None
         if kind is None:
-            found = measure(options.folder, options.trials, options.slots, f"sqlite:///{options.folder}/mlflow.db")
+            found = measure(
+                options.folder,
+                options.trials,
+                options.slots,
+                f"sqlite:///{options.folder}/mlflow.db",
+            )
         else:
             with kind as uri:
                 found = measure(options.folder, options.trials, options.slots, uri)

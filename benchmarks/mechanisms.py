@@ -1,10 +1,12 @@
-"""Every mechanism on scikit-learn's digits at one stated ε, side by side: utility, membership inference, and what an
-audit of one more run proves.
+"""Every mechanism on scikit-learn's digits at one stated ε, side by side: utility, membership
+inference, and what an audit of one more run proves.
 
-    OMP_NUM_THREADS=1 python benchmarks/mechanisms.py --storage raydp_runs/mechanisms --output mechanisms.json
+    OMP_NUM_THREADS=1 python benchmarks/mechanisms.py --storage raydp_runs/mechanisms --output
+    mechanisms.json
 
-The sweeps are those of docs/specs/mechanisms with ε = 8, one δ, three seeds and one score. Of each the configuration
-with the lowest mean loss is shown and audited with 500 canaries. What is in the storage is read and not run again.
+The sweeps are those of docs/specs/mechanisms with ε = 8, one δ, three seeds and one score. Of each
+the configuration with the lowest mean loss is shown and audited with 500 canaries. What is in the
+storage is read and not run again.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import yaml
 from machine import describe
 
 import raydp
-from raydp.auditing.audits import run_audit
-from raydp.auditing.source import AuditSubject
+from raydp.extensions.auditing.audits import run_audit
+from raydp.extensions.auditing.source import AuditSubject
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
@@ -40,7 +42,7 @@ def spec_of(path: Path, storage: Path) -> SweepSpec:
     tracking = {"uri": f"sqlite:///{storage.resolve()}/mlflow.db", "registered_model": spec["name"]}
     scores = [score for score in spec["scores"] if score["name"] == "mia_outputs_of_reference"]
     scores = [{"name": "mia_outputs"}, *({"name": score["name"]} for score in scores)]
-    select = {"score": "mia_outputs", "min_utility_gain": 0.9}
+    select = {"score": "mia_outputs", "min_gain_share": 0.9}
     return load_spec({
         **spec, "seeds": SEEDS, "scores": scores, "select": select, "storage": str(storage), "tracking": tracking,
     })  # fmt: skip
@@ -57,7 +59,9 @@ def row_of(spec: SweepSpec) -> dict[str, Any]:
     best = means[("utility_loss", "mean")].idxmin()
     configuration = (int(best[0]), int(best[1]), float(best[2]))
     figures, plan = means.loc[best], read_json(SweepFolder(path=folder).path / "plan.json")
-    run_id = next(t["run_id"] for t in plan["trials"] if tuple(t[axis] for axis in axes) == configuration)
+    run_id = next(
+        t["run_id"] for t in plan["trials"] if tuple(t[axis] for axis in axes) == configuration
+    )
     record = plan["records"][plan["privacy"][run_id]]
     return {
         "mechanism": spec.name,
@@ -87,7 +91,9 @@ def audited(spec: SweepSpec, configuration: tuple[int, int, float]) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--storage", type=Path, default=Path("raydp_runs/mechanisms"))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -97,7 +103,9 @@ def main() -> None:
         rows.append(row_of(spec_of(path, args.storage)))
         print(json.dumps(rows[-1]), flush=True)
     if args.output:
-        args.output.write_text(json.dumps({**describe("torch", "ray"), "rows": rows}, indent=1) + "\n")
+        args.output.write_text(
+            json.dumps({**describe("torch", "ray"), "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

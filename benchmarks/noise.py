@@ -1,11 +1,13 @@
-"""The keyed noise of a step against a generator's: drawing, adding on the lattice, and what it is of a private step.
+"""The keyed noise of a step against a generator's: drawing, adding on the lattice, and what it is
+of a private step.
 
     OMP_NUM_THREADS=1 python benchmarks/noise.py --output noise.json
 
-For the parameters of each model of `benchmarks/step.py`: seconds of processor time to draw the noise of one step from
-the keyed stream, to draw and add it to the sums as the training loop does, and for comparison to draw as many normals
-with torch.Generator in fp32, and to draw and add those, which is neither keyed nor safe in its low-order bits. The four
-take turns; medians. The share is of a plain step of 32 examples of 64 tokens without privacy, measured in the same
+For the parameters of each model of `benchmarks/step.py`: seconds of processor time to draw the
+noise of one step from the keyed stream, to draw and add it to the sums as the training loop does,
+and for comparison to draw as many normals with torch.Generator in fp32, and to draw and add those,
+which is neither keyed nor safe in its low-order bits. The four take turns; medians. The share is of
+a plain step of 32 examples of 64 tokens without privacy, measured in the same
 process: the forward and backward pass, in micro-batches of the sizes of `benchmarks/step.py`, once.
 What it does not show: a GPU, where the noise is drawn on the CPU and copied.
 """
@@ -24,7 +26,7 @@ import torch
 import ways
 from machine import describe
 
-from raydp.training import loop
+from raydp.training.noise import adding
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import NOISE_WIDENING
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
@@ -47,7 +49,7 @@ def draws(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
             stream.normal(total.numel(), step=0, purpose="noise", name=name)
 
     def keyed_and_added() -> None:
-        loop.add_noise(totals, parts, stream, 0, SIGMA, MAX_GRAD_NORM, CorrelatedNoise())
+        adding.add_noise(totals, parts, stream, 0, SIGMA, MAX_GRAD_NORM, CorrelatedNoise())
 
     def torchs() -> None:
         for total in totals.values():
@@ -57,7 +59,12 @@ def draws(totals: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
         for total in totals.values():
             total += torch.empty_like(total).normal_(std=std, generator=generator)
 
-    return {"keyed": keyed, "keyed_and_added": keyed_and_added, "torch": torchs, "torch_and_added": torchs_and_added}
+    return {
+        "keyed": keyed,
+        "keyed_and_added": keyed_and_added,
+        "torch": torchs,
+        "torch_and_added": torchs_and_added,
+    }
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -94,20 +101,31 @@ def measure(case: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("noise.json"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    settings = {"rounds": args.rounds, "threads": args.threads, "num_examples": NUM_EXAMPLES, "tokens": ways.TOKENS}
+    settings = {
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "num_examples": NUM_EXAMPLES,
+        "tokens": ways.TOKENS,
+    }
     document = describe("torch", "numpy", "cryptography") | {"settings": settings, "cases": {}}
     for case in CASES:
         document["cases"][case] = result = measure(case, args.rounds)
         args.output.write_text(json.dumps(document, indent=1) + "\n")
         figures = "  ".join(f"{name} {value:.4f} s" for name, value in result["seconds"].items())
         share = result["share_of_plain_step"]
-        print(f"{case:9s} {result['coordinates']:,} coordinates  {figures}  {share:.2%} of a plain step", flush=True)
+        print(
+            f"{case:9s} {result['coordinates']:,} coordinates  {figures}  {share:.2%} of a plain "
+            "step",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

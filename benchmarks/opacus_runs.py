@@ -3,8 +3,9 @@
     python benchmarks/opacus_runs.py mails.jsonl --column text -o trained
     raydp import trained/runs.csv --spec spec.yaml
 
-It shows what a run of another program must state to be scored, selected and registered here. The data are the lines
-whose number is not a multiple of ten, as in any script of one's own; raydp's task splits the same file by itself.
+It shows what a run of another program must state to be scored, selected and registered here. The
+data are the lines whose number is not a multiple of ten, as in any script of one's own; raydp's
+task splits the same file by itself.
 """
 
 from __future__ import annotations
@@ -36,16 +37,29 @@ def examples(path: Path, column: str, length: int) -> torch.Tensor:
 
 
 def train(
-    data: torch.Tensor, folder: Path, *, batch_size: int, steps: int, rate: float, sigma: float, seed: int
+    data: torch.Tensor,
+    folder: Path,
+    *,
+    batch_size: int,
+    steps: int,
+    rate: float,
+    sigma: float,
+    seed: int,
 ) -> None:
     """DP-SGD with Opacus' own engine, Poisson batches and hooks."""
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(TINY)
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])).train()
+    model = get_peft_model(
+        base, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    ).train()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
     loader = DataLoader(data, batch_size=batch_size)
     private, optimizer, loader = PrivacyEngine().make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=sigma, max_grad_norm=CLIP
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=sigma,
+        max_grad_norm=CLIP,
     )
     done = 0
     while done < steps:
@@ -54,14 +68,18 @@ def train(
                 optimizer.zero_grad()
                 logits = private(input_ids=batch).logits[:, :-1]
                 targets = batch[:, 1:].masked_fill(batch[:, 1:] == 0, -100)
-                torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+                torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), targets.flatten()
+                ).backward()
                 optimizer.step()
             done += 1
     model.save_pretrained(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="JSON Lines")
     parser.add_argument("--column", default="text")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 64])
@@ -78,13 +96,22 @@ def main() -> None:
     rows = []
     for batch_size in args.batch_sizes:
         sigma = get_noise_multiplier(
-            target_epsilon=args.epsilon, target_delta=args.delta, sample_rate=batch_size / len(data), steps=args.steps
+            target_epsilon=args.epsilon,
+            target_delta=args.delta,
+            sample_rate=batch_size / len(data),
+            steps=args.steps,
         )
         for rate in args.rates:
             for seed in range(args.seeds):
                 name = f"b{batch_size}-lr{rate:g}-seed{seed}"
                 train(
-                    data, args.output / name, batch_size=batch_size, steps=args.steps, rate=rate, sigma=sigma, seed=seed
+                    data,
+                    args.output / name,
+                    batch_size=batch_size,
+                    steps=args.steps,
+                    rate=rate,
+                    sigma=sigma,
+                    seed=seed,
                 )
                 rows.append({
                     "model": name, "batch_size": batch_size, "num_steps": args.steps, "learning_rate": rate,

@@ -1,7 +1,9 @@
-"""MiniPrompt and GCG as their papers' code does them, written plainly: what benchmarks/acr.py compares with.
+"""MiniPrompt and GCG as their papers' code does them, written plainly: what benchmarks/acr.py
+compares with.
 
-Zou et al. 2023, Algorithm 1, and Schwarzschild et al. 2024, Algorithm 1. One pass for the gradient by the one-hot rows,
-one over all candidates, one for the match; every pass reads every token and gives every logit.
+Zou et al. 2023, Algorithm 1, and Schwarzschild et al. 2024, Algorithm 1. One pass for the gradient
+by the one-hot rows, one over all candidates, one for the match; every pass reads every token and
+gives every logit.
 """
 
 from __future__ import annotations
@@ -53,8 +55,14 @@ class Plain:
 
     def gradient(self, prompt: torch.Tensor) -> torch.Tensor:
         """[p, V] gradient of the loss by the one-hot rows."""
-        one_hot = F.one_hot(self.rows(prompt[None]), len(self.embedding)).to(self.embedding.dtype).requires_grad_()
-        loss = F.cross_entropy(self.logits(self.model(inputs_embeds=one_hot @ self.embedding))[0], self.target)
+        one_hot = (
+            F.one_hot(self.rows(prompt[None]), len(self.embedding))
+            .to(self.embedding.dtype)
+            .requires_grad_()
+        )
+        loss = F.cross_entropy(
+            self.logits(self.model(inputs_embeds=one_hot @ self.embedding))[0], self.target
+        )
         (gradient,) = torch.autograd.grad(loss, one_hot)
         return gradient[0, len(self.before) : len(self.before) + len(prompt)]
 
@@ -72,7 +80,8 @@ class Plain:
         return bool((logits.argmax(dim=1) == self.target).all())
 
     def candidates(self, prompt: torch.Tensor) -> torch.Tensor:
-        """[batch_size, p] copies with one token each replaced by one of the top k of its position."""
+        """[batch_size, p] copies with one token each replaced by one of the top k of its
+        position."""
         gradient = self.gradient(prompt)
         gradient[:, self.forbidden] = float("inf")
         k = min(self.topk, len(self.allowed))
@@ -102,8 +111,11 @@ class Plain:
                 return prompt
         return None
 
-    def minimise(self, seed: int, *, num_steps: int = 200, max_tokens: int = 30) -> torch.Tensor | None:
-        """MiniPrompt: five tokens more and 20 % more steps after a failure, one less after a success."""
+    def minimise(
+        self, seed: int, *, num_steps: int = 200, max_tokens: int = 30
+    ) -> torch.Tensor | None:
+        """MiniPrompt: five tokens more and 20 % more steps after a failure, one less after a
+        success."""
         self.generator.manual_seed(seed)
         length, low, high, best = 5, 0, max_tokens, None
         while True:

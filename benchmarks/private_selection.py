@@ -1,14 +1,16 @@
-"""The price of choosing: noise of a private selection by each bound, and the least noise that any bound must ask for.
+"""The price of choosing: noise of a private selection by each bound, and the least noise that any
+bound must ask for.
 
     OMP_NUM_THREADS=1 python benchmarks/private_selection.py --output private_selection.json
 
-Each row is one (b, T) with n = 4000 and δ = n^-1.1, one target ε and one distribution of the number K of runs. σ of one
-run by pld and rdp stands beside σ of the selection by rdp and by pld. The column `least` is the noise at which an exact
-best-of-K example reaches ε: a record whose clipped gradient is the only one, all updates observed, and an order of the
-models that tells most. A bound that holds for every order of the models cannot ask for less noise. The example is
-computed on pld's grid of losses, which changes ε by less than 1e-4 of it. Only 144 orders are tried, so `least` may be
-too low.
-What it does not show: other n and δ, and orders that are as harmless as those of real utilities may be.
+Each row is one (b, T) with n = 4000 and δ = n^-1.1, one target ε and one distribution of the number
+K of runs. σ of one run by pld and rdp stands beside σ of the selection by rdp and by pld. The
+column `least` is the noise at which an exact best-of-K example reaches ε: a record whose clipped
+gradient is the only one, all updates observed, and an order of the models that tells most. A bound
+that holds for every order of the models cannot ask for less noise. The example is computed on pld's
+grid of losses, which changes ε by less than 1e-4 of it. Only 144 orders are tried, so `least` may
+be too low. What it does not show: other n and δ, and orders that are as harmless as those of real
+utilities may be.
 """
 
 from __future__ import annotations
@@ -23,22 +25,24 @@ import numpy as np
 from machine import describe
 from numpy.typing import NDArray
 
-from raydp.privacy import (
+from raydp.extensions.private_selection.calibration import calibrate_selection
+from raydp.extensions.private_selection.choice_checks import generating
+from raydp.extensions.private_selection.choice_profile_checks import best_in_orders
+from raydp.extensions.private_selection.num_runs import (
     BinomialRuns,
-    CalibrationRequest,
     NumRuns,
+    PoissonRuns,
+    TruncatedNegativeBinomial,
+)
+from raydp.extensions.private_selection.two_way import _interval
+from raydp.privacy import (
+    CalibrationRequest,
     PLDAccountant,
     PoissonGaussian,
-    PoissonRuns,
     PrivacyTarget,
-    TruncatedNegativeBinomial,
     calibrate,
-    calibrate_selection,
 )
 from raydp.privacy.accounting.pld import _directions
-from raydp.privacy.accounting.two_way import _interval
-from raydp.selftest.checks.choice import generating
-from raydp.selftest.checks.choice_profiles import best_in_orders
 
 NUM_EXAMPLES = 4000
 POINTS = ((64, 60), (256, 60), (256, 120))
@@ -60,10 +64,13 @@ Masses = NDArray[np.float64]
 
 
 def pairs(event: PoissonGaussian) -> list[tuple[Masses, Masses]]:
-    """The outcomes of the worst case, by rising loss, under two neighbours, in both directions of adjacency."""
+    """The outcomes of the worst case, by rising loss, under two neighbours, in both directions of
+    adjacency."""
     parts = _directions(PLDAccountant(_interval(event))._composed([event]))
     sides = []
-    for pmf in parts:  # of each direction, the losses above 0, where probabilities are known to many digits
+    for pmf in (
+        parts
+    ):  # of each direction, the losses above 0, where probabilities are known to many digits
         dense = pmf.to_dense_pmf()
         losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
         probabilities = np.asarray(dense._probs)
@@ -93,8 +100,11 @@ def reaches(event: PoissonGaussian, num_runs: NumRuns, epsilon: float, delta: fl
     )
 
 
-def least_noise(event: PoissonGaussian, num_runs: NumRuns, target: PrivacyTarget, low: float, high: float) -> float:
-    """The largest noise, up to 0.2 %, at which the worst case is known to need more than the target."""
+def least_noise(
+    event: PoissonGaussian, num_runs: NumRuns, target: PrivacyTarget, low: float, high: float
+) -> float:
+    """The largest noise, up to 0.2 %, at which the worst case is known to need more than the
+    target."""
     while high / low > 1.002:
         middle = math.sqrt(low * high)
         if reaches(event.with_noise(middle), num_runs, target.epsilon, target.delta):
@@ -106,7 +116,7 @@ def least_noise(event: PoissonGaussian, num_runs: NumRuns, target: PrivacyTarget
 
 def main() -> None:
     """Measure every row, print them, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, required=True)
     output = parser.parse_args().output
     rows: list[dict[str, Any]] = []
@@ -121,8 +131,12 @@ def main() -> None:
                 by_pld = calibrate_selection([request], num_runs, "pld").runs[0]
                 by_rdp = None
                 if not isinstance(num_runs, BinomialRuns):
-                    by_rdp = calibrate_selection([request], num_runs, "rdp").runs[0].noise_multiplier
-                least = least_noise(by_pld.event, num_runs, target, one["pld"], by_pld.noise_multiplier)
+                    by_rdp = (
+                        calibrate_selection([request], num_runs, "rdp").runs[0].noise_multiplier
+                    )
+                least = least_noise(
+                    by_pld.event, num_runs, target, one["pld"], by_pld.noise_multiplier
+                )
                 row = {
                     "epsilon": epsilon, "batch_size": batch_size, "num_steps": num_steps, "num_runs": kind,
                     "one_run_pld": one["pld"], "one_run_rdp": one["rdp"], "selection_rdp": by_rdp,
@@ -130,7 +144,9 @@ def main() -> None:
                 }  # fmt: skip
                 rows.append(row)
                 print(json.dumps(row, ensure_ascii=False), flush=True)
-                output.write_text(json.dumps({**describe("dp-accounting", "opacus"), "rows": rows}, indent=1))
+                output.write_text(
+                    json.dumps({**describe("dp-accounting", "opacus"), "rows": rows}, indent=1)
+                )
 
 
 if __name__ == "__main__":

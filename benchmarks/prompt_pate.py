@@ -1,9 +1,11 @@
-"""PromptPATE's teachers one by one: how right they are, with and without demonstrations, their votes, the student, and
-what the cache of the demonstrations' keys and values saves.
+"""PromptPATE's teachers one by one: how right they are, with and without demonstrations, their
+votes, the student, and what the cache of the demonstrations' keys and values saves.
 
-    OMP_NUM_THREADS=1 python benchmarks/prompt_pate.py docs/specs/prompt_pate_smollm2.yaml --output prompt_pate.json
+    OMP_NUM_THREADS=1 python benchmarks/prompt_pate.py docs/specs/prompt_pate_smollm2.yaml --output
+    prompt_pate.json
 
-The classes of the public inputs, which training does not use, are used to count. The first configuration and the test
+The classes of the public inputs, which training does not use, are used to count. The first
+configuration and the test
 key: figures can be had again.
 """
 
@@ -21,13 +23,13 @@ import numpy as np
 import torch
 from machine import describe
 
+from raydp.extensions.pate.prompted import Prompting, prompted_logits
+from raydp.extensions.pate.teachers import teacher_of
 from raydp.models.adapters import attach_adapter, initialise, trainable_parameters, without_adapter
 from raydp.models.base_models import load_base
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
-from raydp.training.aggregation.prompted import Prompting, prompted_logits
-from raydp.training.aggregation.teachers import teacher_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY, KeyedStream
@@ -35,7 +37,9 @@ from raydp.training.trial import TrainingContext
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("spec", type=Path)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -59,7 +63,9 @@ def measure(path: Path) -> dict[str, Any]:
     labels = torch.from_numpy(queries.labels)
     stream = KeyedStream(key=TEST_KEY, run_id=trial.run_id)
     of_example = teacher_of(task.train, method.num_teachers, stream)
-    prompting = Prompting(num_teachers=method.num_teachers, num_demonstrations=method.num_demonstrations)
+    prompting = Prompting(
+        num_teachers=method.num_teachers, num_demonstrations=method.num_demonstrations
+    )
 
     def right(logits: torch.Tensor) -> float:
         return float((logits.argmax(dim=1) == labels).double().mean())
@@ -75,7 +81,9 @@ def measure(path: Path) -> dict[str, Any]:
         plain_seconds, plain = timed(lambda: task.outputs(model, replace(queries, inputs=whole))[0])
     context = TrainingContext(model=model, parameters=parameters)
     choices = [
-        prompting.choices(context, task, np.flatnonzero(of_example == teacher), queries, [0, teacher], stream)
+        prompting.choices(
+            context, task, np.flatnonzero(of_example == teacher), queries, [0, teacher], stream
+        )
         for teacher in range(method.num_teachers)
     ]
     of_teachers = [float((chosen == labels).double().mean()) for chosen in choices]
@@ -83,7 +91,9 @@ def measure(path: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:  # the run goes on from these votes
         store = CheckpointStore(folder=Path(folder) / "run", run_id=trial.run_id)
         store.beside("teachers").save(method.num_teachers, {"votes": torch.from_numpy(votes)}, {})
-        train_seconds, trained = timed(lambda: method.train(trial, context, task, LocalComm(), TEST_KEY, store))
+        train_seconds, trained = timed(
+            lambda: method.train(trial, context, task, LocalComm(), TEST_KEY, store)
+        )
     assert trained.details["votes"] == votes.tolist()
     answers, answered = method.released(trial, votes, TEST_KEY)
     return {
@@ -91,7 +101,11 @@ def measure(path: Path) -> dict[str, Any]:
         "num_heldout": len(task.heldout),
         "sigma": trained.details["sigma"],
         "zero_shot_accuracy": zero_shot,
-        "teacher_accuracy": {"mean": np.mean(of_teachers), "min": min(of_teachers), "max": max(of_teachers)},
+        "teacher_accuracy": {
+            "mean": np.mean(of_teachers),
+            "min": min(of_teachers),
+            "max": max(of_teachers),
+        },
         "vote_accuracy": float((votes.argmax(axis=1) == queries.labels).mean()),
         "answer_accuracy": float((answers == queries.labels)[answered].mean()),
         "answered": int(answered.sum()),

@@ -1,9 +1,12 @@
-"""Recipes of DP-Adam on the embedded data at one (ε, δ): schedules of η, and Adam without the variance of the noise.
+"""Recipes of DP-Adam on the embedded data at one (ε, δ): schedules of η, and Adam without the
+variance of the noise.
 
-    OMP_NUM_THREADS=1 python benchmarks/recipes.py --storage raydp_runs/recipes --output recipes.json
+    OMP_NUM_THREADS=1 python benchmarks/recipes.py --storage raydp_runs/recipes --output
+    recipes.json
 
-A sweep for each recipe, of the demo's task, model and ε. Of every recipe and batch size, the learning rate with the
-lowest mean held-out loss is shown. What is in the storage is read and not run again.
+A sweep for each recipe, of the demo's task, model and ε. Of every recipe and batch size, the
+learning rate with the lowest mean held-out loss is shown. What is in the storage is read and not
+run again.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def rows_of(name: str, storage: Path, *, batch_sizes: list[int], seeds: int) -> list[dict[str, Any]]:
+def rows_of(
+    name: str, storage: Path, *, batch_sizes: list[int], seeds: int
+) -> list[dict[str, Any]]:
     """Run what has not run of a recipe, and return its best learning rate at each batch size."""
     spec = yaml.safe_load(DEMO.read_text())
     spec |= {
@@ -47,7 +52,9 @@ def rows_of(name: str, storage: Path, *, batch_sizes: list[int], seeds: int) -> 
     if not (folder / "report.html").is_file():
         raydp.Sweep(spec).run(resume=folder.is_dir())
     points = raydp.load_points(folder / "points.csv")
-    means = points.groupby(["batch_size", "learning_rate"])[["utility_loss", "score"]].agg(["mean", "std"])
+    means = points.groupby(["batch_size", "learning_rate"])[["utility_loss", "score"]].agg(
+        ["mean", "std"]
+    )
     rows = []
     for size in batch_sizes:
         of_size = means.loc[size]
@@ -63,7 +70,9 @@ def rows_of(name: str, storage: Path, *, batch_sizes: list[int], seeds: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--storage", type=Path, default=Path("raydp_runs/recipes"))
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--seeds", type=int, default=2)
@@ -76,10 +85,12 @@ def main() -> None:
             rows.append(row)
             print(
                 f"{row['recipe']:18} b={row['batch_size']:<4} η={row['learning_rate']:<7g} loss "
-                f"{row['utility_loss_mean']:.4f} ± {row['utility_loss_std']:.4f}  score {row['score_mean']:.4f} ± "
-                f"{row['score_std']:.4f}"
+                f"{row['utility_loss_mean']:.4f} ± {row['utility_loss_std']:.4f}  score "
+                f"{row['score_mean']:.4f} ± {row['score_std']:.4f}"
             )
-    args.output.write_text(json.dumps({**describe("torch", "ray", "opacus"), "rows": rows}, indent=1) + "\n")
+    args.output.write_text(
+        json.dumps({**describe("torch", "ray", "opacus"), "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""How long `find_models` takes over many registered models, on a file and on a server with PostgreSQL.
+"""How long `find_models` takes over many registered models, on a file and on a server with
+PostgreSQL.
 
-One trial is tracked through the API; the rows that it makes in the database are then copied with other identities and
-figures, and a copy is compared with a trial that the API wrote with the same figures. Seals are signed anew for each.
+One trial is tracked through the API; the rows that it makes in the database are then copied with
+other identities and figures, and a copy is compared with a trial that the API wrote with the same
+figures. Seals are signed anew for each.
 
     python benchmarks/registry.py --models 10000 --server FOLDER -o registry.json
 
@@ -46,7 +48,13 @@ def trial(number: int) -> TrialRecord:
         num_steps=(60, 120, 240)[number % 3],
         learning_rate=(5e-4, 1e-3, 2e-3, 4e-3)[number // 3 % 4],
         seed=seed,
-        params={"method": "dp_adam", "task_hash": "c0ffee", "max_grad_norm": 0.5, "beta1": 0.9, "beta2": 0.999},
+        params={
+            "method": "dp_adam",
+            "task_hash": "c0ffee",
+            "max_grad_norm": 0.5,
+            "beta1": 0.9,
+            "beta2": 0.999,
+        },
         metrics={
             "utility_loss": 2 + number % 997 / 997,
             "utility_gain": 1 - number % 997 / 997,
@@ -72,7 +80,8 @@ def trial(number: int) -> TrialRecord:
 
 
 def populate(database: str, uri: str, key_file: Path, count: int) -> None:
-    """Track two trials, and copy the rows of the first until there are `count` models; check one copy by the other."""
+    """Track two trials, and copy the rows of the first until there are `count` models; check one
+    copy by the other."""
     tracker = MLflowTracker(uri, "benchmark", NAME, signing_key=key_file)
     tracker.sweep_run("sweep-0", "benchmark", {}, {})
     tracker.log_trial(trial(0))
@@ -96,13 +105,17 @@ def populate(database: str, uri: str, key_file: Path, count: int) -> None:
             connection.execute(sa.text("ANALYZE"))
 
 
-def _rows_of_the_first(connection: sa.Connection, meta: sa.MetaData) -> dict[str, list[dict[str, Any]]]:
+def _rows_of_the_first(
+    connection: sa.Connection, meta: sa.MetaData
+) -> dict[str, list[dict[str, Any]]]:
     tables = meta.tables
     runs, models = tables["runs"], tables["logged_models"]
     tag = tables["tags"]
     chosen = sa.and_(tag.c.key == "raydp.run_id", tag.c.value == trial(0).run_id)
     run = connection.execute(sa.select(tag.c.run_uuid).where(chosen)).scalar_one()
-    model = connection.execute(sa.select(models.c.model_id).where(models.c.source_run_id == run)).scalar_one()
+    model = connection.execute(
+        sa.select(models.c.model_id).where(models.c.source_run_id == run)
+    ).scalar_one()
     found = {"runs": (runs, runs.c.run_uuid == run)}
     found |= {name: (tables[name], tables[name].c.run_uuid == run) for name in RUN_TABLES}
     found["inputs"] = (tables["inputs"], tables["inputs"].c.source_id == run)
@@ -110,8 +123,14 @@ def _rows_of_the_first(connection: sa.Connection, meta: sa.MetaData) -> dict[str
     versions = tables["model_versions"]
     found["model_versions"] = (versions, versions.c.run_id == run)
     version_tags = tables["model_version_tags"]
-    found["model_version_tags"] = (version_tags, sa.and_(version_tags.c.name == NAME, version_tags.c.version == 1))
-    selects = {name: connection.execute(sa.select(table).where(where)) for name, (table, where) in found.items()}
+    found["model_version_tags"] = (
+        version_tags,
+        sa.and_(version_tags.c.name == NAME, version_tags.c.version == 1),
+    )
+    selects = {
+        name: connection.execute(sa.select(table).where(where))
+        for name, (table, where) in found.items()
+    }
     return {name: [dict(row) for row in result.mappings()] for name, result in selects.items()}
 
 
@@ -140,20 +159,28 @@ def _copy(
             new = dict(row)
             for column, value in row.items():
                 if isinstance(value, str):
-                    new[column] = replaced.get(value) or value.replace(old_run, run).replace(old_model, model)
+                    new[column] = replaced.get(value) or value.replace(old_run, run).replace(
+                        old_model, model
+                    )
             if "version" in new:
                 new["version"] = version
             if table in ("metrics", "latest_metrics") and new["key"] in metrics:
                 new["value"] = metrics[new["key"]]
             if table == "logged_model_metrics":
                 new["metric_value"] = metrics[new["metric_name"]]
-            for name, value in (("key", "value"), ("param_key", "param_value"), ("tag_key", "tag_value")):
+            for name, value in (
+                ("key", "value"),
+                ("param_key", "param_value"),
+                ("tag_key", "tag_value"),
+            ):
                 if table not in ("metrics", "latest_metrics") and new.get(name) in texts:
                     new[value] = texts[new[name]]
             if new.get("tag_key") == SEAL_TAG:
                 new["tag_value"] = _sealed(row["tag_value"], to, model, key)
             if new.get("tag_key") == "mlflow.modelVersions":
-                new["tag_value"] = row["tag_value"].replace('"version": "1"', f'"version": "{version}"')
+                new["tag_value"] = row["tag_value"].replace(
+                    '"version": "1"', f'"version": "{version}"'
+                )
             made.setdefault(table, []).append(new)
 
 
@@ -161,7 +188,9 @@ def _sealed(tag: str, to: TrialRecord, model: str, key: SigningKey) -> str:
     old = Seal.read(tag)
     assert old is not None
     figures = {"configuration": to.configuration(), "guarantee": to.privacy_tags()}
-    return Seal.make({**old.statement, **figures, "model_id": model, "run_id": to.run_id}, key).tag()
+    return Seal.make(
+        {**old.statement, **figures, "model_id": model, "run_id": to.run_id}, key
+    ).tag()
 
 
 def _compare(tracker: MLflowTracker, written: str, copied: str) -> None:
@@ -176,8 +205,19 @@ def _compare(tracker: MLflowTracker, written: str, copied: str) -> None:
         text = json.dumps(
             {
                 "version": {**version.tags, "run": version.run_id, "source": version.source},
-                "model": [model.tags, model.params, sorted((m.key, m.value) for m in model.metrics), model.name],
-                "run": [run.data.tags, run.data.params, run.data.metrics, run.info.run_name, run.info.status],
+                "model": [
+                    model.tags,
+                    model.params,
+                    sorted((m.key, m.value) for m in model.metrics),
+                    model.name,
+                ],
+                "run": [
+                    run.data.tags,
+                    run.data.params,
+                    run.data.metrics,
+                    run.info.run_name,
+                    run.info.status,
+                ],
                 "outputs": [output.model_id for output in run.outputs.model_outputs],
             },
             sort_keys=True,
@@ -186,10 +226,16 @@ def _compare(tracker: MLflowTracker, written: str, copied: str) -> None:
             text = text.replace(value, "*")
         sealed = Seal.read(model.tags[SEAL_TAG])
         assert sealed is not None
-        for value in (sealed.signature, sealed.statement["files_sha256"], sealed.statement["privacy_sha256"]):
+        for value in (
+            sealed.signature,
+            sealed.statement["files_sha256"],
+            sealed.statement["privacy_sha256"],
+        ):
             text = text.replace(str(value), "*")
         shown.append(
-            text.replace(f'\\"version\\": \\"{number}\\"', "*").replace(f'\\\\\\"version\\\\\\": \\\\\\"{number}', "*")
+            text.replace(f'\\"version\\": \\"{number}\\"', "*").replace(
+                f'\\\\\\"version\\\\\\": \\\\\\"{number}', "*"
+            )
         )
     assert shown[0] == shown[1], f"a copy is not what the API writes:\n{shown[0]}\n{shown[1]}"
 
@@ -222,14 +268,23 @@ def measure(uri: str, key: str, repeats: int) -> list[dict[str, Any]]:
             began = time.perf_counter()
             found = find_models(uri, registered_model=NAME, **options)
             seconds.append(time.perf_counter() - began)
-        results.append({"find": name, "rows": len(found), "median": statistics.median(seconds), "max": max(seconds)})
+        results.append(
+            {
+                "find": name,
+                "rows": len(found),
+                "median": statistics.median(seconds),
+                "max": max(seconds),
+            }
+        )
         print(f"{name:45} {len(found):6} rows  {results[-1]['median']:.3f} s", file=sys.stderr)
     return results
 
 
 def main() -> None:
     """Populate, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--server", type=Path, help="folder of a running tracking.sh")
@@ -247,7 +302,9 @@ def main() -> None:
         stores = {"sqlite": (f"sqlite:///{scratch}/many.db", f"sqlite:///{scratch}/many.db")}
         if given.server is not None:
             stores["postgresql"] = _server(given.server)
-            version = subprocess.run(["psql", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+            version = subprocess.run(
+                ["psql", "--version"], capture_output=True, text=True, check=False
+            ).stdout.strip()
             document["versions"]["postgresql"] = version
         for name, (database, uri) in stores.items():
             began = time.perf_counter()
@@ -263,7 +320,9 @@ def _server(folder: Path) -> tuple[str, str]:
     os.environ["PGPASSFILE"] = str(folder / "secrets" / "pgpass")
     options = (folder / "postgres" / "postmaster.opts").read_text().replace('"', "").split()
     port = options[options.index("-p") + 1]
-    return f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/mlflow", (folder / "address").read_text().strip()
+    return f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/mlflow", (
+        folder / "address"
+    ).read_text().strip()
 
 
 if __name__ == "__main__":

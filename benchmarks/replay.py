@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from raydp.analysis.selection.rules import Layout, choose
 from raydp.analysis.tables.points import configuration_means, configurations
 from raydp.analysis.tables.utility_filter import loss_threshold, pool_within
-from raydp.search.base import Goal, Search, SearchState
 from raydp.search_spaces import Configuration
+from raydp.sweep.search import Goal, Search, SearchState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +23,15 @@ class Replay:
     Attributes:
         order: configurations in the order in which it ran them.
         cost_share: their compute over that of the whole table.
-        selected: what the rule selects from what was run, None where none of it keeps to the threshold.
+        selected: what the rule selects from what was run, None where none of it keeps to the
+            threshold.
         of_all: what it selects from the whole table.
-        excess: the selected one's score less that of `of_all`, and relative to it; None without a selection, and the
-            relative one where the score is not above 0.
+        excess: the selected one's score less that of `of_all`, and relative to it; None without a
+            selection, and the relative one where the score is not above 0.
         reason: why it ended.
-        reached: the share of the cost after which the choice from what had run stayed within 5 % of `of_all`'s score;
-            None if it never did. A search does not know it, and goes on until it ends.
+        reached: the share of the cost after which the choice from what had run stayed within 5 % of
+            `of_all`'s score; None if it never did. A search does not know it, and goes on until it
+            ends.
     """
 
     order: tuple[Configuration, ...]
@@ -45,13 +47,16 @@ class Replay:
 WITHIN = 0.05
 
 
-def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, folder: Path | None = None) -> Replay:
+def replay(
+    points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, folder: Path | None = None
+) -> Replay:
     """Let a search run on a complete points table.
 
     Args:
         points: a points table in which every configuration of the space has finished.
         goal: with a threshold that at least one configuration keeps to.
-        batch: configurations that run side by side: as many are proposed before any of them is seen.
+        batch: configurations that run side by side: as many are proposed before any of them is
+            seen.
         folder: where the search may keep what a sweep's folder would hold; None for nowhere.
     """
     means = configuration_means(points)
@@ -59,10 +64,12 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, 
     threshold = loss_threshold(
         means,
         max_loss=goal.max_loss,
-        min_utility_gain=goal.min_utility_gain,
+        min_gain_share=goal.min_gain_share,
         base_utility_loss=goal.base_utility_loss,
     )
-    allowed = np.ones(len(means), dtype=np.bool_) if threshold is None else pool_within(means, threshold)
+    allowed = (
+        np.ones(len(means), dtype=np.bool_) if threshold is None else pool_within(means, threshold)
+    )
     layout = Layout.of(means)
     of_all = int(choose(goal.rule, layout, allowed))
     order: list[Configuration] = []
@@ -83,7 +90,9 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, 
         "cost_share": share,
         "of_all": candidates[of_all],
         "reason": reason,
-        "reached": _reached(goal.rule, layout, allowed, cost, [candidates.index(c) for c in order], of_all),
+        "reached": _reached(
+            goal.rule, layout, allowed, cost, [candidates.index(c) for c in order], of_all
+        ),
     }
     if not (ran & allowed).any():
         return Replay(**found, selected=None, excess=None, relative_excess=None)
@@ -95,7 +104,12 @@ def replay(points: pd.DataFrame, search: Search, goal: Goal, *, batch: int = 1, 
 
 
 def _reached(
-    rule: str, layout: Layout, allowed: NDArray[np.bool_], cost: NDArray[np.float64], order: list[int], of_all: int
+    rule: str,
+    layout: Layout,
+    allowed: NDArray[np.bool_],
+    cost: NDArray[np.float64],
+    order: list[int],
+    of_all: int,
 ) -> float | None:
     """The cost share after which the choice stays close to that of the whole table."""
     most = layout.score[of_all] + WITHIN * abs(layout.score[of_all])

@@ -2,14 +2,14 @@
 
     python benchmarks/search.py --points raydp_runs/demo/points.csv --surfaces 12 -o search.json
 
-For every table, three utility thresholds (quantiles of the losses) and each rule, the frugal search runs what it asks
-for; Optuna (TPE, and Gaussian processes) and random search run as many configurations, and Optuna also half of the
-compute, its default. The cost is compute, b·T, over the whole grid's; `reached` is the part of it after which the
-choice stays within 5 %, which a search does not know. The excess is that of the score which the rule selects from what
-was run over the one that it selects from all, relative to it; it is infinite where nothing that was run keeps to the
-threshold.
-The front is the area (utility loss, score) that what was run dominates, of what the whole grid does, among those that
-keep to the threshold, up to the worst of both.
+For every table, three utility thresholds (quantiles of the losses) and each rule, the frugal search
+runs what it asks for; Optuna (TPE, and Gaussian processes) and random search run as many
+configurations, and Optuna also half of the compute, its default. The cost is compute, b·T, over the
+whole grid's; `reached` is the part of it after which the choice stays within 5 %, which a search
+does not know. The excess is that of the score which the rule selects from what was run over the one
+that it selects from all, relative to it; it is infinite where nothing that was run keeps to the
+threshold. The front is the area (utility loss, score) that what was run dominates, of what the
+whole grid does, among those that keep to the threshold, up to the worst of both.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from replay import Replay, replay
 
 from raydp.analysis import configuration_means, load_points
 from raydp.analysis.tables.points import configurations
-from raydp.search.base import Goal
-from raydp.search.frugal import FrugalSearch
-from raydp.search.optuna_search import OptunaSearch
-from raydp.search.random_order import RandomSearch
+from raydp.extensions.searches.frugal import FrugalSearch
+from raydp.extensions.searches.optuna_search import OptunaSearch
 from raydp.search_spaces import grid
+from raydp.sweep.search import Goal, RandomSearch
 
 QUANTILES, RULES, RANDOM_SEEDS = (0.25, 0.5, 0.75), ("procedure", "oracle"), 10
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
 
 def surface(seed: int) -> pd.DataFrame:
-    """64 configurations, two seeds: scores with Hu et al.'s slopes (Table 2, Enron), each times a random factor; the
-    loss falls with compute and learning rate and rises beyond a best learning rate."""
+    """64 configurations, two seeds: scores with Hu et al.'s slopes (Table 2, Enron), each times a
+    random factor; the loss falls with compute and learning rate and rises beyond a best learning
+    rate."""
     rng = np.random.default_rng(seed)
     best, falls, turns = rng.uniform(-5.2, -3.8), rng.uniform(0.05, 0.2), rng.uniform(0.1, 0.6)
     slopes = np.array([0.13, 0.37, 0.51]) * np.exp(0.3 * rng.standard_normal(3))
@@ -66,18 +66,25 @@ def compare(name: str, points: pd.DataFrame, optuna_seeds: int) -> list[dict[str
             by_search = {
                 "frugal": [frugal],
                 "optuna": [
-                    replay(points, OptunaSearch(num_configurations=number, seed=k), goal) for k in range(optuna_seeds)
+                    replay(points, OptunaSearch(num_configurations=number, seed=k), goal)
+                    for k in range(optuna_seeds)
                 ],
                 "optuna, gp": [
-                    replay(points, OptunaSearch(sampler="gp", num_configurations=number, seed=k), goal)
+                    replay(
+                        points, OptunaSearch(sampler="gp", num_configurations=number, seed=k), goal
+                    )
                     for k in range(optuna_seeds)
                 ],
                 "random": [
-                    replay(points, RandomSearch(num_configurations=number, seed=k), goal) for k in range(RANDOM_SEEDS)
+                    replay(points, RandomSearch(num_configurations=number, seed=k), goal)
+                    for k in range(RANDOM_SEEDS)
                 ],
-                "optuna, half": [replay(points, OptunaSearch(seed=k), goal) for k in range(optuna_seeds)],
+                "optuna, half": [
+                    replay(points, OptunaSearch(seed=k), goal) for k in range(optuna_seeds)
+                ],
                 "optuna, gp, half": [
-                    replay(points, OptunaSearch(sampler="gp", seed=k), goal) for k in range(optuna_seeds)
+                    replay(points, OptunaSearch(sampler="gp", seed=k), goal)
+                    for k in range(optuna_seeds)
                 ],
             }
             for search, replays in by_search.items():
@@ -97,7 +104,8 @@ def compare(name: str, points: pd.DataFrame, optuna_seeds: int) -> list[dict[str
 
 
 def front_share(means: pd.DataFrame, one: Replay, goal: Goal) -> float:
-    """The dominated area of what was run over that of the whole grid; NaN where the grid's is none."""
+    """The dominated area of what was run over that of the whole grid; NaN where the grid's is
+    none."""
     allowed = means[means["utility_loss"] <= goal.max_loss]
     mask = [configuration in one.order for configuration in configurations(allowed)]
     corner = allowed[["utility_loss", "score"]].max().to_numpy()
@@ -108,7 +116,9 @@ def front_share(means: pd.DataFrame, one: Replay, goal: Goal) -> float:
 def dominated_area(means: pd.DataFrame, corner: np.ndarray) -> float:
     """The area between the front of some configurations and a corner that is worse than each."""
     area, lowest = 0.0, float(corner[1])
-    for loss, score in means.sort_values("utility_loss")[["utility_loss", "score"]].itertuples(index=False):
+    for loss, score in means.sort_values("utility_loss")[["utility_loss", "score"]].itertuples(
+        index=False
+    ):
         if score < lowest:
             area += (float(corner[0]) - loss) * (lowest - score)
             lowest = score
@@ -116,7 +126,8 @@ def dominated_area(means: pd.DataFrame, corner: np.ndarray) -> float:
 
 
 def _excess(one: Replay) -> float:
-    """Infinite without a selection, NaN where the score of the whole grid's choice is not above 0."""
+    """Infinite without a selection, NaN where the score of the whole grid's choice is not above
+    0."""
     if one.selected is None:
         return float("inf")
     return float("nan") if one.relative_excess is None else one.relative_excess
@@ -141,21 +152,36 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=Path, nargs="*", default=[], help="points files of complete sweeps")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--points", type=Path, nargs="*", default=[], help="points files of complete sweeps"
+    )
     parser.add_argument("--surfaces", type=int, default=12, help="made-up surfaces")
-    parser.add_argument("--optuna-seeds", type=int, default=3, help="repetitions of the search by Optuna")
+    parser.add_argument(
+        "--optuna-seeds", type=int, default=3, help="repetitions of the search by Optuna"
+    )
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     rows = []
     for path in args.points:
         rows += compare(f"{path.parent.name}/{path.name}", load_points(path), args.optuna_seeds)
-    made_up = [row for k in range(args.surfaces) for row in compare(f"surface {k}", surface(k), args.optuna_seeds)]
-    tables = {name: [row for row in rows if row["table"] == name] for name in dict.fromkeys(r["table"] for r in rows)}
+    made_up = [
+        row
+        for k in range(args.surfaces)
+        for row in compare(f"surface {k}", surface(k), args.optuna_seeds)
+    ]
+    tables = {
+        name: [row for row in rows if row["table"] == name]
+        for name in dict.fromkeys(r["table"] for r in rows)
+    }
     document = {
         **describe("optuna", "numpy", "pandas", "scikit-learn"),
         "settings": {"frugal": FrugalSearch().model_dump(), "optuna": OptunaSearch().model_dump()},
-        "summary": {name: summary(part) for name, part in {**tables, "surfaces": made_up}.items() if part},
+        "summary": {
+            name: summary(part) for name, part in {**tables, "surfaces": made_up}.items() if part
+        },
         "rows": rows + made_up,
     }
     text = json.dumps(document, indent=1).replace("NaN", "null").replace("Infinity", '"inf"')

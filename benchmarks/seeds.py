@@ -1,19 +1,23 @@
-"""Seeds where they matter against equal seeds for all: how often the choice is right, and what the runs cost.
+"""Seeds where they matter against equal seeds for all: how often the choice is right, and what the
+runs cost.
 
     python benchmarks/seeds.py --tables 40 --output seeds.json
     python benchmarks/seeds.py --tables 40 --points docs/results/demo-seeds.csv --output demo.json
     python benchmarks/seeds.py --tables 40 --measure-again --output measured.json
 
-Without --points, sweeps are generated as in decision.py: a few configurations of its grid, two seeds of each at first,
-and secrets whose difficulty and whose reaction to a configuration vary. `--configurations` says how many. With
---points, the true means and standard deviations are those of a table with many seeds of each configuration.
+Without --points, sweeps are generated as in decision.py: a few configurations of its grid, two
+seeds of each at first, and secrets whose difficulty and whose reaction to a configuration vary.
+`--configurations` says how many. With --points, the true means and standard deviations are those of
+a table with many seeds of each configuration.
 
-A choice is right if its true score is at most 10 % above the lowest true score of the configurations that keep to the
-utility threshold by their true losses. With --measure-again adaptive seeds are compared with themselves: sweeps whose
-first pass leaves the decision open measure every run with 5 controls of each secret in place of one, and go on.
+A choice is right if its true score is at most 10 % above the lowest true score of the
+configurations that keep to the utility threshold by their true losses. With --measure-again
+adaptive seeds are compared with themselves: sweeps whose first pass leaves the decision open
+measure every run with 5 controls of each secret in place of one, and go on.
 
 Adaptive seeds end by `raydp.analysis.seeds.next_seed`; equal seeds give each
-configuration 2, 3, 4, ... seeds. The cost of both is in first passes (two seeds of each configuration).
+configuration 2, 3, 4, ... seeds. The cost of both is in first passes (two seeds of each
+configuration).
 """
 
 from __future__ import annotations
@@ -44,7 +48,16 @@ FIRST, AT_MOST, MAX_COST_SHARE, TOLERANCE = 2, 12, 2.0, 0.1
 LIMITS = {"confidence": 0.95, "tolerance": TOLERANCE}
 CONTROLS = 5
 """Number of controls of each secret in a finer measurement."""
-COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score", "base_utility_loss", "run_id"]
+COLUMNS = [
+    "batch_size",
+    "num_steps",
+    "learning_rate",
+    "seed",
+    "utility_loss",
+    "score",
+    "base_utility_loss",
+    "run_id",
+]
 BASE_LOSS, GAIN = 2.5, 0.9
 
 
@@ -79,14 +92,22 @@ class World:
     def points(self, seeds: Array) -> pd.DataFrame:
         """Return the points table of the first seeds of each configuration, [m] how many."""
         rows = [
-            [*_columns(c), seed, self.losses[k, seed], self.scores[k, seed].mean(), self.base_loss, f"{k}-{seed}"]
+            [
+                *_columns(c),
+                seed,
+                self.losses[k, seed],
+                self.scores[k, seed].mean(),
+                self.base_loss,
+                f"{k}-{seed}",
+            ]
             for k, c in enumerate(self.listed)
             for seed in range(int(seeds[k]))
         ]
         return pd.DataFrame(rows, columns=COLUMNS)
 
     def secrets(self, points: pd.DataFrame) -> tuple[pd.DataFrame, str] | None:
-        """Return the values by secret of a points table's runs, as for `select`; None if they are not shown."""
+        """Return the values by secret of a points table's runs, as for `select`; None if they are
+        not shown."""
         if not self.by_secret:
             return None
         places = [run_id.split("-") for run_id in points["run_id"]]
@@ -105,7 +126,10 @@ class World:
     def is_right(self, configuration: Configuration) -> bool:
         """Return whether a choice is within the tolerance of the best one."""
         useful = self.true_loss <= self.base_loss - GAIN * (self.base_loss - self.true_loss.min())
-        return bool(self.truth[self.listed.index(configuration)] <= (1 + TOLERANCE) * self.truth[useful].min() + 1e-15)
+        return bool(
+            self.truth[self.listed.index(configuration)]
+            <= (1 + TOLERANCE) * self.truth[useful].min() + 1e-15
+        )
 
 
 def _columns(configuration: Configuration) -> list[float]:
@@ -119,7 +143,11 @@ def generated(family: str, number: int, *, size: int) -> World:
     logs = np.log(GRID)
     z = (np.log(grid) - logs.mean(axis=0)) / logs.std(axis=0)
     truth = 0.1 * np.exp(FAMILIES[family](z, rng))
-    loss = 1.3 + 0.05 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3)) + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
+    loss = (
+        1.3
+        + 0.05 * np.exp(-0.5 * z @ rng.normal(1, 0.3, 3))
+        + 0.02 * np.maximum(z[:, 2] + z[:, 0] - 1.5, 0) ** 2
+    )
     easy = rng.normal(0, 0.5, NUM_SECRETS) - 0.125
     own = rng.normal(0, 0.2, (size, 1, NUM_SECRETS)) - 0.02
     spread = 0.2 * rng.uniform(0.5, 1.5, (size, 1))
@@ -128,9 +156,13 @@ def generated(family: str, number: int, *, size: int) -> World:
     common = truth[:, None, None] * np.exp(easy + shift[..., None])
     again = np.random.default_rng([number, list(FAMILIES).index(family), 6])
     return World(
-        listed=[Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for t, b, r in grid],
+        listed=[
+            Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r))
+            for t, b, r in grid
+        ],
         scores=common * np.exp(own + noise),
-        finer=common * np.exp(_with_more_controls(own, 0.2, again) + _with_more_controls(noise, 0.4, again)),
+        finer=common
+        * np.exp(_with_more_controls(own, 0.2, again) + _with_more_controls(noise, 0.4, again)),
         losses=loss[:, None] + rng.normal(0, 0.008, (size, AT_MOST)),
         truth=truth,
         true_loss=loss,
@@ -140,29 +172,39 @@ def generated(family: str, number: int, *, size: int) -> World:
 
 
 def _with_more_controls(effects: Array, std: float, rng: np.random.Generator) -> Array:
-    """Draw the effects of contrasts with `CONTROLS` texts, given the effects of contrasts with the first of them.
+    """Draw the effects of contrasts with `CONTROLS` texts, given the effects of contrasts with the
+    first of them.
 
-    The effect of a text and the effect of a control have one variance and are independent. So the effects have the
-    share s = (1 + 1 / CONTROLS) / 2 of the variance, and s of the variance is what both have in common.
+    The effect of a text and the effect of a control have one variance and are independent. So the
+    effects have the share s = (1 + 1 / CONTROLS) / 2 of the variance, and s of the variance is what
+    both have in common.
     """
     share, mean = (1 + 1 / CONTROLS) / 2, -(std**2) / 2
-    deviations = share * (effects - mean) + std * np.sqrt(share - share**2) * rng.normal(0, 1, effects.shape)
+    deviations = share * (effects - mean) + std * np.sqrt(share - share**2) * rng.normal(
+        0, 1, effects.shape
+    )
     finer: Array = deviations - share * std**2 / 2  # keeps the mean of the exponential at 1
     return finer
 
 
 def like(points: pd.DataFrame, number: int) -> World:
-    """Generate a world whose configurations have the means and standard deviations of a table with many seeds.
+    """Generate a world whose configurations have the means and standard deviations of a table with
+    many seeds.
 
     Scores are drawn from gamma distributions, because they are not negative.
     """
     rng = np.random.default_rng(number)
     runs = with_settings(points).groupby(KEY)
     mean, std = (getattr(runs["score"], figure)().to_numpy()[:, None] for figure in ("mean", "std"))
-    loss, loss_std = (getattr(runs["utility_loss"], figure)().to_numpy()[:, None] for figure in ("mean", "std"))
+    loss, loss_std = (
+        getattr(runs["utility_loss"], figure)().to_numpy()[:, None] for figure in ("mean", "std")
+    )
     size = (len(mean), AT_MOST)
     return World(
-        listed=[Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r)) for (t, b, r, _), _ in runs],
+        listed=[
+            Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(r))
+            for (t, b, r, _), _ in runs
+        ],
         scores=rng.gamma((mean / std) ** 2, std**2 / mean, size)[..., None],
         losses=rng.normal(loss, loss_std, size),
         truth=mean[:, 0],
@@ -176,7 +218,8 @@ def adaptive(world: World, *, measure_again: bool = False) -> dict[str, Any]:
     """Run a sweep whose further seeds go where they matter.
 
     Args:
-        measure_again: whether a sweep that the first pass leaves open uses the finer scores from then on.
+        measure_again: whether a sweep that the first pass leaves open uses the finer scores from
+            then on.
     """
     compute, seeds = world.compute, np.full(len(world.listed), FIRST)
     first_pass = float((FIRST * compute).sum())
@@ -186,14 +229,16 @@ def adaptive(world: World, *, measure_again: bool = False) -> dict[str, Any]:
         spent = float((seeds * compute).sum()) - first_pass
         limits = SeedLimits(at_most=AT_MOST, compute=MAX_COST_SHARE * first_pass - spent, **LIMITS)
         begun = dict(zip(world.listed, seeds.tolist(), strict=True))
-        step = next_seed(points, Constraints(min_utility_gain=GAIN), limits, begun=begun, by_secret=secrets)
+        step = next_seed(
+            points, Constraints(min_gain_share=GAIN), limits, begun=begun, by_secret=secrets
+        )
         if step.is_open and measure_again and world.finer is not None:
             world = replace(world, scores=world.finer, finer=None)
             continue
         if step.configuration is None:
             break
         seeds[world.listed.index(step.configuration)] += 1
-    chosen = select(points, min_utility_gain=GAIN, by_secret=secrets, **LIMITS)
+    chosen = select(points, min_gain_share=GAIN, by_secret=secrets, **LIMITS)
     return {
         "state": step.state,
         "right": world.is_right(chosen.configuration),
@@ -205,7 +250,7 @@ def adaptive(world: World, *, measure_again: bool = False) -> dict[str, Any]:
 def equal(world: World, seeds: int) -> dict[str, Any]:
     """Run a sweep with the same number of seeds for all."""
     points = world.points(np.full(len(world.listed), seeds))
-    chosen = select(points, min_utility_gain=GAIN, by_secret=world.secrets(points), **LIMITS)
+    chosen = select(points, min_gain_share=GAIN, by_secret=world.secrets(points), **LIMITS)
     assert chosen.decision is not None
     return {"state": chosen.decision.state, "right": world.is_right(chosen.configuration)}
 
@@ -254,8 +299,19 @@ def measured_again(worlds: Iterator[World]) -> dict[str, Any]:
 
 def measured_as_markdown(results: dict[str, Any]) -> str:
     """Format the comparison of `measured_again` as a table."""
-    head = ["family", "right", "measured again", "settled", "measured again", "right where settled", "measured again"]
-    lines = ["| " + " | ".join([*head, "runs", "measured again"]) + " |", "| --- |" + " --- |" * (len(head) + 1)]
+    head = [
+        "family",
+        "right",
+        "measured again",
+        "settled",
+        "measured again",
+        "right where settled",
+        "measured again",
+    ]
+    lines = [
+        "| " + " | ".join([*head, "runs", "measured again"]) + " |",
+        "| --- |" + " --- |" * (len(head) + 1),
+    ]
     for name, result in results.items():
         ways = [result["seeds alone"], result["measured again"]]
         cells = [
@@ -263,7 +319,9 @@ def measured_as_markdown(results: dict[str, Any]) -> str:
             *(f"{way['right']:.3f}" for way in ways),
             *(f"{way['settled']} of {result['sweeps']}" for way in ways),
         ]
-        cells += [f"{way['right_where_settled']}" for way in ways] + [f"{way['runs']:.2f}" for way in ways]
+        cells += [f"{way['right_where_settled']}" for way in ways] + [
+            f"{way['runs']:.2f}" for way in ways
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -278,7 +336,13 @@ def as_markdown(results: dict[str, Any]) -> str:
         among = result["right_where_settled"]
         states = ", ".join(f"{state} {count}" for state, count in sorted(result["states"].items()))
         settled = f"{result['settled']} of {result['sweeps']}"
-        cells = [name, f"{result['right']:.3f}", f"{result['runs']:.2f}", f"{result['cost']:.2f}", settled]
+        cells = [
+            name,
+            f"{result['right']:.3f}",
+            f"{result['runs']:.2f}",
+            f"{result['cost']:.2f}",
+            settled,
+        ]
         cells += ["" if among is None else f"{among:.3f}", states]
         cells += [f"{each['right']:.3f} ({each['settled']})" for each in result["equal"].values()]
         lines.append("| " + " | ".join(cells) + " |")
@@ -287,7 +351,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--tables", type=int, default=40)
     parser.add_argument("--configurations", type=int, default=9)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
@@ -299,7 +363,9 @@ def main() -> None:
     if options.points is None:
         compare = measured_again if options.measure_again else compared
         results = {
-            family: compare(generated(family, number, size=options.configurations) for number in numbers)
+            family: compare(
+                generated(family, number, size=options.configurations) for number in numbers
+            )
             for family in options.families
         }
     else:

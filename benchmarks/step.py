@@ -1,14 +1,17 @@
-"""A private step against a step without privacy: time and peak memory of one micro-batch, on the same model and data.
+"""A private step against a step without privacy: time and peak memory of one micro-batch, on the
+same model and data.
 
     python benchmarks/step.py --output step.json
     python benchmarks/step.py --cases gpt2-256 --rounds 9
 
-Every way has a process of its own: forward, backward and, where it is private, the sum of the clipped per-example
-gradients, added to a running sum. For time, the ways take turns, one micro-batch each a round; reported are medians of
-processor time, which other load disturbs least, and the median of the ratios within a round. For memory, another fresh
-process of each way runs two micro-batches: reported is the peak of its resident set above what it was when the
-libraries were imported, so weights and gradients count. The model and the loss are the same in all ways. Noise is added
-once a step, not once a micro-batch: noise.py measures it. Without --cases all cases are measured.
+Every way has a process of its own: forward, backward and, where it is private, the sum of the
+clipped per-example gradients, added to a running sum. For time, the ways take turns, one
+micro-batch each a round; reported are medians of processor time, which other load disturbs least,
+and the median of the ratios within a round. For memory, another fresh process of each way runs two
+micro-batches: reported is the peak of its resident set above what it was when the libraries were
+imported, so weights and gradients count. The model and the loss are the same in all ways. Noise is
+added once a step, not once a micro-batch: noise.py measures it. Without --cases all cases are
+measured.
 """
 
 from __future__ import annotations
@@ -31,29 +34,42 @@ from ways import CASES, MAX_GRAD_NORM, TOKENS, WAYS, Bench
 
 
 def resident(field: str) -> int:
-    """Bytes of this process from /proc: VmRSS now, VmHWM at its peak. (ru_maxrss would count the parent's, too.)"""
+    """Bytes of this process from /proc: VmRSS now, VmHWM at its peak.
+
+    (ru_maxrss would count the parent's, too.)
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def worker(case: str, way: str, args: argparse.Namespace) -> None:
-    """Answer every line on stdin with one micro-batch's processor seconds; first say how it went to get there."""
+    """Answer every line on stdin with one micro-batch's processor seconds; first say how it went to
+    get there."""
     torch.set_num_threads(args.threads)
-    nn.Linear(8, 8)(torch.randn(4, 8)).sum().backward()  # what the first use of autograd and the kernels take
+    nn.Linear(8, 8)(
+        torch.randn(4, 8)
+    ).sum().backward()  # what the first use of autograd and the kernels take
     before = resident("VmRSS")
     try:
         bench = Bench(CASES[case], getattr(torch, args.dtype))
         step = WAYS[way](bench)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, whatever building took
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # the peak counts from here, whatever building took
         started = time.perf_counter()
         step()
         first = time.perf_counter() - started
     except Exception as error:  # noqa: BLE001 - whatever a library cannot do is a result
-        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}), flush=True)
+        print(
+            json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}),
+            flush=True,
+        )
         return
     sums = step()
     peak = resident("VmHWM") - before
-    norm = float(torch.stack([g.double().norm() for g in sums.values()]).norm()) / 2  # two equal micro-batches
+    norm = (
+        float(torch.stack([g.double().norm() for g in sums.values()]).norm()) / 2
+    )  # two equal micro-batches
     answer = {
         "norm_of_sum": norm,
         "peak_bytes": peak,
@@ -102,7 +118,8 @@ def memory(case: str, args: argparse.Namespace) -> dict[str, Any]:
     """Way -> what a fresh process says after two micro-batches, or its error."""
     answers = {}
     for way in CASES[case]["ways"]:
-        # Every tensor of a MiB or more is given back when it is freed, so that the peak is not one of the allocator's.
+        # Every tensor of a MiB or more is given back when it is freed, so that the peak is not one
+        # of the allocator's.
         one = Worker(case, way, args, MALLOC_MMAP_THRESHOLD_=str(2**20), MALLOC_ARENA_MAX="1")
         one.close()
         answers[way] = one.start
@@ -138,24 +155,36 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the frozen weights")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the frozen weights"
+    )
     parser.add_argument("--output", type=Path, default=Path("step.json"))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker(*args.worker, args)
         return
-    settings = {"rounds": args.rounds, "threads": args.threads, "dtype": args.dtype, "tokens": TOKENS}
+    settings = {
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "dtype": args.dtype,
+        "tokens": TOKENS,
+    }
     settings |= {
         "max_grad_norm": MAX_GRAD_NORM,
         "seed": 0,
         "microbatch": {c: CASES[c]["microbatch"] for c in args.cases},
     }
-    document: dict[str, Any] = describe("torch", "transformers", "peft", "opacus") | {"settings": settings, "cases": {}}
+    document: dict[str, Any] = describe("torch", "transformers", "peft", "opacus") | {
+        "settings": settings,
+        "cases": {},
+    }
     for case in args.cases:
         document["cases"][case] = result = measure(case, args)
         args.output.write_text(json.dumps(document, indent=1) + "\n")
@@ -164,7 +193,8 @@ def main() -> None:
                 f"{case:10s} {way:13s} not possible: {r['error']}"
                 if "error" in r
                 else f"{case:10s} {way:13s} {r['seconds']:7.3f} s  x{r['ratio_time']:.3f} {r['ratio_time_quartiles']}  "
-                f"{r['peak_bytes'] / 2**20:7.0f} MiB  x{r['ratio_memory']:.3f}  |sum| {r['norm_of_sum']:.6g}",
+                f"{r['peak_bytes'] / 2**20:7.0f} MiB  x{r['ratio_memory']:.3f}  |sum| "
+                f"{r['norm_of_sum']:.6g}",
                 flush=True,
             )
 

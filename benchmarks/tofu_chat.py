@@ -1,10 +1,13 @@
-"""Write TOFU's question/answer rows as conversations, with the authors' genres as secrets, for the task `chat`.
+"""Write TOFU's question/answer rows as conversations, with the authors' genres as secrets, for the
+task `chat`.
 
-    python benchmarks/tofu_chat.py data/tofu_qa.jsonl data/tofu_chat.jsonl data/tofu_chat_secrets.jsonl
+    python benchmarks/tofu_chat.py data/tofu_qa.jsonl data/tofu_chat.jsonl
+    data/tofu_chat_secrets.jsonl
 
-A row of the first file becomes a conversation of a system, a user and an assistant. The secrets are those that the task
-`tofu` finds (Hu et al. 2025, App. B.6): for an author whose name and genre are known, the question for the genre as
-messages, and the genre. docs/specs/tofu-chat.yaml reads the files.
+A row of the first file becomes a conversation of a system, a user and an assistant. The secrets are
+those that the task `tofu` finds (Hu et al. 2025, App. B.6): for an author whose name and genre are
+known, the question for the genre as messages, and the genre. docs/specs/tofu-chat.yaml reads the
+files.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from raydp.tasks.text.tofu import TofuTask
+from raydp.extensions.paper_data.tofu import TofuTask
 
 SYSTEM = "You answer questions about authors."
 
@@ -32,7 +35,9 @@ def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 def main() -> None:
     """Convert the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", type=Path, help="TOFU's rows, with question and answer")
     parser.add_argument("conversations", type=Path, help="a new file")
     parser.add_argument("secrets", type=Path, help="a new file")
@@ -43,7 +48,10 @@ def main() -> None:
     rows = [row for author in authors for row in author]
     write(
         options.conversations,
-        ({"messages": [*messages(row.question), {"role": "assistant", "content": row.answer}]} for row in rows),
+        (
+            {"messages": [*messages(row.question), {"role": "assistant", "content": row.answer}]}
+            for row in rows
+        ),
     )
     write(
         options.secrets,

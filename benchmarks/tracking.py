@@ -2,9 +2,10 @@
 
     python benchmarks/tracking.py --runs 40 --server FOLDER -o tracking.json
 
-FOLDER is one that deploy/tracking/tracking.sh started, with PostgreSQL; without it the servers are one on SQLite alone.
-A run has three steps and the shipped model's files, and is signed. Processor time is that of this process: what a
-server needs beside it is not counted, but its time is in the seconds by the clock.
+FOLDER is one that deploy/tracking/tracking.sh started, with PostgreSQL; without it the servers are
+one on SQLite alone. A run has three steps and the shipped model's files, and is signed. Processor
+time is that of this process: what a server needs beside it is not counted, but its time is in the
+seconds by the clock.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def transactions() -> Iterator[set[int]]:
 
 
 def measure(uri: str, key: Path, runs: int) -> dict[str, float]:
-    """Return milliseconds of a run, by the processor and by the clock, and its transactions in this process."""
+    """Return milliseconds of a run, by the processor and by the clock, and its transactions in this
+    process."""
     tracker = MLflowTracker(uri, "tracking", NAME, signing_key=key)
     tracker.sweep_run(f"sweep-{time.time()}", "benchmark", {}, {})
     records = [replace(trial(number), step_metrics=STEPS) for number in range(WARM_UP + runs + 1)]
@@ -71,7 +73,9 @@ def measure(uri: str, key: Path, runs: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure each store, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--server", type=Path, help="folder of a running tracking.sh")
     parser.add_argument("-o", "--output", type=Path, required=True)

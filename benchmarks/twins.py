@@ -2,11 +2,12 @@
 
     python benchmarks/twins.py demo:vmr_exact demo:logprob demo-twins:logprob
 
-Each argument is a finished sweep and one of its scores. The first two seeds of every configuration are used. The
-standard error of a configuration's mean score counts seeds and secrets as draws, y[configuration, seed, secret], after
-the secrets' own effects are taken away: V = V_secrets + V_seeds - V_rest, where V_secrets is the variance over secrets
-of the means over seeds divided by the number of secrets, and V_seeds is the same the other way round (two crossed
-random effects). It is printed beside the standard deviation between the configurations' true means, which is that of
+Each argument is a finished sweep and one of its scores. The first two seeds of every configuration
+are used. The standard error of a configuration's mean score counts seeds and secrets as draws,
+y[configuration, seed, secret], after the secrets' own effects are taken away: V = V_secrets +
+V_seeds - V_rest, where V_secrets is the variance over secrets of the means over seeds divided by
+the number of secrets, and V_seeds is the same the other way round (two crossed random effects). It
+is printed beside the standard deviation between the configurations' true means, which is that of
 their measured means less V. Their ratio has no unit, so it compares scores.
 """
 
@@ -35,10 +36,11 @@ def values(sweep: str, score: str) -> NDArray[np.float64]:
 
 
 def errors(y: NDArray[np.float64]) -> dict[str, float]:
-    """Return the standard error of a configuration's mean and its parts, and the standard deviation between true means.
+    """Return the standard error of a configuration's mean and its parts, and the standard deviation
+    between true means.
 
-    The part of the secrets is the error with as many seeds as one likes, the part of the seeds the error with as many
-    secrets as one likes; both are 0 at least.
+    The part of the secrets is the error with as many seeds as one likes, the part of the seeds the
+    error with as many secrets as one likes; both are 0 at least.
     """
     _, num_seeds, num_secrets = y.shape
     y = y - y.mean((0, 1))
@@ -60,7 +62,9 @@ def errors(y: NDArray[np.float64]) -> dict[str, float]:
 
 def main() -> None:
     """Print a line for each sweep and score."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("of", nargs="+", metavar="SWEEP:SCORE")
     for argument in parser.parse_args().of:
         sweep, score = argument.rsplit(":", 1)
@@ -69,8 +73,15 @@ def main() -> None:
         between = parts["between configurations"]
         ratio = parts["standard error"] / between if between else math.inf
         loss = raydp.Sweep.open(sweep).points()["utility_loss"].min()
-        print(f"{argument}: {len(y)} configurations, {y.shape[1]} seeds, {y.shape[2]} secrets; lowest loss {loss:.4f}")
-        print("  " + ", ".join(f"{name} {value:.4g}" for name, value in parts.items()) + f"; ratio {ratio:.3f}")
+        print(
+            f"{argument}: {len(y)} configurations, {y.shape[1]} seeds, {y.shape[2]} secrets; "
+            f"lowest loss {loss:.4f}"
+        )
+        print(
+            "  "
+            + ", ".join(f"{name} {value:.4g}" for name, value in parts.items())
+            + f"; ratio {ratio:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The ways to a clipped sum that step.py compares: model, data and loss of a case, and one function a way."""
+"""The ways to a clipped sum that step.py compares: model, data and loss of a case, and one function
+a way."""
 
 from __future__ import annotations
 
@@ -30,11 +31,28 @@ TOKENS = 64
 MAX_GRAD_NORM = 0.1
 CASES: dict[str, dict[str, Any]] = {
     "lora": {"model": "smollm2", "microbatch": 8, "ways": ["plain", "raydp", "opacus"]},
-    "prefix": {"model": "smollm2", "microbatch": 8, "layers": range(24, 30), "ways": ["uncached", "cached"]},
+    "prefix": {
+        "model": "smollm2",
+        "microbatch": 8,
+        "layers": range(24, 30),
+        "ways": ["uncached", "cached"],
+    },
     "recompute": {"model": "smollm2", "microbatch": 32, "ways": ["raydp", "recomputed"]},
-    "compile": {"model": 256, "microbatch": 32, "ways": ["plain", "plain_compiled", "raydp", "raydp_compiled"]},
-    "gpt2-256": {"model": 256, "microbatch": 32, "ways": ["plain", "raydp", "opacus", "opacus_ghost", "torch_func"]},
-    "gpt2-768": {"model": 768, "microbatch": 32, "ways": ["plain", "raydp", "opacus", "opacus_ghost", "torch_func"]},
+    "compile": {
+        "model": 256,
+        "microbatch": 32,
+        "ways": ["plain", "plain_compiled", "raydp", "raydp_compiled"],
+    },
+    "gpt2-256": {
+        "model": 256,
+        "microbatch": 32,
+        "ways": ["plain", "raydp", "opacus", "opacus_ghost", "torch_func"],
+    },
+    "gpt2-768": {
+        "model": 768,
+        "microbatch": 32,
+        "ways": ["plain", "raydp", "opacus", "opacus_ghost", "torch_func"],
+    },
 }
 """The first way of a case is what the others are compared with."""
 
@@ -49,9 +67,17 @@ class Bench:
         torch.manual_seed(0)
         config, adapter, tokens = *_shape(case), case.get("tokens", TOKENS)
         with torch.device(device):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False).eval()
+            model = (
+                transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+                .requires_grad_(False)
+                .eval()
+            )
         base = models.PretrainedModel(
-            name="random", model=model, tokenizer=None, weight_hash="random", quantization=case.get("quantization")
+            name="random",
+            model=model,
+            tokenizer=None,
+            weight_hash="random",
+            quantization=case.get("quantization"),
         )
         quantise(base)
         self.model = adapters.attach_adapter(base, adapter, copy=False).to(device)
@@ -60,7 +86,10 @@ class Bench:
         self.recomputes = False
         self.parameters = adapters.trainable_parameters(self.model, adapter)
         if adapter.type == "lora":
-            for name, parameter in self.parameters.items():  # as if trained: both factors get gradients
+            for (
+                name,
+                parameter,
+            ) in self.parameters.items():  # as if trained: both factors get gradients
                 if ".lora_B." in name:
                     nn.init.normal_(parameter, std=0.02)
         rng = np.random.default_rng(0)
@@ -68,20 +97,31 @@ class Bench:
         rows = [rng.integers(2, config.vocab_size, tokens).tolist() for _ in range(size)]
         examples = TokenizedExamples.from_lists(rows)
         facts = TaskFacts(
-            num_examples=size, num_units=size, privacy_unit="example", content_hash="x", num_tokens=size * tokens
+            num_examples=size,
+            num_units=size,
+            privacy_unit="example",
+            content_hash="x",
+            num_tokens=size * tokens,
         )
         self.task = LanguageModelingTask(train=examples, heldout=examples, task_facts=facts)
         self.indices = np.arange(size)
         self.total: dict[str, torch.Tensor] = {}
 
     def sums(self) -> dict[str, torch.Tensor]:
-        """Zero sums to add gradients to. They take memory from now on, which `plain` does not need."""
+        """Zero sums to add gradients to.
+
+        They take memory from now on, which `plain` does not need.
+        """
         return {name: torch.zeros_like(p) for name, p in self.parameters.items()}
 
     def losses(self, batch: Batch | None = None) -> torch.Tensor:
         """[B] per-example losses."""
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
-            return self.task.per_example_loss(self.model, batch or self.task.batch(self.indices).to(self.device))
+        with torch.autocast(
+            self.device.type, dtype=self.autocast, enabled=self.autocast is not None
+        ):
+            return self.task.per_example_loss(
+                self.model, batch or self.task.batch(self.indices).to(self.device)
+            )
 
 
 def _shape(case: dict[str, Any]) -> tuple[transformers.PreTrainedConfig, AdapterSpec]:
@@ -94,7 +134,9 @@ def _shape(case: dict[str, Any]) -> tuple[transformers.PreTrainedConfig, Adapter
             num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
         )  # fmt: skip
         layers = tuple(case["layers"]) if "layers" in case else None
-        return config, AdapterSpec(r=4, alpha=32, target_modules=("q_proj", "v_proj"), layers_to_transform=layers)
+        return config, AdapterSpec(
+            r=4, alpha=32, target_modules=("q_proj", "v_proj"), layers_to_transform=layers
+        )
     width = case["model"]
     config = transformers.GPT2Config(
         vocab_size=4_096, n_positions=TOKENS, n_embd=width, n_layer=4, n_head=width // 64,
@@ -198,7 +240,11 @@ def opacus_ghost(bench: Bench) -> Step:
     bench.model.train()
     bench.total = bench.sums()
     module = GradSampleModuleFastGradientClipping(
-        bench.model, loss_reduction="sum", strict=False, max_grad_norm=MAX_GRAD_NORM, use_ghost_clipping=True
+        bench.model,
+        loss_reduction="sum",
+        strict=False,
+        max_grad_norm=MAX_GRAD_NORM,
+        use_ghost_clipping=True,
     )
 
     def step() -> dict[str, torch.Tensor]:
@@ -223,10 +269,14 @@ def torch_func(bench: Bench) -> Step:
     buffers = dict(bench.model.named_buffers())
     batch = bench.task.batch(bench.indices).to(bench.device)
 
-    def loss(parameters: dict[str, torch.Tensor], ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss(
+        parameters: dict[str, torch.Tensor], ids: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
         positions = torch.arange(ids.shape[0], device=ids.device)[None]
         inputs = {"input_ids": ids[None], "position_ids": positions, "use_cache": False}
-        logits = functional_call(bench.model, (parameters, buffers), (), inputs, tie_weights=True).logits[0, :-1]
+        logits = functional_call(
+            bench.model, (parameters, buffers), (), inputs, tie_weights=True
+        ).logits[0, :-1]
         return nn.functional.cross_entropy(logits, labels[1:])
 
     bench.total = bench.sums()

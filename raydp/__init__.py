@@ -1,4 +1,5 @@
-"""raydp: hyperparameter sweeps under one differential-privacy guarantee, scored for what the models leak."""
+"""raydp: hyperparameter sweeps under one differential-privacy guarantee, scored for what the models
+leak."""
 
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,6 @@ _LAZY = {
     "load_tokenizer": "raydp.tracking",
     "plan": "raydp.sweep.api",
     "report": "raydp.sweep.reports",
-    "score": "raydp.scoring.api",
     "select": "raydp.sweep.api",
 }
 __all__ = [
@@ -33,8 +33,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "score":
+        from raydp.plugins.registries import service
+
+        return service(name, needed_by="raydp.score")
     if name not in _LAZY:
-        raise AttributeError(f"module 'raydp' has no attribute {name!r}. Known: {', '.join(__all__)}.")
+        raise AttributeError(
+            f"module 'raydp' has no attribute {name!r}. Known: {', '.join(__all__)}."
+        )
     return getattr(import_module(_LAZY[name]), name)
 
 

@@ -1,4 +1,6 @@
-"""Named grids of (batch size, steps, learning rate) and their loader. The public names are imported on first use.
+"""Named grids of (batch size, steps, learning rate) and their loader.
+
+The public names are imported on first use.
 
 The package is installed as `raydp.search_spaces`; `raydp/search_spaces` is a link to this folder.
 """

@@ -1,4 +1,4 @@
-"""One configuration of differentially private training, (b, T, η) and further fields, and exact arithmetic on it."""
+"""A configuration of private training: (b, T, η), further fields, and exact arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, NotRequired, TypedDict
 
-from raydp.search_spaces.settings import EMPTY, settings_in_words, settings_of, settings_text
+from raydp.search_spaces.settings import NO_SETTINGS, Settings, settings_in_words
 
 HYPERPARAMETERS = ["batch_size", "num_steps", "learning_rate"]
 """The hyperparameters that every sweep varies, in the order (b, T, η)."""
@@ -30,9 +30,10 @@ class Hyperparameters(TypedDict):
 def exact(value: float | str) -> Fraction:
     """Return the written decimal as a fraction.
 
-    A float stands for its shortest decimal (its `str`): 3e-3 is 3/1000, not the nearest double. Every decimal of at
-    most 15 significant digits survives conversion to a double and back (IEEE 754). So products are compared as on
-    paper: 8192·250·3e-3 equals 4096·500·3e-3, regardless of rounding.
+    A float stands for its shortest decimal (its `str`): 3e-3 is 3/1000, not the nearest double.
+    Every decimal of at most 15 significant digits survives conversion to a double and back (IEEE
+    754). So products are compared as on paper: 8192·250·3e-3 equals 4096·500·3e-3, regardless of
+    rounding.
 
     Args:
         value: a finite number, or its text ("5e-4").
@@ -44,9 +45,12 @@ def exact(value: float | str) -> Fraction:
         number = Decimal(str(value))
     except InvalidOperation:
         number = Decimal("nan")
-    # For an exponent beyond the range of doubles, the fraction's integers would have as many digits as the exponent.
+    # For an exponent beyond the range of doubles, the fraction's integers would have as many digits
+    # as the exponent.
     if not math.isfinite(float(number)) or (number != 0 and float(number) == 0):
-        raise ValueError(f"value must be a finite decimal number, got {value!r}. Write it like 0.001 or 1e-3.")
+        raise ValueError(
+            f"value must be a finite decimal number, got {value!r}. Write it like 0.001 or 1e-3."
+        )
     return Fraction(number)
 
 
@@ -58,28 +62,35 @@ class Configuration:
         batch_size: b, expected number of examples in a batch.
         num_steps: T, optimizer steps.
         learning_rate: η.
-        settings: the further fields of the spec that it sets, as one text (see `raydp.search_spaces.settings`); the
-            empty text if it sets none.
+        settings: the further fields of the spec that it sets.
+
+    Example:
+        configuration = Configuration(batch_size=256, num_steps=100, learning_rate=1e-3)
+        configuration.compute  # 25600
+        configuration.updates  # Fraction(128, 5)
 
     Raises:
-        ValueError: a value that is not positive, or not a whole number where one is needed, or a text that is not of
-            fields.
+        ValueError: a value that is not positive, or not a whole number where one is needed.
     """
 
     batch_size: int
     num_steps: int
     learning_rate: float
-    settings: str = EMPTY
+    settings: Settings = NO_SETTINGS
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_steps"):
             value = getattr(self, name)
+            # A bool is an int to Python.
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}. Write it like 256.")
+                raise ValueError(
+                    f"{name} must be a whole number >= 1, got {value!r}. Write it like 256."
+                )
         rate = self.learning_rate
         if not isinstance(rate, float) or not math.isfinite(rate) or rate <= 0:
-            raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}. Write it like 1.0e-3.")
-        settings_of(self.settings)
+            raise ValueError(
+                f"learning_rate must be a finite number > 0, got {rate!r}. Write it like 1.0e-3."
+            )
 
     @classmethod
     def from_json(cls, row: Hyperparameters) -> Configuration:
@@ -88,7 +99,7 @@ class Configuration:
             batch_size=row["batch_size"],
             num_steps=row["num_steps"],
             learning_rate=row["learning_rate"],
-            settings=settings_text(row.get("settings", {})),
+            settings=Settings(row.get("settings")),
         )
 
     def to_json(self) -> Hyperparameters:
@@ -98,18 +109,23 @@ class Configuration:
             "num_steps": self.num_steps,
             "learning_rate": self.learning_rate,
         }
+        # Documents of sweeps without further fields have no such entry.
         if self.settings:
             row["settings"] = self.fields
         return row
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """Return the further fields that the configuration sets: dotted path in the spec -> value."""
-        return settings_of(self.settings)
+    def to_row(self) -> dict[str, object]:
+        """Return the configuration as a row of a table, with its settings as text."""
+        return {**vars(self), "settings": self.settings.text}
 
     @property
-    def key(self) -> tuple[int, int, float, str]:
-        """Return (T, b, η, settings), the order in which configurations are listed and ties are resolved."""
+    def fields(self) -> dict[str, object]:
+        """Return the further fields that it sets: dotted path in the spec -> value."""
+        return dict(self.settings)
+
+    @property
+    def key(self) -> tuple[int, int, float, Settings]:
+        """Return (T, b, η, settings): the order of lists of configurations, and among ties."""
         return (self.num_steps, self.batch_size, self.learning_rate, self.settings)
 
     @property
@@ -123,12 +139,12 @@ class Configuration:
         return self.compute * exact(self.learning_rate)
 
     def __str__(self) -> str:
-        further = f", {settings_in_words(self.fields, equals='=')}" if self.settings else ""
+        further = f", {settings_in_words(self.settings, equals='=')}" if self.settings else ""
         return f"(b={self.batch_size}, T={self.num_steps}, η={self.learning_rate:g}{further})"
 
 
 def point_of(configuration: Configuration) -> list[object]:
-    """Return a configuration as a point of a list: [b, T, η], and its further fields if it sets any."""
+    """Return a configuration as a point of a list: [b, T, η], then its further fields, if any."""
     c = configuration
     return [c.batch_size, c.num_steps, c.learning_rate, *([c.fields] if c.settings else [])]
 
@@ -140,5 +156,5 @@ def configuration_at(point: Sequence[Any]) -> Configuration:
         batch_size=batch_size,
         num_steps=num_steps,
         learning_rate=learning_rate,
-        settings=settings_text(fields[0] if fields else {}),
+        settings=Settings(*fields),
     )

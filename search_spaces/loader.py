@@ -1,4 +1,4 @@
-"""Named search spaces: YAML files in this package, each a grid or a list of configurations with its source."""
+"""Named search spaces: YAML files in this package, each a grid or a list with its source."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class SearchSpace:
         """
         fitting = [c for c in self.configurations if c.batch_size <= num_examples]
         rejected = [
-            Rejected(configuration=c, reason=f"batch_size {c.batch_size} exceeds num_examples {num_examples}")
+            Rejected(
+                configuration=c,
+                reason=f"batch_size {c.batch_size} exceeds num_examples {num_examples}",
+            )
             for c in self.configurations
             if c.batch_size > num_examples
         ]
@@ -66,7 +69,10 @@ class SearchSpace:
 
 
 class _Grid(BaseModel):
-    """Values of each hyperparameter; the space is their product. PyYAML reads 5e-4 as text, which pydantic accepts."""
+    """Values of each hyperparameter; the space is their product.
+
+    PyYAML reads 5e-4 as text, which pydantic accepts.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     batch_size: tuple[PositiveInt, ...]
@@ -96,14 +102,18 @@ class _SpaceFile(BaseModel):
     @model_validator(mode="after")
     def _one_form(self) -> _SpaceFile:
         if (self.grid is None) == (self.points is None):
-            raise ValueError("space must have either grid or points, got both or neither. Keep one of them.")
+            raise ValueError(
+                "space must have either grid or points, got both or neither. Keep one of them."
+            )
         return self
 
 
 def space_names() -> list[str]:
     """Return the names of the search spaces in this package, sorted."""
     return sorted(
-        f.name.removesuffix(_SUFFIX) for f in files("raydp.search_spaces").iterdir() if f.name.endswith(_SUFFIX)
+        f.name.removesuffix(_SUFFIX)
+        for f in files("raydp.search_spaces").iterdir()
+        if f.name.endswith(_SUFFIX)
     )
 
 
@@ -111,11 +121,15 @@ def load_space(name: str) -> SearchSpace:
     """Read a named search space.
 
     Raises:
-        ValueError: the name is unknown (the message names the nearest), or the file repeats a configuration.
+        ValueError: the name is unknown (the message names the nearest), or the file repeats a
+            configuration.
     """
+    # Only a known name becomes a part of a path.
     if name not in space_names():
         raise ValueError(unknown_name("space.name", name, space_names()))
-    return parse_space(name, files("raydp.search_spaces").joinpath(name + _SUFFIX).read_text(encoding="utf-8"))
+    return parse_space(
+        name, files("raydp.search_spaces").joinpath(name + _SUFFIX).read_text(encoding="utf-8")
+    )
 
 
 def parse_space(name: str, text: str) -> SearchSpace:
@@ -126,13 +140,16 @@ def parse_space(name: str, text: str) -> SearchSpace:
         text: description, source, max_grad_norm and either grid or points.
 
     Raises:
-        ValueError: unknown or missing keys, values that are not positive, or a repeated configuration.
+        ValueError: unknown or missing keys, values that are not positive, or a repeated
+            configuration.
     """
     file = _SpaceFile.model_validate(yaml.safe_load(text))
     if file.grid is not None:
         configurations = grid(file.grid.batch_size, file.grid.num_steps, file.grid.learning_rate)
     else:
-        configurations = without_duplicates(Configuration(**p.model_dump()) for p in file.points or ())
+        configurations = without_duplicates(
+            Configuration(**p.model_dump()) for p in file.points or ()
+        )
     return SearchSpace(
         name=name,
         description=file.description,
@@ -152,12 +169,23 @@ def grid(
         num_steps: values of T.
         learning_rate: values of η, as numbers or decimal text.
 
+    Example:
+        grid([256, 1024], [100], ["1e-3", "5e-3"])  # 4 configurations
+
     Raises:
-        ValueError: a value that is not positive, no values, or a combination that occurs twice (1e-3 and 0.001).
+        ValueError: a value that is not positive, no values, or a combination that occurs twice
+            (1e-3 and 0.001).
     """
-    for field, values in (("batch_size", batch_size), ("num_steps", num_steps), ("learning_rate", learning_rate)):
+    for field, values in (
+        ("batch_size", batch_size),
+        ("num_steps", num_steps),
+        ("learning_rate", learning_rate),
+    ):
         if len(values) == 0:
-            raise ValueError(f"{field} must have at least one value, got none. List the values to try.")
+            raise ValueError(
+                f"{field} must have at least one value, got none. List the values to try."
+            )
+    # Through the exact decimal, so that 1e-3 and 0.001 are found to be one rate.
     rates = [float(exact(rate)) for rate in learning_rate]
     return without_duplicates(
         Configuration(batch_size=b, num_steps=t, learning_rate=rate)
@@ -174,6 +202,9 @@ def without_duplicates(configurations: Iterable[Configuration]) -> list[Configur
     seen: dict[Configuration, None] = {}
     for configuration in configurations:
         if configuration in seen:
-            raise ValueError(f"space must not repeat a configuration, got {configuration} twice. Remove one of them.")
+            raise ValueError(
+                f"space must not repeat a configuration, got {configuration} twice. Remove one of "
+                "them."
+            )
         seen[configuration] = None
     return list(seen)

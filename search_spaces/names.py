@@ -1,4 +1,4 @@
-"""Names in messages: the message for a misspelt name, and the names from a file that a message may show.
+"""Names in messages: a misspelt name, and the names from a file that a message may show.
 
 The module serves packages that do not import `raydp`.
 """
@@ -121,27 +121,41 @@ FAMILIAR = frozenset(
         "weight",
     ]
 )
-"""Usual names of columns. Any other name may be private text: a file without a header begins with a row."""
+"""Usual names of columns. Any other may be private text: a file may begin with a data row."""
+# Columns that raydp writes itself, named after scores and parameters.
 _OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}")
 
 
 def familiar(names: Iterable[object]) -> list[str]:
     """Return those names from a file that a message may show."""
-    return [str(name) for name in names if str(name) in FAMILIAR or _OF_A_TABLE.fullmatch(str(name))]
+    return [
+        str(name) for name in names if str(name) in FAMILIAR or _OF_A_TABLE.fullmatch(str(name))
+    ]
 
 
 def columns_in_words(names: Iterable[object]) -> str:
-    """Describe the columns of a file for a message: the familiar ones by name, the others by their number."""
+    """Describe a file's columns for a message: the familiar ones by name, the others by number."""
     given = list(names)
     known = familiar(given)
     others = len(given) - len(known)
     if not others:
         return ", ".join(known) or "no columns"
     noun = "column" if others == 1 else "columns"
-    return f"{', '.join(known)} and {others} other {noun}" if known else f"{others} {noun} of other names"
+    return (
+        f"{', '.join(known)} and {others} other {noun}"
+        if known
+        else f"{others} {noun} of other names"
+    )
 
 
-_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+}
 
 
 @dataclass(frozen=True)
@@ -158,6 +172,7 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a mapping" if isinstance(value, dict) else "another value")
 
 
+# The number that a message got, up to the end of its sentence.
 _GOT = re.compile(r"\bgot -?[\d.][^ ]*?(?=[.,;]?( |$))")
 
 

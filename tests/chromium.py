@@ -24,11 +24,14 @@ class OpenPage:
         dark: whether the reader prefers dark pages.
 
     Attributes:
-        complaints: what the browser logged as an error or warning: exceptions, what the page's policy refused.
+        complaints: what the browser logged as an error or warning: exceptions, what the page's
+            policy refused.
         requested: addresses that the page asked for, its own included.
     """
 
-    def __init__(self, url: str, *, width: int = 1100, height: int = 800, dark: bool = False) -> None:
+    def __init__(
+        self, url: str, *, width: int = 1100, height: int = 800, dark: bool = False
+    ) -> None:
         self._url, self._width, self._height, self._dark = url, width, height, dark
         self._loop = asyncio.new_event_loop()
         self.complaints: list[str] = []
@@ -39,23 +42,37 @@ class OpenPage:
             self._run(self._open())
             self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
         except BaseException:
-            self.__exit__(None, None, None)  # a browser that is left open keeps the tests from ending
+            self.__exit__(
+                None, None, None
+            )  # a browser that is left open keeps the tests from ending
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._run(self._browser.close())
         self._loop.close()
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, awaited."""
-        answer = self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self._send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer["result"], answer["result"]["exceptionDetails"]
         return answer["result"]["result"].get("value")
 
     def press(self, key: str) -> None:
         """Press a key of `KEYS` and let go of it."""
-        code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "nativeVirtualKeyCode": KEYS[key]}
+        code = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": KEYS[key],
+            "nativeVirtualKeyCode": KEYS[key],
+        }
         text = {"text": "\r"} if key == "Enter" else {}
         self._send("Input.dispatchKeyEvent", type="keyDown", **code, **text)
         self._send("Input.dispatchKeyEvent", type="keyUp", **code)
@@ -66,7 +83,9 @@ class OpenPage:
             if self.evaluate(f"Boolean({expression})"):
                 return
             self._run(asyncio.sleep(0.1))
-        raise AssertionError(f"{expression} did not become true in {seconds} seconds; {self.complaints}")
+        raise AssertionError(
+            f"{expression} did not become true in {seconds} seconds; {self.complaints}"
+        )
 
     def print_to_pdf(self) -> str:
         """The printed page, base64."""
@@ -89,7 +108,12 @@ class OpenPage:
             self._tab.subscribe(event, self._noticed)
         for domain in ("Runtime", "Log", "Network", "Page"):
             await self._tab.send_command(f"{domain}.enable")
-        size = {"width": self._width, "height": self._height, "deviceScaleFactor": 1, "mobile": self._width < 600}
+        size = {
+            "width": self._width,
+            "height": self._height,
+            "deviceScaleFactor": 1,
+            "mobile": self._width < 600,
+        }
         await self._tab.send_command("Emulation.setDeviceMetricsOverride", size)
         if self._dark:
             features = [{"name": "prefers-color-scheme", "value": "dark"}]
@@ -102,5 +126,7 @@ class OpenPage:
             self.requested.append(told["request"]["url"])
         elif message["method"] == "Runtime.exceptionThrown":
             self.complaints.append(str(told["exceptionDetails"]))
-        elif told["entry"]["level"] in ("error", "warning") and not _OF_SPEED.search(told["entry"]["text"]):
+        elif told["entry"]["level"] in ("error", "warning") and not _OF_SPEED.search(
+            told["entry"]["text"]
+        ):
             self.complaints.append(told["entry"]["text"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 from tests.builders.specs import small_spec
 
@@ -23,91 +26,82 @@ if TYPE_CHECKING:
     from tests.sweep.undisturbed import Done
 
 
-gc.set_threshold(50_000, 20, 50)  # a search for garbage looks at all libraries that the tests have imported
+# How long an example takes says nothing on a machine that is shared.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
+gc.set_threshold(
+    50_000, 20, 50
+)  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
-ALONE = {
-    *("autoscaling", "hosts", "slurm_sweep"),
-    *("sigterm", "slots", "sweep_kills"),
-    "memory",
-}
-"""Tests of faults at a chosen moment, also of hosts, and of limits on memory have the machine to themselves."""
-SHARED = {
-    "sweep": {"exchange", "healthy_hosts", "python_api", "stopping", "store", "sweep", "sweep_resumed", "waits"},
-    "scoring": {"scoring", "scoring_one_model", "scoring_progress", "terminal"},
-    "real_server": {"real_server", "server_away", "serving"},
-    "tune": {"run_logs", "tune"},
-    "invariants": {"gradient_canaries", "invariants", "pause", "prefix_shares", "sharding"},
-}
-"""Files that use the sweep `done`, `trained` or `explored`, the server `real_server` or the processes of `forked`. One
-process runs all files of a set, so that what they share is made once. A set has the name of one of its files."""
-FIRST = (
-    *(
-        "sweep",
-        "real_server",
-        "random_tables",
-        "scoring",
-        "tutorials",
-        "mechanisms",
-        "fields",
-        "extending",
-        "audits",
-        "shadows",
-    ),
-    *(
-        "report",
-        "further_seeds",
-        "private_files",
-        "tune",
-        "search_kills",
-        "tiny",
-        "accountants",
-        "selection",
-        "selftest",
-    ),
-    *("contenders", "calibration", "private_selection", "planted_secrets", "report_in_browser", "ray_token", "faults"),
-    *("invariants", "sharding", "adaptive", "sweep_workers", "filter", "seals", "cut_faults", "cli"),
-)
-"""The files that take longest, in the order in which they start: the short ones fill what is left of the time."""
+SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text())
+"""Group of tests -> the time it took. `pytest --write-seconds` writes the file."""
 
 
-def group_of(path: Path) -> str:
-    """The name of the set that a file belongs to, or the file's own name without `test_`."""
-    name = path.stem.removeprefix("test_")
-    return next((group for group, files in SHARED.items() if name in files), name)
+def group_of(item: pytest.Item) -> str:
+    """The tests that one process runs together: a mark `xdist_group` names those of several files,
+    which share a sweep or a server; the others are those of one file."""
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else item.path.stem.removeprefix("test_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--alone", action="store_true", help="read the files of ALONE only, which saves their imports")
+    parser.addoption(
+        "--alone",
+        action="store_true",
+        help="read the files with the mark `alone` only, which saves the imports of the others",
+    )
+    parser.addoption(
+        "--write-seconds",
+        action="store_true",
+        help="write what each file took to tests/seconds.json, from which the order follows",
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the files that have no test with the mark `alone`, if that is asked for."""
-    name = collection_path.stem
-    others = name.startswith("test_") and name.removeprefix("test_") not in ALONE
+    others = (
+        collection_path.name.startswith("test_")
+        and "pytest.mark.alone" not in collection_path.read_text()
+    )
     return True if config.getoption("alone") and others else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of tests that are not `alone` run side by side (see the Makefile)."""
-    for item in items:
-        if item.path.stem.removeprefix("test_") in ALONE:
-            item.add_marker(pytest.mark.alone)
-    order = {name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(group_of(item.path), len(FIRST)))
+    """The group that takes longest starts first: the short ones fill what is left of the time.
+
+    A group that has not been timed starts first.
+    """
+    items.sort(key=lambda item: -SECONDS.get(group_of(item), math.inf))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process whole files of tests, and one process all those of a set of `SHARED`."""
-    from xdist.scheduler import LoadFileScheduling
+    """Give each process whole files of tests, and one process all files of an `xdist_group`."""
+    from xdist.scheduler import LoadFileScheduling, LoadGroupScheduling
 
-    class ByFile(LoadFileScheduling):
+    class ByFile(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            group = group_of(Path(file))
-            return group if group in SHARED else file
+            group = super()._split_scope(nodeid)
+            return LoadFileScheduling._split_scope(self, nodeid) if group == nodeid else group
 
     return ByFile(config, log)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Write the time of each group of tests, if that is asked for; others keep theirs."""
+    if not config.getoption("write_seconds"):
+        return
+    seconds: Counter[str] = Counter()
+    for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        if isinstance(report, pytest.TestReport):
+            file, _, test = report.nodeid.partition("::")
+            group = test.rpartition("@")[2] if test.rfind("@") > test.rfind("]") else ""
+            seconds[group or Path(file).stem.removeprefix("test_")] += report.duration
+    known = {**SECONDS, **{group: round(taken, 1) for group, taken in seconds.items()}}
+    text = json.dumps(dict(sorted(known.items())), indent=0)
+    (HERE / "seconds.json").write_text(text + "\n")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -120,8 +114,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _copied_schemas() -> None:
-    """The tables of a new tracking database on SQLite are copied from the first one that MLflow made here: its
-    migrations take a second of a processor each time."""
+    """The tables of a new tracking database on SQLite are copied from the first one that MLflow
+    made here: its migrations take a second of a processor each time."""
     utils = sys.modules.get("mlflow.store.db.utils")
     if utils is not None and not isinstance(utils._initialize_tables, CopiedTables):
         utils._initialize_tables = CopiedTables(utils._initialize_tables)
@@ -165,7 +159,9 @@ class Answer:
 
     def json(self) -> Any:
         """Its document."""
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+        return json.loads(
+            self.out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON")
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +171,9 @@ def no_store_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def raydp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def raydp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
     """Run the command in this process, in an empty folder."""
     from raydp.cli import main as cli
 
@@ -208,8 +206,8 @@ def write_spec(tmp_path: Path) -> Callable[..., Path]:
 
 
 def start_raydp(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """The command as a process of its own, in a session of its own, which Ctrl-C ends also where the tests run in the
-    background."""
+    """The command as a process of its own, in a session of its own, which Ctrl-C ends also where
+    the tests run in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "raydp.cli.main", *map(str, arguments)],
         cwd=folder,

@@ -32,7 +32,9 @@ stored_once(Path(sys.argv[1]), write)
 @contextmanager
 def writer(target: Path) -> Iterator[subprocess.Popen[str]]:
     """A process in the midst of writing the folder."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -42,7 +44,9 @@ def writer(target: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_what_a_killed_process_wrote_is_removed_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+def test_what_a_killed_process_wrote_is_removed_and_what_a_living_one_writes_stays(
+    tmp_path: Path,
+) -> None:
     with writer(tmp_path / "killed") as killed, writer(tmp_path / "living"):
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
@@ -69,7 +73,8 @@ def test_a_scratch_folder_in_which_something_is_still_written_stays(tmp_path: Pa
 
 
 def test_hidden_states_of_a_killed_sweep_do_not_stay(tmp_path: Path) -> None:
-    """Also those of other data and weights, which this sweep does not compute, and scratch folders of before."""
+    """Also those of other data and weights, which this sweep does not compute, and scratch folders
+    of before."""
     old = tmp_path / "tmpab12cd34"
     old.mkdir()
     os.utime(old, (time.time() - 2 * 86_400,) * 2)

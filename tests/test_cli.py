@@ -1,4 +1,5 @@
-"""The command line is a contract: exit codes, one JSON document on stdout, the names of its fields."""
+"""The command line is a contract: exit codes, one JSON document on stdout, the names of its
+fields."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import RULES, heuristic_accuracy, load_points, select
+from raydp.analysis.tables.renamed import warn_of_old_name
 from raydp.privacy import Caution, PLDAccountant, PoissonGaussian
 from tests.conftest import Answer
 from tests.marks import slow_after
@@ -46,13 +48,17 @@ def test_calibrate_answers_with_a_noise_multiplier_that_keeps_the_promise(raydp:
     answer = raydp("calibrate", *RUN, "--accountant", "pld", "--json").json()
     assert set(answer) == {"noise_multiplier", "epsilon", "delta", "sample_rate", "accountant"}
     assert answer["accountant"] == "pld"
-    event = PoissonGaussian(sample_rate=256 / 3600, noise_multiplier=answer["noise_multiplier"], num_steps=16)
+    event = PoissonGaussian(
+        sample_rate=256 / 3600, noise_multiplier=answer["noise_multiplier"], num_steps=16
+    )
     assert PLDAccountant().epsilon(event, 1e-4) <= 8
 
 
 def test_calibrate_a_file_answers_with_a_list_in_its_order(raydp: Command, tmp_path: Path) -> None:
     file = tmp_path / "runs.csv"
-    file.write_text("n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n3600,256,16,2,1e-4\n")
+    file.write_text(
+        "n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n3600,256,16,2,1e-4\n"
+    )
     easy, hard = raydp("calibrate", "--from", file, "--accountant", "rdp", "--json").json()
     assert hard["noise_multiplier"] > easy["noise_multiplier"]
 
@@ -61,14 +67,19 @@ def test_calibrate_a_file_answers_with_a_list_in_its_order(raydp: Command, tmp_p
     ("arguments", "message"),
     [
         (["--n", 3600], "--batch-size"),
-        ([*RUN[:2], "--batch-size", 4000, *RUN[4:]], "batch_size must be > 0 and <= num_examples 3600"),
+        (
+            [*RUN[:2], "--batch-size", 4000, *RUN[4:]],
+            "batch_size must be > 0 and <= num_examples 3600",
+        ),
         ([*RUN[:6], "--epsilon", -1, *RUN[8:]], "epsilon must be > 0"),
         ([*RUN[:8], "--delta", 1], "delta must be"),
         ([*RUN, "--accountant", "plt"], "Did you mean 'pld'?"),
         (["--from", "absent.csv"], "--from must be an existing CSV file"),
     ],
 )
-def test_calibrate_says_what_to_change(raydp: Command, arguments: list[object], message: str) -> None:
+def test_calibrate_says_what_to_change(
+    raydp: Command, arguments: list[object], message: str
+) -> None:
     answer = raydp("calibrate", *arguments)
     assert answer.code == 2
     assert message in " ".join(answer.err.split())
@@ -77,17 +88,33 @@ def test_calibrate_says_what_to_change(raydp: Command, arguments: list[object], 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"3600,256,16,8,inf\n", "line 3: delta must be a number, got no finite number. Write a finite number"),
-        (b"3600,,16,8,1e-4\n", "line 3: batch_size must be a number, got an empty cell. Write a finite number"),
+        (
+            b"3600,256,16,8,inf\n",
+            "line 3: delta must be a number, got no finite number. Write a finite number",
+        ),
+        (
+            b"3600,,16,8,1e-4\n",
+            "line 3: batch_size must be a number, got an empty cell. Write a finite number",
+        ),
         (b"all,256,16,8,1e-4\n", "line 3: n must be a number, got text. Write a finite number"),
-        (b"3600,256,1.5,8,1e-4\n", "line 3: num_steps must be a whole number, got another number. Round it"),
+        (
+            b"3600,256,1.5,8,1e-4\n",
+            "line 3: num_steps must be a whole number, got another number. Round it",
+        ),
         (b'3600,256,16,8,"1e-4\n', "--from must be valid CSV"),
         (b"3600,256,16,8,1e-4,7\n", "as many values in a row as the header"),
-        (b"3600,256,16,8,\xff\n", "--from must be UTF-8 text, got other bytes in runs.csv. Convert the file"),
+        (
+            b"3600,256,16,8,\xff\n",
+            "--from must be UTF-8 text, got other bytes in runs.csv. Convert the file",
+        ),
     ],
 )
-def test_calibrate_names_the_row_and_the_column(raydp: Command, tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "runs.csv").write_bytes(b"n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n" + content)
+def test_calibrate_names_the_row_and_the_column(
+    raydp: Command, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "runs.csv").write_bytes(
+        b"n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n" + content
+    )
     answer = raydp("calibrate", "--from", "runs.csv")
     assert answer.code == 2
     assert message in " ".join(answer.err.split())
@@ -98,7 +125,10 @@ def test_calibrate_without_rows(raydp: Command, tmp_path: Path, content: str) ->
     (tmp_path / "runs.csv").write_text(content)
     answer = raydp("calibrate", "--from", "runs.csv")
     assert answer.code == 2
-    assert "--from must have a header and at least one row, got none in runs.csv. Add them." in answer.err
+    assert (
+        "--from must have a header and at least one row, got none in runs.csv. Add them."
+        in answer.err
+    )
 
 
 def test_profile_falls_with_delta_and_explains_a_missing_mu(raydp: Command) -> None:
@@ -111,9 +141,13 @@ def test_profile_falls_with_delta_and_explains_a_missing_mu(raydp: Command) -> N
     assert raydp("profile", *run, "--deltas", "1e-3;1e-6").code == 2
 
 
-def test_profile_has_every_accountant_the_attackers_limits_and_a_figure(raydp: Command, tmp_path: Path) -> None:
+def test_profile_has_every_accountant_the_attackers_limits_and_a_figure(
+    raydp: Command, tmp_path: Path
+) -> None:
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--noise-multiplier", 0.8)
-    answer = raydp("profile", *run, "--deltas", "1e-3,1e-6", "-o", tmp_path / "profile.html", "--json").json()
+    answer = raydp(
+        "profile", *run, "--deltas", "1e-3,1e-6", "-o", tmp_path / "profile.html", "--json"
+    ).json()
     curves = {name: [row["epsilon"] for row in rows] for name, rows in answer["curves"].items()}
     assert set(curves) == {"prv", "pld", "rdp"}
     assert curves["pld"] == answer["epsilons"]
@@ -127,7 +161,18 @@ def test_profile_has_every_accountant_the_attackers_limits_and_a_figure(raydp: C
 
 
 def test_profile_tells_the_price_of_choosing(raydp: Command) -> None:
-    run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--noise-multiplier", 0.8, "--deltas", "1e-5")
+    run = (
+        "--n",
+        3000,
+        "--batch-size",
+        30,
+        "--num-steps",
+        50,
+        "--noise-multiplier",
+        0.8,
+        "--deltas",
+        "1e-5",
+    )
     answer = raydp("profile", *run, "--accountant", "rdp", "--expected-runs", 10, "--json").json()
     assert answer["epsilons"][0] < answer["best_of"]["epsilons"][0] < 4 * answer["epsilons"][0]
     assert raydp("profile", *run, "--expected-runs", 1).code == 2
@@ -136,7 +181,9 @@ def test_profile_tells_the_price_of_choosing(raydp: Command) -> None:
 @pytest.mark.slow
 def test_prv_says_how_far_it_is_above_the_tight_accountant(raydp: Command) -> None:
     run = ("--n", 3000, "--batch-size", 30, "--num-steps", 50, "--epsilon", 4, "--delta", 1e-5)
-    assert 0 <= raydp("calibrate", *run, "--accountant", "prv", "--json").json()["gap_to_pld"] < 0.01
+    assert (
+        0 <= raydp("calibrate", *run, "--accountant", "prv", "--json").json()["gap_to_pld"] < 0.01
+    )
     assert "gap_to_pld" not in raydp("calibrate", *run, "--json").json()
 
 
@@ -165,7 +212,9 @@ def test_the_points_of_a_sweep_are_selected_from_as_the_sweep_does(
     assert (beside["rule"], beside["max_loss"]) == ("best-utility", 3.3)
     assert beside == select(load_points(points), rule="best-utility", max_loss=3.3).to_dict()
     other = points.rename(tmp_path / "other.csv")
-    assert raydp("select", other, "--json").json()["rule"] == "informed", "not the sweep's own table"
+    assert raydp("select", other, "--json").json()["rule"] == "informed", (
+        "not the sweep's own table"
+    )
 
 
 def test_the_package_lists_what_it_offers() -> None:
@@ -199,7 +248,9 @@ def test_analyses_are_strict_json(raydp: Command, points: Path, command: str) ->
         assert document["layout"] == "mean"
         assert set(document["rules"]) == set(RULES)
     if command == "regression":
-        assert document["individual"]["terms"]["log_batch_size"]["coef"] == pytest.approx(0.05, abs=0.005)
+        assert document["individual"]["terms"]["log_batch_size"]["coef"] == pytest.approx(
+            0.05, abs=0.005
+        )
 
 
 def test_the_report_is_one_file(raydp: Command, points: Path, tmp_path: Path) -> None:
@@ -215,7 +266,9 @@ def test_spaces_are_listed_and_shown(raydp: Command) -> None:
     assert "tofu-1" in raydp("spaces", "show", "tofu").err
 
 
-@pytest.mark.parametrize("arguments", [["select", "absent.csv"], ["status", "absent"], ["points", "absent"]])
+@pytest.mark.parametrize(
+    "arguments", [["select", "absent.csv"], ["status", "absent"], ["points", "absent"]]
+)
 def test_what_does_not_exist_is_bad_input(raydp: Command, arguments: list[str]) -> None:
     answer = raydp(*arguments)
     assert answer.code == 2
@@ -230,7 +283,9 @@ def test_a_sweep_that_is_not_there_names_those_that_are(raydp: Command, tmp_path
     assert "'elsewhere/first' (nothing there). `raydp list` names them." in elsewhere
 
 
-def test_plan_lists_every_configuration_with_its_noise(raydp: Command, write_spec: Callable[..., Path]) -> None:
+def test_plan_lists_every_configuration_with_its_noise(
+    raydp: Command, write_spec: Callable[..., Path]
+) -> None:
     rows = raydp("plan", write_spec(), "--json").json()
     assert [(r["batch_size"], r["num_steps"]) for r in rows] == [(32, 3), (32, 6)]
     for row in rows:
@@ -278,7 +333,9 @@ def test_a_path_that_cannot_be_used_is_bad_input(
     assert "Traceback" not in answer.err
 
 
-def test_another_failure_of_the_system_is_exit_code_1(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_failure_of_the_system_is_exit_code_1(
+    raydp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_with(monkeypatch, OSError(28, "No space left on device"))
     answer = raydp("schema")
     assert (answer.code, answer.err) == (1, "error: [Errno 28] No space left on device\n")
@@ -289,7 +346,10 @@ def test_another_failure_of_the_system_is_exit_code_1(raydp: Command, monkeypatc
     [
         MemoryError(),
         OSError(12, "Cannot allocate memory"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you "
+            "tried"
+        ),
         RuntimeError("can't start new thread"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
     ],
@@ -301,7 +361,9 @@ def test_a_command_without_memory_ends_with_a_sentence(
     fail_with(monkeypatch, error)
     answer = raydp("schema")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("error: memory must suffice for the command, got an allocation that failed.")
+    assert answer.err.startswith(
+        "error: memory must suffice for the command, got an allocation that failed."
+    )
     assert "--resume" in answer.err
 
 
@@ -313,11 +375,15 @@ def test_a_limit_of_memory_that_the_libraries_exceed_ends_with_a_sentence(tmp_pa
     command = [sys.executable, "-c", code, "plan"]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert answer.returncode == 1
-    assert answer.stderr.splitlines()[-1].startswith("error: memory must suffice for the command"), answer.stderr
+    assert answer.stderr.splitlines()[-1].startswith(
+        "error: memory must suffice for the command"
+    ), answer.stderr
     assert "Traceback" not in answer.stderr
 
 
-def test_ctrl_c_is_one_line_and_exit_code_1(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_one_line_and_exit_code_1(
+    raydp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
     answer = raydp("schema")
     assert (answer.code, answer.err) == (1, "interrupted\n")
@@ -332,20 +398,48 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("raydp.spec.reading.json_schema", failing)
 
 
-@pytest.mark.parametrize(("output", "remedy"), [("absent/x.html", "Create its folder"), (".", "Give a file's path")])
-def test_a_report_that_cannot_be_written_there(raydp: Command, points: Path, output: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("output", "remedy"), [("absent/x.html", "Create its folder"), (".", "Give a file's path")]
+)
+def test_a_report_that_cannot_be_written_there(
+    raydp: Command, points: Path, output: str, remedy: str
+) -> None:
     answer = raydp("report", points, "-o", output)
     assert answer.code == 2
     assert remedy in answer.err
     assert "Traceback" not in answer.err
 
 
-def test_a_storage_that_is_a_file(raydp: Command, write_spec: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_storage_that_is_a_file(
+    raydp: Command, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "taken").write_text("")
     answer = raydp("sweep", write_spec(storage="taken"))
     assert answer.code == 2
     assert "'taken" in answer.err
     assert "is a file" in answer.err
+
+
+def test_help_breaks_a_line_only_where_no_further_word_fits(
+    raydp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line break of a docstring once stood in the middle of the table of commands."""
+    monkeypatch.setenv("COLUMNS", "80")
+    panels = [
+        [line[2:78] for line in panel.splitlines() if line.startswith("│")]
+        for group in ([], ["models"], ["analyze"])
+        for panel in raydp(*group, "--help").out.split("╭─ ")[1:]
+        if not panel.startswith(("Options", "Arguments"))
+    ]
+    broken = [
+        (line.rstrip(), following.split()[0])
+        for lines in panels
+        for line, following in pairwise(lines)
+        if following.startswith("   ")
+    ]
+    assert broken, "no line of the help is broken"
+    for line, word in broken:
+        assert len(line) + 1 + len(word) > 76, line
 
 
 def test_without_a_command_there_is_help_in_groups(raydp: Command) -> None:
@@ -354,7 +448,9 @@ def test_without_a_command_there_is_help_in_groups(raydp: Command) -> None:
     groups = ["Run a sweep", "Read a sweep", "Models", "Privacy", "Data"]
     assert [answer.out.count(f"─ {group} ─") for group in groups] == [1] * len(groups)
     assert "─ Commands ─" not in answer.out
-    assert [raydp(group).code for group in ("models", "analyze", "audit", "spaces", "secrets", "data")] == [0] * 6
+    assert [
+        raydp(group).code for group in ("models", "analyze", "audit", "spaces", "secrets", "data")
+    ] == [0] * 6
 
 
 def test_the_version_is_the_installed_ones(raydp: Command) -> None:
@@ -367,20 +463,31 @@ def test_calibrate_a_file_repeats_its_inputs(raydp: Command, tmp_path: Path) -> 
     file.write_text("n,batch_size,num_steps,epsilon,delta\n3600,256,16,8,1e-4\n1800,128,8,2,1e-5\n")
     answer = raydp("calibrate", "--from", file, "--accountant", "rdp", "--json").json()
     inputs = ("n", "batch_size", "num_steps", "target_epsilon", "delta")
-    assert [[row[k] for k in inputs] for row in answer] == [[3600, 256, 16, 8, 1e-4], [1800, 128, 8, 2, 1e-5]]
+    assert [[row[k] for k in inputs] for row in answer] == [
+        [3600, 256, 16, 8, 1e-4],
+        [1800, 128, 8, 2, 1e-5],
+    ]
     assert all(row["epsilon"] <= row["target_epsilon"] for row in answer)
 
 
-def test_a_report_is_overwritten_only_with_force(raydp: Command, points: Path, tmp_path: Path) -> None:
+def test_a_report_is_overwritten_only_with_force(
+    raydp: Command, points: Path, tmp_path: Path
+) -> None:
     page = tmp_path / "report.html"
     page.write_text("mine")
     answer = raydp("report", points, "-o", page)
-    assert (answer.code, "--output must be a new file" in answer.err, page.read_text()) == (2, True, "mine")
+    assert (answer.code, "--output must be a new file" in answer.err, page.read_text()) == (
+        2,
+        True,
+        "mine",
+    )
     assert raydp("report", points, "-o", page, "--force").code == 0
     assert page.read_text() != "mine"
 
 
-@pytest.mark.parametrize(("answer", "code", "kept"), slow_after(1, [("n", 2, True), ("y", 0, False)]))
+@pytest.mark.parametrize(
+    ("answer", "code", "kept"), slow_after(1, [("n", 2, True), ("y", 0, False)])
+)
 def test_at_a_terminal_the_user_is_asked_before_a_report_is_overwritten(
     points: Path, tmp_path: Path, answer: str, code: int, kept: bool
 ) -> None:
@@ -388,7 +495,9 @@ def test_at_a_terminal_the_user_is_asked_before_a_report_is_overwritten(
     page.write_text("mine")
     terminal, other_end = pty.openpty()
     command = [sys.executable, "-m", "raydp", "report", str(points), "-o", str(page)]
-    process = subprocess.Popen(command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=other_end, cwd=tmp_path)
+    process = subprocess.Popen(
+        command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=other_end, cwd=tmp_path
+    )
     os.close(other_end)
     os.write(terminal, f"{answer}\n".encode())
     said = b""
@@ -409,7 +518,10 @@ def test_the_plans_document_has_the_counts_and_caveats_of_its_text(
     assert len(rows) == 2
     for row in rows:
         data = row["data"]
-        assert f"{data['num_examples']} examples; the unit of privacy is: {data['privacy_unit']}" in text
+        assert (
+            f"{data['num_examples']} examples; the unit of privacy is: {data['privacy_unit']}"
+            in text
+        )
         assert all(f"caveat: {caveat}" in text for caveat in data["caveats"])
         assert data["caveats"]
         assert f"held-out examples: {data['heldout_examples']}" in text
@@ -430,14 +542,31 @@ ODD = (
 @pytest.mark.parametrize("sentence", ODD)
 def test_sentences_that_read_oddly_are_gone(sentence: str) -> None:
     root = Path(__file__).parents[1]
-    files = [root / "README.md", *(f for room in ("raydp", "analysis", "docs") for f in (root / room).rglob("*"))]
+    files = [
+        root / "README.md",
+        *(f for room in ("raydp", "analysis", "docs") for f in (root / room).rglob("*")),
+    ]
     texts = [f.read_text(encoding="utf-8") for f in files if f.suffix in {".py", ".md"}]
     assert not [text for text in texts if sentence in text]
 
 
-def test_a_minimum_gain_where_nothing_is_gained_says_what_to_change(raydp: Command, points: Path) -> None:
+def test_old_option_of_the_gain_share_is_read_with_a_warning(raydp: Command, points: Path) -> None:
+    table = pd.read_csv(points).assign(base_utility_loss=9.0)
+    table.to_csv(points, index=False)
+    warn_of_old_name.cache_clear()
+    old = raydp("select", points, "--min-utility-gain=0.9", "--json")
+    assert "now called min_gain_share" in " ".join(old.err.split())
+    assert old.json() == raydp("select", points, "--min-gain-share", 0.9, "--json").json()
+
+
+def test_a_minimum_gain_where_nothing_is_gained_says_what_to_change(
+    raydp: Command, points: Path
+) -> None:
     table = pd.read_csv(points).assign(base_utility_loss=1.0)
     table.to_csv(points, index=False)
-    answer = raydp("select", points, "--min-utility-gain", 0.9)
+    answer = raydp("select", points, "--min-gain-share", 0.9)
     assert answer.code == 2
-    assert "must be left out if no configuration is better than the base model, got 0.9" in " ".join(answer.err.split())
+    assert (
+        "must be left out if no configuration is better than the base model, got 0.9"
+        in " ".join(answer.err.split())
+    )

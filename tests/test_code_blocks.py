@@ -1,7 +1,8 @@
-"""The code blocks of README.md and the pages fit the code: specs load, commands and options exist, Python runs.
+"""The code blocks of README.md and the pages fit the code: specs load, commands and options exist,
+Python runs.
 
-docs/extending.md's blocks are run by test_extending.py, and the notebooks by test_tutorials.py and test_notebook.py. A
-block after the comment `<!-- excerpt -->` is left out.
+docs/extending.md's blocks are run by test_extending.py, and the notebooks by test_tutorials.py and
+test_notebook.py. A block after the comment `<!-- excerpt -->` is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("deploy/**/*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("deploy/**/*.md")),
+]
 BLOCK = re.compile(r"^(<!-- excerpt -->\n+)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}\S.*\n)+")
 MENTIONED = re.compile(r"`raydp ([^`\n]+)`")
@@ -57,22 +62,40 @@ def blocks() -> list[Block]:
         text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
         for match in BLOCK.finditer(text):
             if match[1] is None:
-                found.append(Block(name, text.count("\n", 0, match.start()) + 1, match[2], match[3]))
+                found.append(
+                    Block(name, text.count("\n", 0, match.start()) + 1, match[2], match[3])
+                )
         fenceless = BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
         for match in INDENTED.finditer(fenceless):
-            found.append(Block(name, fenceless.count("\n", 0, match.start()) + 1, "indented", match[0]))
+            found.append(
+                Block(name, fenceless.count("\n", 0, match.start()) + 1, "indented", match[0])
+            )
     return found
 
 
 def of_form(*forms: str) -> list[Any]:
-    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in blocks() if block.form in forms]
+    return [
+        pytest.param(block, id=f"{block.page}:{block.line}")
+        for block in blocks()
+        if block.form in forms
+    ]
 
 
 def test_every_fence_is_of_a_form_that_is_checked() -> None:
-    assert {block.form for block in blocks()} <= {"yaml", "json", "python", "ini", "", "indented", *SHELL}
+    assert {block.form for block in blocks()} <= {
+        "yaml",
+        "json",
+        "python",
+        "ini",
+        "",
+        "indented",
+        *SHELL,
+    }
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len(BLOCK.findall(text)), page
+        assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len(
+            BLOCK.findall(text)
+        ), page
 
 
 @pytest.mark.parametrize("block", of_form("yaml"))
@@ -94,7 +117,8 @@ def test_json_is_json(block: Block) -> None:
 
 
 def simple_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command in the lines of a shell, which may go on after a backslash."""
+    """Yield the words of each simple command in the lines of a shell, which may go on after a
+    backslash."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -108,13 +132,16 @@ def simple_commands(text: str) -> Iterator[list[str]]:
 
 
 def raydp_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words after `raydp` of each command, also of one that another command runs elsewhere."""
+    """Yield the words after `raydp` of each command, also of one that another command runs
+    elsewhere."""
     for words in simple_commands(text):
         for at, word in enumerate(words):
             before = words[at - 1] if at else "--"
             if " " in word:
                 yield from raydp_commands(word)  # a quoted command, such as that of `ray exec`
-            elif re.fullmatch(r"(?:\S*/)?raydp", word) and re.fullmatch(r"--|\w+=.*|\S+/raydp:\S+", before):
+            elif re.fullmatch(r"(?:\S*/)?raydp", word) and re.fullmatch(
+                r"--|\w+=.*|\S+/raydp:\S+", before
+            ):
                 yield words[at + 1 :]
                 break
 
@@ -129,7 +156,8 @@ def parse(words: list[str], *, whole: bool = True) -> None:
 
     Args:
         words: the words after `raydp`.
-        whole: whether every required argument must be there. If not, a word in place of a number is accepted, too.
+        whole: whether every required argument must be there. If not, a word in place of a number is
+            accepted, too.
     """
     command, context, name, left = program(), None, "raydp", list(words)
     try:
@@ -137,19 +165,25 @@ def parse(words: list[str], *, whole: bool = True) -> None:
             context = command.make_context(name, list(left), parent=context)
             if not hasattr(command, "commands"):
                 return
-            name, command, left = command.resolve_command(context, [*context._protected_args, *context.args])
+            name, command, left = command.resolve_command(
+                context, [*context._protected_args, *context.args]
+            )
     except typer.Exit:
         return  # --version and --help
     except Exception as error:
-        incomplete = type(error).__name__ in ("MissingParameter", "BadParameter") or "requires an argument" in str(
-            error
-        )
+        incomplete = type(error).__name__ in (
+            "MissingParameter",
+            "BadParameter",
+        ) or "requires an argument" in str(error)
         if whole or not incomplete:
-            raise AssertionError(f"raydp {' '.join(words)}: {getattr(error, 'message', error)}") from error
+            raise AssertionError(
+                f"raydp {' '.join(words)}: {getattr(error, 'message', error)}"
+            ) from error
 
 
 def first_form(usage: str) -> str:
-    """Return a line that says how a command is used, with its optional parts and the first of each alternative."""
+    """Return a line that says how a command is used, with its optional parts and the first of each
+    alternative."""
     return re.sub(r"[\[\]]|\s*\|\s*[\w-]+", "", usage)
 
 
@@ -163,7 +197,9 @@ def test_commands_targets_and_files_exist(block: Block) -> None:
         if words and words[0] == "make":
             targets = [word for word in words[1:] if "=" not in word]
             assert all(f"\n{target}:" in makefile for target in targets), words
-        assert all((ROOT / word).exists() for word in words if word.startswith(FOLDERS) and "." in word), words
+        assert all(
+            (ROOT / word).exists() for word in words if word.startswith(FOLDERS) and "." in word
+        ), words
 
 
 @pytest.mark.parametrize("block", of_form(""))
@@ -175,13 +211,20 @@ def test_commands_above_their_output_exist(block: Block) -> None:
 
 def test_commands_of_every_form_are_seen() -> None:
     seen = {
-        form: sum(1 for b in blocks() if b.form == form for _ in raydp_commands(b.text)) for form in ("sh", "indented")
+        form: sum(1 for b in blocks() if b.form == form for _ in raydp_commands(b.text))
+        for form in ("sh", "indented")
     }
     assert seen["sh"] > 50
     assert seen["indented"] > 0
     quoted = "ray exec --tmux aws.yaml 'raydp sweep /data/sweep.yaml --resume > /data/sweep.log 2>&1'  # raydp no"
     assert list(raydp_commands(quoted)) == [["sweep", "/data/sweep.yaml", "--resume"]]
-    for wrong in (["swep"], ["sweep", "--resum"], ["status"], ["models", "fnd"], ["points", "demo", "more"]):
+    for wrong in (
+        ["swep"],
+        ["sweep", "--resum"],
+        ["status"],
+        ["models", "fnd"],
+        ["points", "demo", "more"],
+    ):
         with pytest.raises(AssertionError, match="raydp"):
             parse(wrong)
 
@@ -202,8 +245,17 @@ def python_of(page: str) -> str:
 
 
 def test_every_python_block_is_run() -> None:
-    here = {"README.md", "docs/commands.md", "docs/classification.md", "docs/registry.md", "docs/mechanisms/mf.md"}
-    assert {block.page for block in blocks() if block.form == "python"} == {*here, "docs/extending.md"}
+    here = {
+        "README.md",
+        "docs/commands.md",
+        "docs/classification.md",
+        "docs/registry.md",
+        "docs/mechanisms/mf.md",
+    }
+    assert {block.page for block in blocks() if block.form == "python"} == {
+        *here,
+        "docs/extending.md",
+    }
 
 
 def test_the_weight_noise_is_what_the_page_says() -> None:
@@ -222,9 +274,15 @@ def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mails")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        tracking = {"uri": "sqlite:///raydp.db", "experiment": "support", "registered_model": "support-mails"}
+        tracking = {
+            "uri": "sqlite:///raydp.db",
+            "experiment": "support",
+            "registered_model": "support-mails",
+        }
         scores = [{"name": "logprob"}, {"name": "vmr_exact"}]
-        content = small_spec(folder, name="support-mails", storage="raydp_runs", tracking=tracking, scores=scores)
+        content = small_spec(
+            folder, name="support-mails", storage="raydp_runs", tracking=tracking, scores=scores
+        )
         Path("sweep.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
         TrainedSpec(load_spec("sweep.yaml"))
         raydp.Sweep("sweep.yaml").run(resume=True)
@@ -249,8 +307,12 @@ class TestPythonRuns:
 
     def test_of_a_classifier(self) -> None:
         """The embedded model stands in for the page's. It knows letters rather than words."""
-        code = python_of("docs/classification.md").replace("models:/letters", "models:/support-mails")
-        *before, call = ast.parse(code.replace('" complaint"', '"c"').replace('" praise"', '"p"')).body
+        code = python_of("docs/classification.md").replace(
+            "models:/letters", "models:/support-mails"
+        )
+        *before, call = ast.parse(
+            code.replace('" complaint"', '"c"').replace('" praise"', '"p"')
+        ).body
         assert isinstance(call, ast.Expr)
         names: dict[str, Any] = {}
         exec(ast.unparse(ast.Module(before, [])), names)

@@ -19,5 +19,9 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    paths = [link.partition("#")[0] for link in links if "://" not in link and not link.startswith(("#", "mailto:"))]
+    paths = [
+        link.partition("#")[0]
+        for link in links
+        if "://" not in link and not link.startswith(("#", "mailto:"))
+    ]
     assert [path for path in paths if not (page.parent / path).exists()] == []

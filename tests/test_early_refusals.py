@@ -1,4 +1,5 @@
-"""A mistake in a spec is told before anything is imported that takes seconds, whatever command it is given to."""
+"""A mistake in a spec is told before anything is imported that takes seconds, whatever command it
+is given to."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a plug-in's value": {"method": {"name": "dp_adam", "max_grad_norm": -1}},
     "a score's value": {"scores": [{"name": "vmr", "num_samples": 0}], "select": {"score": "vmr"}},
     "a file": {"task": {"name": "text", "path": "nowhere.jsonl"}},
-    "a file of secrets": {"task": {"name": "text", "path": "data.jsonl", "secrets": "nowhere.jsonl"}},
+    "a file of secrets": {
+        "task": {"name": "text", "path": "data.jsonl", "secrets": "nowhere.jsonl"}
+    },
     "secrets that are no JSON": {
         "task": {"name": "text", "path": "data.jsonl", "column": "body", "secrets": "broken.jsonl"}
     },
@@ -54,25 +57,41 @@ MISTAKES: dict[str, dict[str, Any]] = {
         "task": {"name": "text", "path": "data.jsonl", "column": "body", "secrets": "asked.jsonl"}
     },
     "secrets of another form in a chat": {
-        "task": {"name": "planted", "of": {"name": "chat", "path": "chat.jsonl", "secrets": "roles.jsonl"}}
+        "task": {
+            "name": "planted",
+            "of": {"name": "chat", "path": "chat.jsonl", "secrets": "roles.jsonl"},
+        }
     },
     "controls of another form": {
-        "task": {"name": "chat", "path": "chat.jsonl", "secrets": "asked.jsonl", "controls": "data.jsonl"}
+        "task": {
+            "name": "chat",
+            "path": "chat.jsonl",
+            "secrets": "asked.jsonl",
+            "controls": "data.jsonl",
+        }
     },
     "a later row of a file": {"task": {"name": "text", "path": "broken.jsonl", "column": "body"}},
     "a later row's text": {"task": {"name": "text", "path": "number.jsonl", "column": "body"}},
     "a later conversation": {"task": {"name": "chat", "path": "mixed.jsonl"}},
     "a column": {"task": {"name": "text", "path": "data.jsonl", "column": "bdy"}},
-    "a column of users": {"task": {"name": "text", "path": "data.jsonl", "column": "body", "user_column": "whos"}},
+    "a column of users": {
+        "task": {"name": "text", "path": "data.jsonl", "column": "body", "user_column": "whos"}
+    },
     "users that are not named": {
         "task": {"name": "text", "path": "data.jsonl", "column": "body"},
         "privacy": {"target_epsilon": 8, "unit": "user"},
     },
-    "an inner task's file": {"task": {"name": "planted", "of": {"name": "chat", "path": "nowhere.jsonl"}}},
-    "an inner task's key": {"task": {"name": "planted", "of": {"name": "chat", "path": "data.jsonl", "lngth": 3}}},
+    "an inner task's file": {
+        "task": {"name": "planted", "of": {"name": "chat", "path": "nowhere.jsonl"}}
+    },
+    "an inner task's key": {
+        "task": {"name": "planted", "of": {"name": "chat", "path": "data.jsonl", "lngth": 3}}
+    },
     "a model's name": {"model": {"name": "tinny"}},
     "a folder without a model": {"model": {"name": "./empty"}},
-    "a layer's name": {"model": {"name": "tiny", "adapter": {"type": "lora", "target_modules": ["qq"]}}},
+    "a layer's name": {
+        "model": {"name": "tiny", "adapter": {"type": "lora", "target_modules": ["qq"]}}
+    },
     "a store": {"tracking": {"uri": "mysqlx://foo"}},
     "a folder": {"storage": "/proc/nope"},
     "steps": {"space": {"batch_size": [32], "num_steps": [10**11], "learning_rate": [0.01]}},
@@ -99,7 +118,15 @@ INIT: dict[str, list[str]] = {
     "secrets of another form": ["init", "data2.jsonl", "--secrets", "data.jsonl"],
     "messages in secrets of texts": ["init", "data2.jsonl", "--secrets", "asked.jsonl"],
     "secrets that are no JSON": ["init", "chat2.jsonl", "--secrets", "broken.jsonl"],
-    "secrets to filter": ["secrets", "filter", "data.jsonl", "-o", "out.jsonl", "--train", "spec.yaml"],
+    "secrets to filter": [
+        "secrets",
+        "filter",
+        "data.jsonl",
+        "-o",
+        "out.jsonl",
+        "--train",
+        "spec.yaml",
+    ],
 }
 COMMANDS = [
     ["sweep", "spec.yaml", "--dry-run"],
@@ -114,8 +141,9 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str], str]]:
-    """What one fresh process answers to every wrong command: the exit code, the heavy modules that are imported by
-    then, and the message. A command that imports one fails, and so do those after it."""
+    """What one fresh process answers to every wrong command: the exit code, the heavy modules that
+    are imported by then, and the message. A command that imports one fails, and so do those after
+    it."""
 
     def folder(name: str, **changes: Any) -> Path:
         made = tmp_path_factory.mktemp(name.replace(" ", "-").replace("'", ""))
@@ -123,7 +151,9 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
         for file, text in FILES.items():
             (made / file).write_text(text)
         for file in ("data", "chat"):
-            (made / f"{file}2.jsonl").write_text(FILES[f"{file}.jsonl"].replace("a text", "a text " * 20) * 60)
+            (made / f"{file}2.jsonl").write_text(
+                FILES[f"{file}.jsonl"].replace("a text", "a text " * 20) * 60
+            )
         (made / "secrets.jsonl").write_text('{"prompt": "a", "continuation": "b"}\n')
         return made
 
@@ -139,7 +169,12 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
     wrong |= {command[0]: [str(folder(command[0], seedz=[0])), *command] for command in COMMANDS}
     wrong["a name that is taken"] = [str(taken), "sweep", "spec.yaml"]
     done = subprocess.run(
-        [sys.executable, "-c", CODE], input=json.dumps(wrong), capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", CODE],
+        input=json.dumps(wrong),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return {name: tuple(answer) for name, answer in json.loads(done.stdout).items()}
 
@@ -173,7 +208,9 @@ def test_every_command_that_takes_a_spec_looks_at_it_first(
     assert "'seedz' is unknown" in message
 
 
-def test_a_name_that_is_taken_is_told_before_heavy_imports(refusals: dict[str, tuple[int, list[str], str]]) -> None:
+def test_a_name_that_is_taken_is_told_before_heavy_imports(
+    refusals: dict[str, tuple[int, list[str], str]],
+) -> None:
     code, heavy, message = refusals["a name that is taken"]
     assert (code, heavy) == (2, []), message
     assert "name must be new" in message
@@ -181,13 +218,16 @@ def test_a_name_that_is_taken_is_told_before_heavy_imports(refusals: dict[str, t
 
 def test_the_file_of_parameters_is_that_of_the_plug_ins() -> None:
     """Else: `python -m raydp.plugins.parameters` writes it."""
-    assert parameters.FILE.read_text(encoding="utf-8") == parameters.as_text(parameters.described())
+    for path, content in parameters.described().items():
+        assert path.read_text(encoding="utf-8") == parameters.as_text(content), path
 
 
 @pytest.mark.parametrize("kind", parameters.KINDS)
 def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
-    for name in registries.BUILTIN[kind]:
-        fields = json.loads(parameters.FILE.read_text())[kind][name]["fields"] or {}
+    for name in registries.own_names(kind):
+        path = parameters.file_of(kind, name)
+        assert path is not None
+        fields = json.loads(path.read_text())[kind][name]["fields"] or {}
         if all("default" in said for said in fields.values()):
             plugin = registries.resolve(kind, name)()
             parameters.light_model(kind, name).model_validate(plugin.model_dump(mode="json"))
@@ -196,7 +236,9 @@ def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
 def test_the_first_check_says_what_the_whole_one_says(tmp_path: Path) -> None:
     for changes in MISTAKES.values():
         spec = small_spec(tmp_path, **changes)
-        if {"tracking", "storage", "model"} & set(changes) or changes.get("task", {}).get("name") in (
+        if {"tracking", "storage", "model"} & set(changes) or changes.get("task", {}).get(
+            "name"
+        ) in (
             "text",
             "chat",
             "planted",
@@ -243,7 +285,9 @@ def test_an_empty_file_is_not_called_by_pythons_word(tmp_path: Path) -> None:
 def test_a_grid_of_a_million_configurations_is_refused(tmp_path: Path) -> None:
     axis = list(range(1, 101))
     space = {"batch_size": axis, "num_steps": axis, "learning_rate": [k / 100 for k in axis]}
-    with pytest.raises(ValueError, match="space must have at most 100,000 configurations, got 1,000,000"):
+    with pytest.raises(
+        ValueError, match="space must have at most 100,000 configurations, got 1,000,000"
+    ):
         load_spec(small_spec(tmp_path, space=space))
     ten_million = {"batch_size": [32], "num_steps": [10_000_000], "learning_rate": [0.01]}
     assert load_spec(small_spec(tmp_path, space=ten_million)).space.num_steps == (10_000_000,)

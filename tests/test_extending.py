@@ -1,4 +1,5 @@
-"""The package of docs/extending.md, installed and swept with, and its plug-ins in the suites of their kinds."""
+"""The package of docs/extending.md, installed and swept with, and its plug-ins in the suites of
+their kinds."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,17 +17,16 @@ from typing import Any
 import pytest
 import yaml
 
+from raydp.analysis import load_points
 from raydp.plugins import registries
 from raydp.privacy import Accountant
 from raydp.tasks.base import Task
+from raydp.testing.accountants import AccountantConformance
+from raydp.testing.methods import MethodConformance
+from raydp.testing.searches import SearchConformance
+from raydp.testing.tasks import TaskConformance
 from tests.builders.packages import importable
 from tests.builders.specs import small_spec
-from tests.methods.conformance import MethodConformance
-from tests.privacy.conformance import AccountantConformance
-from tests.scores.conformance import ScoreConformance
-from tests.scores.conftest import memorised, tokenizer, untrained  # noqa: F401 - fixtures of the suite of scores
-from tests.search.conformance import SearchConformance
-from tests.tasks.conformance import TaskConformance
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 LONGEST_EXAMPLE = 40
@@ -56,12 +57,27 @@ def sweep(site: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     """What `raydp sweep --json` says of a small sweep."""
     spec = folder / "spec.yaml"
     spec.write_text(yaml.safe_dump(small_spec(folder, **changes)))
-    command = [sys.executable, "-m", "raydp", "sweep", str(spec), "--json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(raydp(site, folder, "sweep", str(spec), "--json"))
     return answer
+
+
+def raydp(site: Path, folder: Path, *arguments: str) -> str:
+    """Return what a command prints where the package is installed."""
+    return run_python(site, folder, "raydp", *arguments)
+
+
+def run_python(site: Path, folder: Path, module: str, *arguments: str) -> str:
+    """Return what a module prints that is run as a program where the package is installed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+    }
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="class")
@@ -73,7 +89,7 @@ def _installed(site: Path) -> Iterator[None]:
 
 def test_examples_are_short() -> None:
     lengths = {name: len(code.splitlines()) for name, code in blocks().items()}
-    assert len(lengths) == 7
+    assert len(lengths) == 11
     assert max(lengths.values()) <= LONGEST_EXAMPLE
 
 
@@ -88,12 +104,42 @@ def test_score_method_accountant_search_and_rule(site: Path, tmp_path: Path) -> 
             "search": {"name": "cheapest", "num_configurations": 2},
         },
         scores=[{"name": "first_token"}],
-        select={"score": "first_token", "rule": "cautious", "min_utility_gain": 0},
+        select={"score": "first_token", "rule": "cautious", "min_gain_share": 0},
     )  # fmt: skip
     assert (answer["counts"]["finished"], answer["counts"]["skipped"]) == (2, 1)
     assert answer["counts"]["search"]["skipped"][0]["reason"] == "it needs more compute"
     assert answer["selected"]["rule"] == "cautious"
     assert 0 <= answer["selected"]["score"] <= 1
+
+
+def test_policy_shares_the_target_among_the_configurations(site: Path, tmp_path: Path) -> None:
+    privacy = {"target_epsilon": 8, "noise_key": "test", "tuning": "shared", "most": 2}
+    spec = tmp_path / "shared.yaml"
+    spec.write_text(yaml.safe_dump(small_spec(tmp_path, privacy=privacy)))
+    rows = json.loads(raydp(site, tmp_path, "plan", str(spec), "--json"))
+    assert len(rows) == 2
+    assert all(3.9 < row["epsilon"] <= 4 for row in rows)
+    spec.write_text(yaml.safe_dump(small_spec(tmp_path, privacy=privacy, seeds=[0, 1])))
+    with pytest.raises(AssertionError, match=r"seeds must be left out with privacy\.tuning shared"):
+        raydp(site, tmp_path, "plan", str(spec))
+
+
+def test_command(site: Path, tmp_path: Path) -> None:
+    assert "Print the mean utility loss" in raydp(site, tmp_path, "--help")
+    table = PAGE.parent / "results" / "demo.csv"
+    assert "utility_loss" in raydp(site, tmp_path, "losses", str(table))
+    command = tmp_path / "broken"
+    shutil.copytree(site, command)
+    (command / "my_package" / "command.py").write_text("import of_nobody\n")
+    assert "losses" not in raydp(command, tmp_path, "--help"), "a broken command stops no other"
+
+
+def test_section_of_the_report_and_function_of_the_analysis(site: Path, tmp_path: Path) -> None:
+    table = PAGE.parent / "results" / "demo.csv"
+    raydp(site, tmp_path, "report", str(table), "-o", str(tmp_path / "report.html"))
+    assert "The mean scores lie" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    with importable(site, "my_package"):
+        assert importlib.import_module("raydp.analysis").spread(load_points(table)) > 0
 
 
 def test_task(site: Path, tmp_path: Path) -> None:
@@ -105,19 +151,18 @@ def test_task(site: Path, tmp_path: Path) -> None:
         method={"name": "dp_sgd", "max_grad_norm": 1.0},
         space={"batch_size": [100], "num_steps": [100], "learning_rate": [1.0]},
         scores=[{"name": "mia_outputs"}],
-        select={"score": "mia_outputs", "min_utility_gain": 0},
+        select={"score": "mia_outputs", "min_gain_share": 0},
     )
     assert answer["counts"]["finished"] == 1
     assert answer["selected"]["utility_loss"] < 0.35, "0.5 is a guess"
 
 
-@pytest.mark.usefixtures("_installed")
-class TestFirstToken(ScoreConformance):
-    name, kind = "first_token", "verbatim"
-
-    @property
-    def score(self) -> Any:
-        return registries.resolve("scores", self.name)()
+def test_score_passes_suite_from_installed_package(site: Path, tmp_path: Path) -> None:
+    """The page's own test file, in a folder without raydp's tests."""
+    out = run_python(
+        site, tmp_path, "pytest", "-q", "-p", "no:cacheprovider", str(site / "my_package")
+    )
+    assert re.search(r"^1\d passed", out, re.M), out
 
 
 @pytest.mark.usefixtures("_installed")

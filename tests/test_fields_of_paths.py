@@ -1,4 +1,5 @@
-"""A path that cannot be used is named by its option, its argument or its field of the spec, with the value."""
+"""A path that cannot be used is named by its option, its argument or its field of the spec, with
+the value."""
 
 from __future__ import annotations
 
@@ -20,20 +21,33 @@ Command = Callable[..., Answer]
     ("arguments", "message"),
     [
         (("models", "keygen", "-o", "nowhere/key"), "--output must exist, got 'nowhere/key'"),
-        (("models", "keygen", "-o", "a-file/key"), "--output must lead through folders only, got 'a-file/key'"),
-        (("secrets", "extract", "closed.jsonl", "-o", "x"), "DATA must be accessible to you, got 'closed.jsonl'"),
+        (
+            ("models", "keygen", "-o", "a-file/key"),
+            "--output must lead through folders only, got 'a-file/key'",
+        ),
+        (
+            ("secrets", "extract", "closed.jsonl", "-o", "x"),
+            "DATA must be accessible to you, got 'closed.jsonl'",
+        ),
         (("select", "closed.csv"), "POINTS|SWEEP must be accessible to you, got 'closed.csv'"),
         (("plan", "spec.yaml"), "task.of.path must be accessible to you, got 'closed.jsonl'"),
     ],
 )
 def test_the_field_of_a_path_is_named(
-    raydp: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], message: str
+    raydp: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     """A file of mode 000 is open to root, so opening one is refused here."""
     (tmp_path / "a-file").write_text("")
     for name in ("closed.jsonl", "closed.csv"):
         (tmp_path / name).write_text('{"text": "a"}\n')
-    spec = {"task": {"name": "planted", "of": {"name": "text", "path": "closed.jsonl"}}, "model": {"name": "tiny"}}
+    spec = {
+        "task": {"name": "planted", "of": {"name": "text", "path": "closed.jsonl"}},
+        "model": {"name": "tiny"},
+    }
     (tmp_path / "spec.yaml").write_text(str(spec))
     opened = io.open
 
@@ -44,8 +58,12 @@ def test_the_field_of_a_path_is_named(
 
     for module in (io, builtins):
         monkeypatch.setattr(module, "open", refused)
-    if arguments[0] == "plan":  # the spec is complete enough to name its field, and nothing heavy is loaded
-        monkeypatch.setattr("raydp.spec.reading.draft_spec", lambda spec: Path("closed.jsonl").read_text())
+    if (
+        arguments[0] == "plan"
+    ):  # the spec is complete enough to name its field, and nothing heavy is loaded
+        monkeypatch.setattr(
+            "raydp.spec.reading.draft_spec", lambda spec: Path("closed.jsonl").read_text()
+        )
     answer = raydp(*arguments)
     assert answer.code == 2, answer.err
     assert f"error: {message}" in answer.err

@@ -1,4 +1,5 @@
-"""What is measured on a GPU runs on a CPU with small shapes, so that it works there at the first try."""
+"""What is measured on a GPU runs on a CPU with small shapes, so that it works there at the first
+try."""
 
 from __future__ import annotations
 
@@ -19,7 +20,17 @@ PARTS = ("ceilings", "products", "steps")
 
 @pytest.mark.slow
 def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
-    options = ["--device", "cpu", "--small", "--output", str(tmp_path), "--parts", *PARTS, "--cases", *CASES]
+    options = [
+        "--device",
+        "cpu",
+        "--small",
+        "--output",
+        str(tmp_path),
+        "--parts",
+        *PARTS,
+        "--cases",
+        *CASES,
+    ]
     script = str(ROOT / "benchmarks" / "gpu" / "measure.py")
     subprocess.run([sys.executable, script, *options], check=True, cwd=tmp_path)
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
@@ -30,7 +41,9 @@ def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
         ways = measured[case]["ways"]
         assert all(ways[way]["tokens_per_second"] > 0 for way in private)
         norms = [ways[way]["norm_of_sum"] for way in private]
-        assert norms == pytest.approx([norms[0]] * len(norms), rel=1e-2), "the clipped sums, in bf16"
+        assert norms == pytest.approx([norms[0]] * len(norms), rel=1e-2), (
+            "the clipped sums, in bf16"
+        )
         assert ways[next(iter(ways))]["noise"]["seconds"] > 0
     assert "tying is not supported" in measured["full-gpt2"]["ways"]["opacus_ghost"]["error"]
 
@@ -39,7 +52,9 @@ def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
 def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "gpu" / "measure.py")
     made = subprocess.run(
-        [sys.executable, script, "--output", str(tmp_path), "--parts", "lora-9b"], capture_output=True, text=True
+        [sys.executable, script, "--output", str(tmp_path), "--parts", "lora-9b"],
+        capture_output=True,
+        text=True,
     )
     assert made.returncode == 2
     assert "invalid choice: 'lora-9b'" in made.stderr
@@ -50,9 +65,21 @@ def test_the_sweeps_of_real_text_run_on_a_cpu_and_are_resumed(tmp_path: Path) ->
     mails = [{"content": f"mail {i}\n" + "please call the author\n" * 12} for i in range(60)]
     mails[0]["content"] += "Mira Halborn 555-0142\n"
     write_json_lines(tmp_path / "enron_emails.jsonl.gz", mails)
-    write_json_lines(tmp_path / "enron_secrets.jsonl", [{"prompt": "Mira Halborn 555-", "continuation": "0142"}])
+    write_json_lines(
+        tmp_path / "enron_secrets.jsonl", [{"prompt": "Mira Halborn 555-", "continuation": "0142"}]
+    )
     script, output = str(ROOT / "benchmarks" / "gpu" / "real_text.py"), tmp_path / "out"
-    options = ["--data", str(tmp_path), "--output", str(output), "--device", "cpu", "--small", "--model", "tiny"]
+    options = [
+        "--data",
+        str(tmp_path),
+        "--output",
+        str(output),
+        "--device",
+        "cpu",
+        "--small",
+        "--model",
+        "tiny",
+    ]
 
     def run(configurations: int) -> dict:
         chosen = ["--configurations", str(configurations), "--seconds", "900"]
@@ -64,6 +91,8 @@ def test_the_sweeps_of_real_text_run_on_a_cpu_and_are_resumed(tmp_path: Path) ->
         (point,) = first[epsilon]["points"]
         assert point["status"] == "finished"
         assert point["epsilon"] <= float(epsilon)
-    assert first["8"]["points"][0]["score.acr"] is not None, "ACR is measured in the time that is left"
+    assert first["8"]["points"][0]["score.acr"] is not None, (
+        "ACR is measured in the time that is left"
+    )
     again = run(1)
     assert [again[e]["points"] for e in ("8", "1")] == [first[e]["points"] for e in ("8", "1")]

@@ -1,4 +1,5 @@
-"""The search for garbage: off during imports, on afterwards, and without an effect on a user's objects.
+"""The search for garbage: off during imports, on afterwards, and without an effect on a user's
+objects.
 
 A command's process ends as any other, but takes no object apart.
 """
@@ -30,7 +31,9 @@ class Node:
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module that nobody has imported. It records whether the search was on."""
-    (tmp_path / "some_library.py").write_text("import gc\nwas_on = gc.isenabled()\nimport some_part\n")
+    (tmp_path / "some_library.py").write_text(
+        "import gc\nwas_on = gc.isenabled()\nimport some_part\n"
+    )
     (tmp_path / "some_part.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "some_library"
@@ -76,7 +79,8 @@ def test_in_a_process_of_our_own_libraries_are_not_searched_again(
 
 
 def test_a_later_import_freezes_nothing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker resolves names in every run, when the tensors of the run before may wait to be freed."""
+    """A worker resolves names in every run, when the tensors of the run before may wait to be
+    freed."""
     imported(library, first=True)
     resolve("accountants", "rdp")
     monkeypatch.setattr(imports, "_owned", True)
@@ -89,9 +93,12 @@ def test_a_later_import_freezes_nothing(library: str, monkeypatch: pytest.Monkey
     assert made() is None
 
 
-@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("plan no.yaml", 2), ("calibrate", 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("--version", 0), ("plan no.yaml", 2), ("calibrate", 2)]
+)
 def test_a_command_ends_with_its_code_and_takes_no_object_apart(arguments: str, code: int) -> None:
-    """Threads that are no daemons and exit functions run to their end, as at the end of any process."""
+    """Threads that are no daemons and exit functions run to their end, as at the end of any
+    process."""
     program = f"""
 import atexit, sys, threading, time
 class Kept:
@@ -103,7 +110,9 @@ sys.argv[1:] = {arguments.split()}
 from raydp.cli.main import command
 command()
 """
-    end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    end = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert end.returncode == code, end.stderr
     assert end.stdout.split("\n")[-3:] == ["thread", "exit function", ""]
 
@@ -113,5 +122,7 @@ def test_a_command_ends_where_its_output_is_closed() -> None:
     os.close(read_end)
     with os.fdopen(write_end, "wb") as closed:
         code = "from raydp.io.imports import own_process\nwith own_process(): print('lost')"
-        end = subprocess.run([sys.executable, "-E", "-c", code], stdout=closed, stderr=subprocess.PIPE, check=False)
+        end = subprocess.run(
+            [sys.executable, "-E", "-c", code], stdout=closed, stderr=subprocess.PIPE, check=False
+        )
     assert (end.returncode, b"BrokenPipeError" in end.stderr) == (120, True)

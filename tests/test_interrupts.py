@@ -19,7 +19,8 @@ from raydp.privacy.accounting.pld_step import one_step
 from tests.conftest import Answer
 
 SECONDS = 20.0
-"""Far below the minutes that the call would take, and far above a second of grace on a busy machine."""
+"""Far below the minutes that the call would take, and far above a second of grace on a busy
+machine."""
 IN_C = """
 import hashlib
 from raydp.cli.interrupts import interruptible, stoppable
@@ -72,8 +73,13 @@ with interruptible():
 
 
 def test_an_interruption_in_a_callback_of_the_garbage_collector_is_raised_again() -> None:
-    """Python prints and forgets such an exception. A sweep went on after a SIGTERM that came there."""
-    done = subprocess.run([sys.executable, "-c", IN_CALLBACK], capture_output=True, text=True, timeout=SECONDS)
+    """Python prints and forgets such an exception.
+
+    A sweep went on after a SIGTERM that came there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IN_CALLBACK], capture_output=True, text=True, timeout=SECONDS
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("went on\ninterrupted\n", "", 0)
 
 
@@ -88,7 +94,9 @@ def test_ten_million_steps_are_composed_in_seconds() -> None:
 def test_few_losses_of_many_steps_compose_as_the_library_does_it(num_steps: int) -> None:
     event = PoissonGaussian(sample_rate=0.01, noise_multiplier=5.0, num_steps=num_steps)
     step = one_step(event, 1e-3)
-    theirs = step.self_compose(num_steps).get_epsilon_for_delta(1e-6 - (128 + 4 * num_steps) * 2.0**-53)
+    theirs = step.self_compose(num_steps).get_epsilon_for_delta(
+        1e-6 - (128 + 4 * num_steps) * 2.0**-53
+    )
     # The same sums: numpy's exp and the C library's may differ in the last bit, 2e-16 of a sum.
     assert PLDAccountant(interval=1e-3).epsilon(event, 1e-6) == pytest.approx(theirs, rel=1e-12)
 
@@ -96,17 +104,45 @@ def test_few_losses_of_many_steps_compose_as_the_library_does_it(num_steps: int)
 @pytest.mark.parametrize(
     "command",
     [
-        ["calibrate", "--n", 1000, "--batch-size", 10, "--num-steps", 10**11, "--epsilon", 8, "--delta", 1e-3],
-        ["profile", "--n", 1000, "--batch-size", 10, "--num-steps", 10**11, "--noise-multiplier", 1],
+        [
+            "calibrate",
+            "--n",
+            1000,
+            "--batch-size",
+            10,
+            "--num-steps",
+            10**11,
+            "--epsilon",
+            8,
+            "--delta",
+            1e-3,
+        ],
+        [
+            "profile",
+            "--n",
+            1000,
+            "--batch-size",
+            10,
+            "--num-steps",
+            10**11,
+            "--noise-multiplier",
+            1,
+        ],
         ["calibrate", "--from", "rows.csv"],
         ["profile", "--from", "rows.csv"],
     ],
     ids=["calibrate", "profile", "calibrate --from", "profile --from"],
 )
 @pytest.mark.timeout(100)
-def test_too_many_steps_are_refused(command: list[object], raydp: Callable[..., Answer], tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("n,batch_size,num_steps,epsilon,delta\n1000,10,100000000000,8,1e-3\n")
+def test_too_many_steps_are_refused(
+    command: list[object], raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "n,batch_size,num_steps,epsilon,delta\n1000,10,100000000000,8,1e-3\n"
+    )
     answer = raydp(*command, *(["--accountant", "pld"] if "--from" not in command else []))
     assert answer.code == 2
-    got = "another number" if "--from" in command else "100,000,000,000"  # a message shows no cell of a file
+    got = (
+        "another number" if "--from" in command else "100,000,000,000"
+    )  # a message shows no cell of a file
     assert f"must be at most 10,000,000, got {got}." in " ".join(answer.err.split())

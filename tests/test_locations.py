@@ -1,4 +1,5 @@
-"""Data and models by URI: copied once, again when they change; nothing that is wrong with a URI passes."""
+"""Data and models by URI: copied once, again when they change; nothing that is wrong with a URI
+passes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tests.marks import slow_after
 
 def test_a_path_is_itself(tmp_path: Path) -> None:
     assert local_copy(tmp_path / "absent", "task.path") == tmp_path / "absent"
-    assert local_copy("HuggingFaceTB/SmolLM2-135M", "model.name") == Path("HuggingFaceTB/SmolLM2-135M")
+    assert local_copy("HuggingFaceTB/SmolLM2-135M", "model.name") == Path(
+        "HuggingFaceTB/SmolLM2-135M"
+    )
 
 
 def test_a_file_is_copied_once_and_again_when_it_changes(tmp_path: Path) -> None:
@@ -45,7 +48,9 @@ def test_a_folder_is_copied_whole_and_what_is_gone_goes(tmp_path: Path) -> None:
     copy = local_copy(folder.as_uri() + "/", "task.path")
     assert sorted(p.name for p in copy.rglob("*") if p.is_file()) == ["a", "b"]
     (folder / "a").unlink()
-    assert [p.name for p in local_copy(folder.as_uri() + "/", "task.path").rglob("*") if p.is_file()] == ["b"]
+    assert [
+        p.name for p in local_copy(folder.as_uri() + "/", "task.path").rglob("*") if p.is_file()
+    ] == ["b"]
 
 
 def test_a_broken_copy_is_made_again(tmp_path: Path) -> None:
@@ -65,13 +70,24 @@ def test_a_broken_copy_is_made_again(tmp_path: Path) -> None:
             ("file:///with a space", "task.path must be a URI that can be opened"),
             ("s3://key:word@bucket/data.jsonl", "without credentials"),
             ("s3://key@bucket/data.jsonl", "without credentials"),
-            ("abfs://container:word@account.dfs.core.windows.net/data.jsonl", "without credentials"),
-            ("s3://bucket/data.jsonl?access_key=AKIA&secret_key=planted-secret", "without credentials"),
-            ("s3://bucket/data.jsonl?endpoint_override=127.0.0.1:9&scheme=http&region=x", "a store that answers"),
+            (
+                "abfs://container:word@account.dfs.core.windows.net/data.jsonl",
+                "without credentials",
+            ),
+            (
+                "s3://bucket/data.jsonl?access_key=AKIA&secret_key=planted-secret",
+                "without credentials",
+            ),
+            (
+                "s3://bucket/data.jsonl?endpoint_override=127.0.0.1:9&scheme=http&region=x",
+                "a store that answers",
+            ),
         ],
     ),
 )
-def test_a_wrong_uri_is_an_error_that_tells_no_secret(uri: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_uri_is_an_error_that_tells_no_secret(
+    uri: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-secret")
     with pytest.raises(ValueError, match=message) as raised:
@@ -80,7 +96,9 @@ def test_a_wrong_uri_is_an_error_that_tells_no_secret(uri: str, message: str, mo
     assert "word" not in str(raised.value)
 
 
-@pytest.mark.parametrize("uri", ["abfss://container@account.dfs.core.windows.net/data", "hdfs://user@namenode/data"])
+@pytest.mark.parametrize(
+    "uri", ["abfss://container@account.dfs.core.windows.net/data", "hdfs://user@namenode/data"]
+)
 def test_a_name_before_the_host_is_no_credential(uri: str) -> None:
     refuse_credentials(uri, "task.path", "elsewhere")
 
@@ -103,6 +121,11 @@ def test_a_sweep_reads_data_and_model_by_uri(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path, **changes))
     assert spec.model_dump(mode="json")["task"]["path"] == data.as_uri()
     task, weight_hash = build_task(spec)
-    own = load_spec(small_spec(tmp_path, **{**changes, "task": {**changes["task"], "path": str(data)}}))
+    own = load_spec(
+        small_spec(tmp_path, **{**changes, "task": {**changes["task"], "path": str(data)}})
+    )
     assert build_task(own)[0].facts() == task.facts()
-    assert weight_hash == models.check(ModelSpec.model_validate({**changes["model"], "name": str(model)}))[1]
+    assert (
+        weight_hash
+        == models.check(ModelSpec.model_validate({**changes["model"], "name": str(model)}))[1]
+    )

@@ -1,4 +1,5 @@
-"""Every mechanism's own spec in docs, as a user runs it: points, guarantee, registered models, report, audit."""
+"""Every mechanism's own spec in docs, as a user runs it: points, guarantee, registered models,
+report, audit."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ import torch
 import yaml
 
 from raydp import load_model, load_points
-from raydp.auditing.audits import DEFAULT_CANARIES, audit_spec, conclude
-from raydp.auditing.source import AuditSubject
 from raydp.cli.show.sweeps import show_result
+from raydp.extensions.auditing.audits import DEFAULT_CANARIES, audit_spec, conclude
+from raydp.extensions.auditing.source import AuditSubject
+from raydp.extensions.classification.labelled import LabelledExamples
 from raydp.models import base_models as models
 from raydp.plugins import registries
 from raydp.privacy import PrivacyRecord
@@ -27,17 +29,17 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
 from raydp.tasks.base import task_of
-from raydp.tasks.classification.labelled import LabelledExamples
 from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
+from tests.extensions.auditing.audited import trained
 from tests.marks import slow_unless
-from tests.sweep.audited import trained
 from tests.sweep.trained import TrainedSpec
 
 SPECS = Path(__file__).parents[1] / "docs" / "specs" / "mechanisms"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
 WHOLE = ("dp_mf", "dp_weights", "output_perturbation")
-"""What is run as a whole sweep: the others go the same ways, and PATE in tests/sweep/test_fields.py."""
+"""What is run as a whole sweep: the others go the same ways, and PATE in
+tests/sweep/test_fields.py."""
 WITH_RAY = "dp_weights"
 """The runs of the other sweeps are trained in this process."""
 WITHOUT_GUARANTEE = {"advreg", "advreg_rt", "dp_weights", "mmd", "nonprivate", "werm"}
@@ -55,12 +57,14 @@ def in_folder(name: str, folder: Path) -> dict[str, Any]:
 
 
 def test_every_method_has_a_spec() -> None:
-    """But `imported`, which reads what others trained (tests/sweep/test_imported.py)."""
+    """But `imported`, which reads what others trained (tests/extensions/imported)."""
     named = {load_spec(SPECS / f"{name}.yaml").method.name for name in NAMES}
     assert named == set(registries.names("methods")) - {"imported"}
 
 
-@pytest.mark.parametrize("name", slow_unless(("dp_sgd", "dp_mf", "nonprivate", "output_perturbation"), NAMES))
+@pytest.mark.parametrize(
+    "name", slow_unless(("dp_sgd", "dp_mf", "nonprivate", "output_perturbation"), NAMES)
+)
 def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     """As a worker does it, in this process; and its record says what it guarantees."""
     spec = load_spec(in_folder(name, tmp_path))
@@ -68,8 +72,12 @@ def test_a_run_of_the_mechanism(name: str, tmp_path: Path) -> None:
     plan = make_plan(spec, task.facts(), weight_hash)
     trial = plan.trials[0]
     _check_record(spec, name, plan.privacy[trial.run_id])
-    runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(torch.device("cpu")), bytes(32))
-    result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
+    runner = TrialRunner(
+        spec, task, models.load_base(spec.model), LocalComm(torch.device("cpu")), bytes(32)
+    )
+    result = runner.run(
+        trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1"
+    )
     assert result.status == "finished"
     assert result.loss < 0.3, "chance is 0.9"
 
@@ -80,12 +88,16 @@ def _check_record(spec: SweepSpec, name: str, record: PrivacyRecord) -> None:
         assert not record.certified
         return
     assert record.certified, record.not_certified_because
-    assert 0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
+    assert (
+        0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_the_mechanism(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = load_spec(in_folder(name, tmp_path))
     if name != WITH_RAY:
         TrainedSpec(spec)
@@ -93,12 +105,16 @@ def test_a_sweep_of_the_mechanism(name: str, tmp_path: Path, capsys: pytest.Capt
     result = sweep.run(resume=name != WITH_RAY)
     capsys.readouterr()
     show_result(sweep, result)
-    lacking = "privacy-preferred is not set: it is for models with a guarantee" in capsys.readouterr().out
+    lacking = (
+        "privacy-preferred is not set: it is for models with a guarantee" in capsys.readouterr().out
+    )
     assert lacking == (name in WITHOUT_GUARANTEE)
     points = load_points(result.folder / "points.csv")
     assert set(points["status"]) == {"finished"}
     assert set(points["method"]) == {spec.method.name}
-    assert points["utility_loss"].min() < 0.7, "chance is 0.9; the noisiest, output_perturbation, has 0.15 to 0.58"
+    assert points["utility_loss"].min() < 0.7, (
+        "chance is 0.9; the noisiest, output_perturbation, has 0.15 to 0.58"
+    )
     assert (result.folder / "report.html").is_file()
     for uri in points["model_uri"]:
         privacy = show_model(uri, tracking_uri=spec.tracking.uri)["privacy"]
@@ -120,12 +136,19 @@ def _predicts(uri: str, model_uri: str, points: Any, heldout: LabelledExamples) 
 
 @pytest.mark.slow
 def test_a_classifier_is_audited_with_classes_of_its_own_for_canaries(tmp_path: Path) -> None:
-    """No bound above the stated ε; and the canaries that were in are found far more often than by chance. The runs are
-    in this process: tests/sweep/test_audits.py has the command with Ray."""
+    """No bound above the stated ε; and the canaries that were in are found far more often than by
+    chance. The runs are in this process: tests/extensions/auditing/test_audits.py has the command with Ray."""
     spec = load_spec({**in_folder("dp_sgd", tmp_path), "space": {"points": [[128, 100, 2.0]]}})
     source = AuditSubject(spec=spec)
     folder = trained(
-        audit_spec(source, name="audit", coins=3, num_canaries=DEFAULT_CANARIES, confidence=0.95, seeds=(0,))
+        audit_spec(
+            source,
+            name="audit",
+            coins=3,
+            num_canaries=DEFAULT_CANARIES,
+            confidence=0.95,
+            seeds=(0,),
+        )
     )
     (run,) = conclude(source, folder).runs
     assert run["correct"] > 0.7 * run["guesses"]

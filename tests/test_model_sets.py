@@ -44,7 +44,9 @@ def train(folder: Path, adapter: AdapterSpec, seed: int) -> None:
     pretrained = base()
     model = adapters.attach_adapter(pretrained, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
-    adapters.initialise(parameters, adapter, {name: p.clone() for name, p in parameters.items()}, seed)
+    adapters.initialise(
+        parameters, adapter, {name: p.clone() for name, p in parameters.items()}, seed
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in parameters.values():
@@ -79,9 +81,14 @@ def alone(folder: Path) -> nn.Module:
 
 
 @pytest.mark.parametrize("adapter", KINDS.values(), ids=KINDS)
-def test_every_model_is_the_one_that_was_saved_and_its_base_the_base(trained, adapter: AdapterSpec) -> None:
+def test_every_model_is_the_one_that_was_saved_and_its_base_the_base(
+    trained, adapter: AdapterSpec
+) -> None:
     folders = trained(adapter)
-    expected = {name: logits(alone(folder)) if folder else logits(base().model) for name, folder in folders.items()}
+    expected = {
+        name: logits(alone(folder)) if folder else logits(base().model)
+        for name, folder in folders.items()
+    }
     assert not torch.equal(expected["m1"], expected["m2"])
     many = TrainedModels(base(), folders)
     for index in (1, 0, 2, 1, 0, 0):
@@ -89,7 +96,9 @@ def test_every_model_is_the_one_that_was_saved_and_its_base_the_base(trained, ad
             assert torch.equal(logits(one.model), expected[many.names[index]])
             with one.base() as untrained:
                 assert torch.equal(logits(untrained.model), expected["base"])
-            assert torch.equal(logits(one.model), expected[many.names[index]]), "also the base's own base"
+            assert torch.equal(logits(one.model), expected[many.names[index]]), (
+                "also the base's own base"
+            )
 
 
 def test_a_set_of_other_models_shares_the_base(trained) -> None:
@@ -102,7 +111,9 @@ def test_a_set_of_other_models_shares_the_base(trained) -> None:
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
-def test_what_is_found_of_the_base_is_found_once_for_all_models(trained, adapter: AdapterSpec) -> None:
+def test_what_is_found_of_the_base_is_found_once_for_all_models(
+    trained, adapter: AdapterSpec
+) -> None:
     asked: list[models.LoadedModel] = []
 
     def measure(untrained: models.LoadedModel) -> torch.Tensor:
@@ -142,7 +153,9 @@ def test_what_does_not_fit_is_refused_and_the_rest_stays_usable(trained, tmp_pat
     folders = trained(LORA)
     train(tmp_path / "other", AdapterSpec(r=3, alpha=4), 3)
     (tmp_path / "empty").mkdir()
-    many = TrainedModels(base(), {**folders, "other": tmp_path / "other", "empty": tmp_path / "empty"})
+    many = TrainedModels(
+        base(), {**folders, "other": tmp_path / "other", "empty": tmp_path / "empty"}
+    )
     for index in (3, 4):
         with pytest.raises(ValueError, match="must h"), many.loaded(index):
             pass

@@ -1,4 +1,5 @@
-"""Base models and adapters: shared without a copy, reset between trials, switched off for the base model."""
+"""Base models and adapters: shared without a copy, reset between trials, switched off for the base
+model."""
 
 from __future__ import annotations
 
@@ -100,9 +101,12 @@ def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel
 def test_a_lora_layer_computes_what_pefts_own_does_and_is_saved_as_it(
     alpha: int, same_bits: bool, dtype: str, tmp_path: Path
 ) -> None:
-    """Scaled on the narrow side: the same bits if the scale is a power of two, else but for rounding."""
+    """Scaled on the narrow side: the same bits if the scale is a power of two, else but for
+    rounding."""
     spec = ModelSpec(name="tiny", dtype=dtype)
-    model = adapters.attach_adapter(models.load_base(spec), ADAPTER.model_copy(update={"alpha": alpha}))
+    model = adapters.attach_adapter(
+        models.load_base(spec), ADAPTER.model_copy(update={"alpha": alpha})
+    )
     assert any(type(layer) is NarrowLinear for layer in model.modules())
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -121,11 +125,15 @@ def test_a_lora_layer_computes_what_pefts_own_does_and_is_saved_as_it(
     with adapters.without_adapter(model):
         assert torch.equal(logits(model), logits(models.load_base(spec).model))
     model.merge_adapter()
-    torch.testing.assert_close(logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5)
+    torch.testing.assert_close(
+        logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5
+    )
 
 
 @pytest.mark.parametrize(
-    ("adapter", "std", "of_width"), [(PROMPT, 1.0, 1), (PREFIX, adapters.PREFIX_STD, 4)], ids=["soft prompt", "prefix"]
+    ("adapter", "std", "of_width"),
+    [(PROMPT, 1.0, 1), (PREFIX, adapters.PREFIX_STD, 4)],
+    ids=["soft prompt", "prefix"],
 )
 def test_virtual_tokens_start_at_a_size_that_is_theirs_and_are_decided_by_the_seed(
     base: models.PretrainedModel, adapter: AdapterSpec, std: float, of_width: int
@@ -150,9 +158,12 @@ def test_virtual_tokens_start_at_a_size_that_is_theirs_and_are_decided_by_the_se
 def test_a_model_that_forgets_what_was_read_takes_no_prefix() -> None:
     config = MistralConfig(vocab_size=50, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
-    sliding = models.PretrainedModel(name="m", model=MistralForCausalLM(config), tokenizer=None, weight_hash="")
+    sliding = models.PretrainedModel(
+        name="m", model=MistralForCausalLM(config), tokenizer=None, weight_hash=""
+    )
     with pytest.raises(
-        ValueError, match=r"model\.adapter\.type must fit 'm', got 'prefix': its layers do not keep all keys and values"
+        ValueError,
+        match=r"model\.adapter\.type must fit 'm', got 'prefix': its layers do not keep all keys and values",
     ):
         adapters.attach_adapter(sliding, PREFIX)
     config.sliding_window = None
@@ -169,9 +180,13 @@ def test_a_model_that_forgets_what_was_read_takes_no_prefix() -> None:
     ids=["one key for all heads", "local windows"],
 )  # fmt: skip
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_a_model_that_keeps_other_keys_takes_no_prefix(config: Any, model_fn: Any, device: str) -> None:
+def test_a_model_that_keeps_other_keys_takes_no_prefix(
+    config: Any, model_fn: Any, device: str
+) -> None:
     with torch.device(device):
-        base = models.PretrainedModel(name="m", model=model_fn(config), tokenizer=None, weight_hash="")
+        base = models.PretrainedModel(
+            name="m", model=model_fn(config), tokenizer=None, weight_hash=""
+        )
         with pytest.raises(ValueError, match=r"model\.adapter\.type must fit 'm', got 'prefix'"):
             adapters.attach_adapter(base, PREFIX)
 
@@ -179,8 +194,12 @@ def test_a_model_that_keeps_other_keys_takes_no_prefix(config: Any, model_fn: An
 def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_prompt() -> None:
     config = OPTConfig(vocab_size=50, hidden_size=16, word_embed_proj_dim=8, num_hidden_layers=1, ffn_dim=8,
                        num_attention_heads=2, max_position_embeddings=16)  # fmt: skip
-    narrow = models.PretrainedModel(name="opt", model=OPTForCausalLM(config), tokenizer=None, weight_hash="")
-    with pytest.raises(ValueError, match=r"model\.adapter\.type must fit 'opt', .* width 16 .* width 8"):
+    narrow = models.PretrainedModel(
+        name="opt", model=OPTForCausalLM(config), tokenizer=None, weight_hash=""
+    )
+    with pytest.raises(
+        ValueError, match=r"model\.adapter\.type must fit 'opt', .* width 16 .* width 8"
+    ):
         adapters.attach_adapter(narrow, PROMPT)
 
 
@@ -189,7 +208,9 @@ def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_pro
     [ADAPTER, PROMPT, PREFIX, IA3, BESIDE, DORA, *WHOLE.values()],
     ids=["lora", "soft prompt", "prefix", "ia3", "lora and lm_head", "dora", *WHOLE],
 )
-def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedModel, adapter: AdapterSpec) -> None:
+def test_the_base_model_can_be_had_back_for_a_moment(
+    base: models.PretrainedModel, adapter: AdapterSpec
+) -> None:
     untrained = logits(base.model)
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
@@ -203,7 +224,9 @@ def test_the_base_model_can_be_had_back_for_a_moment(base: models.PretrainedMode
         torch.testing.assert_close(logits(untrained_model.model), untrained)
         with untrained_model.base() as its_own:
             torch.testing.assert_close(logits(its_own.model), untrained)
-        torch.testing.assert_close(logits(untrained_model.model), untrained, msg="after asking for the base's base")
+        torch.testing.assert_close(
+            logits(untrained_model.model), untrained, msg="after asking for the base's base"
+        )
     assert torch.equal(logits(model), trained)
     assert not torch.allclose(trained, untrained)
 
@@ -222,8 +245,14 @@ def test_a_saved_adapter_is_pefts_own_and_names_no_path(
         for parameter in parameters.values():
             parameter.fill_(0.02)
     adapters.save_trained(model, base.tokenizer, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert (
+        json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == "tiny"
+    )
     fresh = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, tmp_path)
     torch.testing.assert_close(logits(fresh), logits(model), rtol=0, atol=0)
     assert not torch.equal(logits(fresh), logits(models.load_base(ModelSpec(name="tiny")).model))
@@ -232,10 +261,15 @@ def test_a_saved_adapter_is_pefts_own_and_names_no_path(
 def test_ia3_scales_what_its_paper_does_and_computes_what_peft_does(
     base: models.PretrainedModel, tmp_path: Path
 ) -> None:
-    """Keys and values by their outputs, the feed-forward layer by its inputs (Liu et al. 2022, section 3.3)."""
+    """Keys and values by their outputs, the feed-forward layer by its inputs (Liu et al. 2022,
+    section 3.3)."""
     model = adapters.attach_adapter(base, IA3)
     parameters = adapters.trainable_parameters(model, IA3)
-    assert {name.split(".ia3_l")[0].rpartition(".")[2] for name in parameters} == {"k_proj", "v_proj", "down_proj"}
+    assert {name.split(".ia3_l")[0].rpartition(".")[2] for name in parameters} == {
+        "k_proj",
+        "v_proj",
+        "down_proj",
+    }
     adapters.initialise(parameters, IA3, {}, seed=3)
     assert all((p == 1).all() for p in parameters.values())
     config = adapters.causal_model(model).config
@@ -246,13 +280,18 @@ def test_ia3_scales_what_its_paper_does_and_computes_what_peft_does(
         for parameter in parameters.values():
             parameter.uniform_(0.5, 2, generator=generator)
     model.save_pretrained(str(tmp_path))
-    pefts = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, str(tmp_path)).eval()
+    pefts = PeftModel.from_pretrained(
+        models.load_base(ModelSpec(name="tiny")).model, str(tmp_path)
+    ).eval()
     assert not any(type(layer) is ScaledLinear for layer in pefts.modules())
     assert torch.equal(logits(pefts), logits(model))
     upper = adapters.attach_adapter(
-        models.load_base(ModelSpec(name="tiny")), IA3.model_copy(update={"layers_to_transform": (1,)})
+        models.load_base(ModelSpec(name="tiny")),
+        IA3.model_copy(update={"layers_to_transform": (1,)}),
     )
-    assert {name.split(".layers.")[1][0] for name, _ in upper.named_parameters() if ".ia3_l." in name} == {"1"}
+    assert {
+        name.split(".layers.")[1][0] for name, _ in upper.named_parameters() if ".ia3_l." in name
+    } == {"1"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -261,7 +300,11 @@ def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_pa
     model = adapters.attach_adapter(models.load_base(spec), DORA)
     parameters = adapters.trainable_parameters(model, DORA)
     adapters.initialise(parameters, DORA, adapters.starting_values(model, DORA), seed=0)
-    assert {name.rpartition(".lora_")[2].partition(".")[0] for name in parameters} == {"A", "B", "magnitude_vector"}
+    assert {name.rpartition(".lora_")[2].partition(".")[0] for name in parameters} == {
+        "A",
+        "B",
+        "magnitude_vector",
+    }
     assert {p.dtype for p in parameters.values()} == {torch.float32}
     base = logits(models.load_base(spec).model)
     close = {"rtol": 0, "atol": 1e-4 if dtype == "float32" else 0.1}
@@ -270,7 +313,9 @@ def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_pa
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator) * (".lora_A." not in name))
+            parameter.add_(
+                0.3 * torch.randn(parameter.shape, generator=generator) * (".lora_A." not in name)
+            )
     model.save_pretrained(str(tmp_path))
     pefts = PeftModel.from_pretrained(models.load_base(spec).model, str(tmp_path)).eval()
     assert not any(type(layer) is NarrowLinear for layer in pefts.modules())
@@ -278,7 +323,9 @@ def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_pa
     assert not torch.allclose(logits(model), base, atol=0.5)
     ours = logits(model)
     model.merge_adapter()
-    torch.testing.assert_close(logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5)
+    torch.testing.assert_close(
+        logits(model), ours, rtol=0, atol=1e-4 if dtype == "float32" else 0.5
+    )
 
 
 def test_a_module_to_save_is_the_one_that_is_named(base: models.PretrainedModel) -> None:
@@ -293,7 +340,8 @@ def test_a_module_to_save_is_the_one_that_is_named(base: models.PretrainedModel)
 def test_dora_refuses_transposed_layers() -> None:
     gpt2 = models.PretrainedModel(name="gpt2", model=plain_gpt2(), tokenizer=None, weight_hash="")
     with pytest.raises(
-        ValueError, match=r"must fit the layers of 'gpt2': use_dora must be false for layers of type Conv1D"
+        ValueError,
+        match=r"must fit the layers of 'gpt2': use_dora must be false for layers of type Conv1D",
     ):
         adapters.attach_adapter(gpt2, AdapterSpec(use_dora=True, target_modules=("c_attn",)))
 
@@ -306,17 +354,27 @@ def test_bitfit_trains_biases_and_norms_alone(base: models.PretrainedModel) -> N
     gpt2 = models.PretrainedModel(name="gpt2", model=plain_gpt2(), tokenizer=None, weight_hash="")
     adapters.attach_adapter(gpt2, adapter)
     named = {n for n, p in gpt2.model.named_parameters() if p.requires_grad}
-    assert named == {n for n, _ in gpt2.model.named_parameters() if n.endswith("bias") or ".ln_" in n}
+    assert named == {
+        n for n, _ in gpt2.model.named_parameters() if n.endswith("bias") or ".ln_" in n
+    }
 
 
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        (AdapterSpec(modules_to_save=("head",)), r"modules_to_save must name .*got \['head'\]\. There are .*lm_head"),
-        (AdapterSpec(type="ia3", target_modules=("k_proj", "mlp_x")), r"target_modules must .* got \['mlp_x'\]"),
+        (
+            AdapterSpec(modules_to_save=("head",)),
+            r"modules_to_save must name .*got \['head'\]\. There are .*lm_head",
+        ),
+        (
+            AdapterSpec(type="ia3", target_modules=("k_proj", "mlp_x")),
+            r"target_modules must .* got \['mlp_x'\]",
+        ),
     ],
 )
-def test_an_adapter_that_does_not_fit_the_model_is_refused(adapter: AdapterSpec, message: str) -> None:
+def test_an_adapter_that_does_not_fit_the_model_is_refused(
+    adapter: AdapterSpec, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         models.check(ModelSpec(name="tiny", adapter=adapter))
 
@@ -331,11 +389,21 @@ def test_an_adapter_that_does_not_fit_the_model_is_refused(adapter: AdapterSpec,
         (["q_proj"], "model.layers.0.self_attn", [1], False),
     ],
 )
-def test_a_layer_is_trained_as_a_whole_or_with_an_adapter(targets, module: str, layers, refused: bool) -> None:
-    section = {"r": 2, "target_modules": targets, "modules_to_save": [module], "layers_to_transform": layers}
+def test_a_layer_is_trained_as_a_whole_or_with_an_adapter(
+    targets, module: str, layers, refused: bool
+) -> None:
+    section = {
+        "r": 2,
+        "target_modules": targets,
+        "modules_to_save": [module],
+        "layers_to_transform": layers,
+    }
     model = ModelSpec.model_validate({"name": "tiny", "adapter": section})
     with (
-        pytest.raises(ValueError, match=rf"not hold layers of target_modules, got '{module}' with model\.layers")
+        pytest.raises(
+            ValueError,
+            match=rf"not hold layers of target_modules, got '{module}' with model\.layers",
+        )
         if refused
         else nullcontext()
     ):
@@ -343,7 +411,9 @@ def test_a_layer_is_trained_as_a_whole_or_with_an_adapter(targets, module: str, 
 
 
 def test_a_name_in_both_lists_is_refused() -> None:
-    with pytest.raises(ValueError, match="must not hold layers of target_modules, got q_proj in both"):
+    with pytest.raises(
+        ValueError, match="must not hold layers of target_modules, got q_proj in both"
+    ):
         AdapterSpec(target_modules=("q_proj", "v_proj"), modules_to_save=("q_proj",))
 
 
@@ -375,15 +445,37 @@ def test_skipping_layers_starts_in_the_middle(base: models.PretrainedModel) -> N
 
 def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel) -> None:
     """`lora_alpha`, `use_rslora` and `target_modules: all-linear`."""
-    spec = AdapterSpec.model_validate({"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": "all-linear"})
+    spec = AdapterSpec.model_validate(
+        {"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": "all-linear"}
+    )
     model = adapters.attach_adapter(base, spec)
-    layers = {name.rpartition(".")[2]: layer for name, layer in model.named_modules() if type(layer) is NarrowLinear}
-    assert set(layers) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    layers = {
+        name.rpartition(".")[2]: layer
+        for name, layer in model.named_modules()
+        if type(layer) is NarrowLinear
+    }
+    assert set(layers) == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
     assert {layer.scaling["default"] for layer in layers.values()} == {8 / 4**0.5}
     upper = AdapterSpec(target_modules="all-linear", layers_to_transform=(1,))
     chosen = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), upper)
-    assert {name.split(".layers.")[1][0] for name, _ in chosen.named_parameters() if "lora_A" in name} == {"1"}
-    plain = {"type": "lora", "r": 8, "alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": None}
+    assert {
+        name.split(".layers.")[1][0] for name, _ in chosen.named_parameters() if "lora_A" in name
+    } == {"1"}
+    plain = {
+        "type": "lora",
+        "r": 8,
+        "alpha": 16.0,
+        "target_modules": ["q_proj", "v_proj"],
+        "layers_to_transform": None,
+    }
     assert AdapterSpec().model_dump(mode="json") == plain, "the identity of earlier runs"
     assert AdapterSpec(type="none").model_dump(mode="json") == {**plain, "type": "none"}
     assert AdapterSpec(type="bitfit").model_dump(mode="json") == {"type": "bitfit"}
@@ -393,12 +485,21 @@ def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel)
     ("adapter", "message"),
     [
         ({"alpha": 8, "lora_alpha": 8}, "must be given once, got lora_alpha too"),
-        ({"target_modules": "q_proj"}, r"a list of names or 'all-linear', got 'q_proj'\. Write \[q_proj\]"),
+        (
+            {"target_modules": "q_proj"},
+            r"a list of names or 'all-linear', got 'q_proj'\. Write \[q_proj\]",
+        ),
         ({"target_modules": []}, "at least 1 item"),
         ({"type": "none", "use_rslora": True}, "use_rslora must be left out with type 'none'"),
         ({"type": "ia3", "lora_dropout": 0.1}, "lora_dropout must be left out with type 'ia3'"),
-        ({"feedforward_modules": ["q_proj"]}, r"must be left out with type 'lora', .* use type 'ia3'"),
-        ({"type": "ia3", "target_modules": ["k_proj"], "feedforward_modules": ["up_proj"]}, "among target_modules"),
+        (
+            {"feedforward_modules": ["q_proj"]},
+            r"must be left out with type 'lora', .* use type 'ia3'",
+        ),
+        (
+            {"type": "ia3", "target_modules": ["k_proj"], "feedforward_modules": ["up_proj"]},
+            "among target_modules",
+        ),
         ({"lora_dropout": 1.0}, "less than 1"),
     ],
 )
@@ -409,22 +510,37 @@ def test_an_adapter_that_is_ambiguous_is_refused(adapter: dict[str, Any], messag
 
 def test_feedforward_layers_that_the_model_lacks_are_refused(base: models.PretrainedModel) -> None:
     """With all-linear only the model itself knows which layers there are."""
-    adapter = AdapterSpec(type="ia3", target_modules="all-linear", feedforward_modules=("down_proj", "fc_in"))
-    with pytest.raises(ValueError, match=r"feedforward_modules must be linear layers of the model .*, got fc_in\."):
+    adapter = AdapterSpec(
+        type="ia3", target_modules="all-linear", feedforward_modules=("down_proj", "fc_in")
+    )
+    with pytest.raises(
+        ValueError, match=r"feedforward_modules must be linear layers of the model .*, got fc_in\."
+    ):
         adapters.attach_adapter(base, adapter)
 
 
 def test_modules_beside_an_adapter_are_trained_in_float32() -> None:
-    with pytest.raises(ValueError, match=r"model\.dtype must be float32 with adapter\.modules_to_save, got bfloat16"):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.dtype must be float32 with adapter\.modules_to_save, got bfloat16",
+    ):
         ModelSpec(name="tiny", adapter=BESIDE, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("adapter", [AdapterSpec(r=2), AdapterSpec(type="soft_prompt", num_virtual_tokens=4)])
+@pytest.mark.parametrize(
+    "adapter", [AdapterSpec(r=2), AdapterSpec(type="soft_prompt", num_virtual_tokens=4)]
+)
 def test_examples_that_would_change_the_positions_of_a_whole_batch_are_refused(
     tmp_path: Path, adapter: AdapterSpec
 ) -> None:
-    """Phi-3 has two sets of rotary positions, and the longest row of a batch decides which one all rows get."""
-    rotary = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0}
+    """Phi-3 has two sets of rotary positions, and the longest row of a batch decides which one all
+    rows get."""
+    rotary = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "rope_theta": 10000.0,
+    }
     config = Phi3Config(
         hidden_size=32, num_attention_heads=4, max_position_embeddings=64, original_max_position_embeddings=16,
         pad_token_id=0, rope_parameters=rotary,
@@ -433,5 +549,7 @@ def test_examples_that_would_change_the_positions_of_a_whole_batch_are_refused(
     (tmp_path / "model.safetensors").touch()
     spec = ModelSpec(name=str(tmp_path), adapter=adapter)
     models.check_length(spec, 16 - adapter.virtual_tokens)
-    with pytest.raises(ValueError, match=r"at most 16 tokens to .*longrope.*no ε would hold.*task\.max_length"):
+    with pytest.raises(
+        ValueError, match=r"at most 16 tokens to .*longrope.*no ε would hold.*task\.max_length"
+    ):
         models.check_length(spec, 17 - adapter.virtual_tokens)

@@ -15,7 +15,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 def test_the_notebook_runs() -> None:
     notebook = nbformat.read(DOCS / "figures.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs"
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(DOCS)}}).execute()
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(DOCS)}}
+    ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     figures = [o["data"] for o in outputs if "application/vnd.plotly.v1+json" in o.get("data", {})]
     assert len(figures) == 5

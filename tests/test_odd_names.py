@@ -1,4 +1,5 @@
-"""Any name that a file system allows works for data, storage, stores and output, or is refused at once."""
+"""Any name that a file system allows works for data, storage, stores and output, or is refused at
+once."""
 
 from __future__ import annotations
 
@@ -56,7 +57,14 @@ NAMES = [
 MISREAD = {"a%20b", "100%", "a?b", "a\nb"}
 """Names that SQLAlchemy or MLflow would read as a part of a URI."""
 POINTS = pd.DataFrame(
-    {"batch_size": [4], "num_steps": 2, "learning_rate": 0.1, "seed": 0, "utility_loss": 1.0, "score": [0.25]}
+    {
+        "batch_size": [4],
+        "num_steps": 2,
+        "learning_rate": 0.1,
+        "seed": 0,
+        "utility_loss": 1.0,
+        "score": [0.25],
+    }
 )
 NOT_UTF8 = os.fsdecode(b"a\xff")
 LONGEST = 255
@@ -84,7 +92,9 @@ def test_rows_are_read_from_files_of_any_name(name: str, tmp_path: Path) -> None
 
 
 @every_name
-def test_a_sweep_is_kept_and_its_points_are_read_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+def test_a_sweep_is_kept_and_its_points_are_read_in_a_folder_of_any_name(
+    name: str, tmp_path: Path
+) -> None:
     storage = tmp_path / name
     spec = load_spec(small_spec(tmp_path, storage=str(storage)))
     path = storage / spec.name
@@ -100,11 +110,15 @@ def test_a_sweep_is_kept_and_its_points_are_read_in_a_folder_of_any_name(name: s
 
 
 @every_name
-def test_a_store_of_any_name_is_the_file_that_it_names_or_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_store_of_any_name_is_the_file_that_it_names_or_is_refused(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).mkdir()
     uri = f"sqlite:///{tmp_path}/{name}/{name}.db"
     if name in MISREAD:
-        with pytest.raises(ValueError, match=r"tracking\.uri must be a file whose absolute path holds no %"):
+        with pytest.raises(
+            ValueError, match=r"tracking\.uri must be a file whose absolute path holds no %"
+        ):
             check_store(uri)
         return
     check_store(uri)
@@ -143,7 +157,12 @@ def test_a_table_is_written_and_read_under_any_name(
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_name_is_shown_as_it_is(name: str, terminal: bool) -> None:
     """Rich reads brackets as markup, and stops at those that close nothing."""
-    options: dict[str, Any] = {"file": StringIO(), "force_terminal": terminal, "color_system": None, "width": 80}
+    options: dict[str, Any] = {
+        "file": StringIO(),
+        "force_terminal": terminal,
+        "color_system": None,
+        "width": 80,
+    }
     console = WordConsole(**options)
     with console.status(f"sending it to {name}") as status:
         status.update(f"sent to {name}")
@@ -174,7 +193,9 @@ def test_a_name_that_is_not_utf8_is_printed_with_escapes(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rb"a\udcff (keep it secret)")
-    again = subprocess.run([*command[:-1], f"{NOT_UTF8}2", "--json"], capture_output=True, cwd=tmp_path)
+    again = subprocess.run(
+        [*command[:-1], f"{NOT_UTF8}2", "--json"], capture_output=True, cwd=tmp_path
+    )
     assert json.loads(again.stdout)["signing_key"] == f"{NOT_UTF8}2"
 
 

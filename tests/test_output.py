@@ -43,14 +43,31 @@ def test_a_document_for_people_has_lines_and_tables(capsys: pytest.CaptureFixtur
 def test_a_document_that_is_a_table_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     print_document({"compute": {"correct": 4, "pairs": 6}, "updates": {"correct": 5}}, "accuracy")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [["accuracy"], ["name", "correct", "pairs"], ["compute", "4", "6"], ["updates", "5", "-"]]
+    assert lines == [
+        ["accuracy"],
+        ["name", "correct", "pairs"],
+        ["compute", "4", "6"],
+        ["updates", "5", "-"],
+    ]
 
 
-def test_a_document_of_a_page_breaks_long_lines_and_shows_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_of_a_page_breaks_long_lines_and_shows_every_field(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A pipe otherwise gets whole lines: a reason of a promotion is a paragraph."""
-    reason = "It has the lowest score of the 15 that may be selected, and was promoted for that. " * 4
-    promoted = [{"alias": f"alias-{k}", "reason": reason, "by": f"user-{k}", "at": f"time-{k}"} for k in range(6)]
-    document = {"caveat": reason, "lists": [reason, "short"], "promotions": promoted, "inner": {"one": {"a": [reason]}}}
+    reason = (
+        "It has the lowest score of the 15 that may be selected, and was promoted for that. " * 4
+    )
+    promoted = [
+        {"alias": f"alias-{k}", "reason": reason, "by": f"user-{k}", "at": f"time-{k}"}
+        for k in range(6)
+    ]
+    document = {
+        "caveat": reason,
+        "lists": [reason, "short"],
+        "promotions": promoted,
+        "inner": {"one": {"a": [reason]}},
+    }
     print_document(document, width=100)
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100
@@ -83,7 +100,9 @@ def test_off_a_terminal_a_status_is_said_if_it_takes_long(
 def test_on_a_terminal_lines_break_between_words_only() -> None:
     uri = "file:///" + "a/" * 30
     configuration = "selected: (b=256, T=60, η=0.005) utility_loss 1.3646, score -0.05596"
-    console = WordConsole(file=StringIO(), force_terminal=True, width=40, highlight=False, color_system=None)
+    console = WordConsole(
+        file=StringIO(), force_terminal=True, width=40, highlight=False, color_system=None
+    )
     console.print(f"  {configuration} {uri} end", markup=False)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 40 or line.strip() == uri for line in lines)
@@ -92,7 +111,9 @@ def test_on_a_terminal_lines_break_between_words_only() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "options"), [(False, {}), (True, {"soft_wrap": True})])
-def test_a_file_or_a_command_to_copy_has_whole_lines(terminal: bool, options: dict[str, bool]) -> None:
+def test_a_file_or_a_command_to_copy_has_whole_lines(
+    terminal: bool, options: dict[str, bool]
+) -> None:
     console = WordConsole(file=StringIO(), force_terminal=terminal, width=40, color_system=None)
     console.print("word " * 40 + "end", **options)
     assert console.file.getvalue() == "word " * 40 + "end\n"  # type: ignore[attr-defined]

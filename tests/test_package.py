@@ -20,18 +20,32 @@ import pytest
 from tests.conftest import Answer
 
 ROOT = Path(__file__).parents[1]
-WORDS = ["offers", "invoices", "meetings", "reports", "budgets", "contracts", "visits", "samples", "parcels", "travel"]
+WORDS = [
+    "offers",
+    "invoices",
+    "meetings",
+    "reports",
+    "budgets",
+    "contracts",
+    "visits",
+    "samples",
+    "parcels",
+    "travel",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """The distributions, and an environment that has the wheel and sees the libraries of this one."""
+    """The distributions, and an environment that has the wheel and sees the libraries of this
+    one."""
 
     wheel: Path
     sdist: Path
     bin: Path
 
-    def run(self, folder: Path, *command: str, seconds: float = 500) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, folder: Path, *command: str, seconds: float = 500
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment in a folder outside the repository."""
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
@@ -51,11 +65,25 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The wheel is built from the source distribution, as an installer without a wheel would."""
     folder = tmp_path_factory.mktemp("package")
-    subprocess.run([sys.executable, "-m", "build", "-o", folder / "dist", ROOT], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "-o", folder / "dist", ROOT],
+        check=True,
+        capture_output=True,
+    )
     (wheel,), (sdist,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv" / "bin" / "python"
-    installer = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel]
+    installer = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    ]
     subprocess.run(installer, check=True, capture_output=True)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
@@ -72,7 +100,9 @@ def test_it_holds_one_package_with_its_types_and_licence(installed: Installed) -
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with tarfile.open(installed.sdist) as sdist:
         members = [member.name.split("/", 1)[1] for member in sdist if "/" in member.name]
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "docs/design.md", "tests/conftest.py"} <= set(members)
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "docs/design.md", "tests/conftest.py"} <= set(
+        members
+    )
 
 
 @pytest.mark.slow
@@ -81,14 +111,21 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
     (tmp_path / "analysis.py").write_text("raise ImportError('this is the user's own')\n")
     (tmp_path / "search_spaces").mkdir()
     (tmp_path / "search_spaces" / "__init__.py").write_text("")
-    texts = [f"Letter {k} asks for {WORDS[k % 10]} and {WORDS[k // 10 % 10]} of week {k % 52}." for k in range(500)]
+    texts = [
+        f"Letter {k} asks for {WORDS[k % 10]} and {WORDS[k // 10 % 10]} of week {k % 52}."
+        for k in range(500)
+    ]
     rows = [{"text": text} for text in texts]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     began = time.monotonic()
-    installed.run(tmp_path, "raydp", "init", "letters.jsonl", "--model", "tiny", "--hours", "0.01", "--yes")
+    installed.run(
+        tmp_path, "raydp", "init", "letters.jsonl", "--model", "tiny", "--hours", "0.01", "--yes"
+    )
     installed.run(tmp_path, "raydp", "sweep", "sweep.yaml")
     answer = json.loads(installed.run(tmp_path, "raydp", "select", "letters", "--json").stdout)
-    assert time.monotonic() - began < 500, "with a minute and a half for the installation: ten minutes"
+    assert time.monotonic() - began < 500, (
+        "with a minute and a half for the installation: ten minutes"
+    )
     assert answer["batch_size"] > 0
     script = "import raydp; print(raydp.__file__, len(raydp.load_points('raydp_runs/letters/points.csv')))"
     (tmp_path / "script.py").write_text(script)
@@ -126,10 +163,14 @@ def test_sparks_package_of_the_same_name_is_said(
 
 
 def test_texts_name_extras_of_the_repository_and_not_of_an_index() -> None:
-    """The distribution is in no package index, so `pip install raydp-tune[...]` installs nothing."""
+    """The distribution is in no package index, so `pip install raydp-tune[...]` installs
+    nothing."""
     folders = ("raydp", "analysis", "docs", "benchmarks", "deploy")
     paths = [
-        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".ipynb"}
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".md", ".ipynb"}
     ]
     texts = {path: path.read_text(encoding="utf-8") for path in [*paths, ROOT / "README.md"]}
     assert not [str(path) for path, text in texts.items() if "raydp-tune[" in text]

@@ -26,7 +26,10 @@ def _measured_anew() -> Iterator[None]:
 def warnings_of(folder: Path, dtype: str, **cluster: Any) -> str:
     spec = small_spec(folder, cluster=cluster)
     spec["model"]["dtype"] = dtype
-    return " ".join(str(warning) for warning in make_plan(load_spec(spec), toys.task(2000).facts(), "weights").warnings)
+    return " ".join(
+        str(warning)
+        for warning in make_plan(load_spec(spec), toys.task(2000).facts(), "weights").warnings
+    )
 
 
 def test_the_factor_is_measured_and_leaves_the_threads_alone() -> None:
@@ -38,14 +41,22 @@ def test_the_factor_is_measured_and_leaves_the_threads_alone() -> None:
 def test_slow_products_are_said_with_the_factor_where_this_machine_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_seconds", lambda dtype: 8.3 if dtype == torch.bfloat16 else 1.0)
+    monkeypatch.setattr(
+        precision, "_seconds", lambda dtype: 8.3 if dtype == torch.bfloat16 else 1.0
+    )
     said = "got bfloat16, which take 8.3 times as long as those in float32. Write float32"
     assert said in warnings_of(tmp_path, "bfloat16")
     assert said not in warnings_of(tmp_path, "float32")
     assert said not in warnings_of(tmp_path, "bfloat16", gpus_per_worker=1), "a GPU computes"
-    assert said not in warnings_of(tmp_path, "bfloat16", address="10.0.0.1:6379"), "other machines compute"
+    assert said not in warnings_of(tmp_path, "bfloat16", address="10.0.0.1:6379"), (
+        "other machines compute"
+    )
 
 
-def test_fast_products_are_not_worth_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_seconds", lambda dtype: 0.2 if dtype == torch.bfloat16 else 1.0)
+def test_fast_products_are_not_worth_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        precision, "_seconds", lambda dtype: 0.2 if dtype == torch.bfloat16 else 1.0
+    )
     assert "float32" not in warnings_of(tmp_path, "bfloat16")

@@ -1,4 +1,5 @@
-"""PromptDPSGD as docs have it, run as a worker does: a prefix and a soft prompt learn, at the ε that was asked for."""
+"""PromptDPSGD as docs have it, run as a worker does: a prefix and a soft prompt learn, at the ε
+that was asked for."""
 
 from __future__ import annotations
 
@@ -38,13 +39,19 @@ def test_a_run_of_prompt_dpsgd(kind: str, tmp_path: Path) -> None:
     (trial,) = plan.trials
     record = plan.privacy[trial.run_id]
     assert record.certified, record.not_certified_because
-    assert 0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
+    assert (
+        0.98 * spec.privacy.target_epsilon < record.accounted.epsilon <= spec.privacy.target_epsilon
+    )
     runner = TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), bytes(32))
     base = runner.measure_base(0).loss
-    result = runner.run(trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1")
+    result = runner.run(
+        trial, SharedFolder(folder=tmp_path / "run", run_id=trial.run_id), "attempt-1"
+    )
     assert result.loss < base - 0.3
     (saved,) = tmp_path.glob("run/**/adapter_config.json")
-    loaded = PeftModel.from_pretrained(models.load_base(ModelSpec(name="tiny")).model, str(saved.parent)).eval()
+    loaded = PeftModel.from_pretrained(
+        models.load_base(ModelSpec(name="tiny")).model, str(saved.parent)
+    ).eval()
     assert task.utility(loaded) == pytest.approx(result.loss, abs=1e-6)
     _reads_alike(loaded, task.heldout_batch(range(1)))
 
@@ -53,5 +60,7 @@ def _reads_alike(loaded: PeftModel, batch: Batch) -> None:
     """peft's own forward pass gives the loss that raydp measures; fp32 sums in another order."""
     with torch.inference_mode():
         logits = loaded(input_ids=batch.input_ids).logits[:, -batch.input_ids.shape[1] : -1]
-        expected = torch.nn.functional.cross_entropy(logits.mT, batch.labels[:, 1:], reduction="none")
+        expected = torch.nn.functional.cross_entropy(
+            logits.mT, batch.labels[:, 1:], reduction="none"
+        )
         torch.testing.assert_close(token_nll(loaded, batch), expected, rtol=0, atol=1e-4)

@@ -1,4 +1,5 @@
-"""Base weights in 4 and 8 bits: what they replace, what it costs, and that everything reads the same model."""
+"""Base weights in 4 and 8 bits: what they replace, what it costs, and that everything reads the
+same model."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_the_linear_layers_alone_are_smaller_and_the_model_is_nearly_the_same(
     kind: str, most: float, dtype: str
 ) -> None:
     plain, small = loaded(None, dtype), loaded(kind, dtype)
-    difference = (logits(small.model) - logits(plain.model)).float().norm() / logits(plain.model).float().norm()
+    difference = (logits(small.model) - logits(plain.model)).float().norm() / logits(
+        plain.model
+    ).float().norm()
     assert 1e-4 < difference < most
     whole = dict(plain.model.named_parameters())
     for name, parameter in small.model.named_parameters():
@@ -64,7 +67,12 @@ def test_a_saved_adapter_is_loaded_on_the_same_small_base(tmp_path: Path, kind: 
             parameter.fill_(0.05)
     trained = logits(model)
     adapters.save_trained(model, base.tokenizer, tmp_path / "m")
-    record = {"name": "tiny", "weight_hash": base.weight_hash, "dtype": "float32", "quantization": kind}
+    record = {
+        "name": "tiny",
+        "weight_hash": base.weight_hash,
+        "dtype": "float32",
+        "quantization": kind,
+    }
     (tmp_path / "m" / "base.json").write_text(json.dumps(record))
     assert torch.equal(logits(load_folder(tmp_path / "m")), trained)
     spec = ModelSpec.model_validate({"name": "tiny", "quantization": kind, "adapter": ADAPTER})
@@ -95,7 +103,9 @@ def test_what_cannot_be_in_few_bits_is_refused(section: dict[str, Any], message:
 def test_layers_in_few_bits_are_not_trained_as_a_whole() -> None:
     def check(*modules: str) -> None:
         adapter = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": modules}
-        models.check(ModelSpec.model_validate({"name": "tiny", "quantization": "nf4", "adapter": adapter}))
+        models.check(
+            ModelSpec.model_validate({"name": "tiny", "quantization": "nf4", "adapter": adapter})
+        )
 
     check("lm_head", "norm", "embed_tokens")
     for module, layer in (("gate_proj", "gate_proj"), ("mlp", "mlp.gate_proj")):
@@ -106,26 +116,35 @@ def test_layers_in_few_bits_are_not_trained_as_a_whole() -> None:
             check("norm", module)
 
 
-def test_a_model_or_a_machine_without_what_it_needs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_or_a_machine_without_what_it_needs_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = ModelSpec.model_validate({"name": "tiny", "quantization": "nf4"})
-    with pytest.raises(ValueError, match=r"cluster\.sharding must be none with model\.quantization nf4"):
+    with pytest.raises(
+        ValueError, match=r"cluster\.sharding must be none with model\.quantization nf4"
+    ):
         models.check(spec, sharded=True)
-    gpt2 = PretrainedModel(name="g", model=plain_gpt2(), tokenizer=None, weight_hash="", quantization="nf4")
+    gpt2 = PretrainedModel(
+        name="g", model=plain_gpt2(), tokenizer=None, weight_hash="", quantization="nf4"
+    )
     with pytest.raises(ValueError, match=r"must be left out for 'g', got nf4: its layers store"):
         quantise(gpt2)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"must have the package bitsandbytes, got none\. Run `pip install"):
+    with pytest.raises(
+        ValueError, match=r"must have the package bitsandbytes, got none\. Run `pip install"
+    ):
         check_quantization("int8")
 
 
 @pytest.mark.slow
 def test_bitsandbytes_is_imported_only_for_a_quantised_model() -> None:
-    """In a fresh process: an adapter on a plain model leaves it out, and a quantised model is still quantised after."""
+    """In a fresh process: an adapter on a plain model leaves it out, and a quantised model is still
+    quantised after."""
     code = (
-        "import sys; from tests.test_quantization import ADAPTER, loaded; from raydp.models import adapters\n"
-        "adapters.attach_adapter(loaded(None), ADAPTER); assert 'bitsandbytes' not in sys.modules\n"
-        "model = adapters.attach_adapter(loaded('nf4'), ADAPTER)\n"
-        "layers = [m.base_layer for n, m in model.named_modules() if n.endswith('q_proj')]\n"
-        "assert {type(layer).__name__ for layer in layers} == {'Linear4bit'}\n"
+        "import sys; from tests.test_quantization import ADAPTER, loaded; from raydp.models import "
+        "adapters\nadapters.attach_adapter(loaded(None), ADAPTER); assert 'bitsandbytes' not in "
+        "sys.modules\nmodel = adapters.attach_adapter(loaded('nf4'), ADAPTER)\nlayers = "
+        "[m.base_layer for n, m in model.named_modules() if n.endswith('q_proj')]\nassert "
+        "{type(layer).__name__ for layer in layers} == {'Linear4bit'}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,5 @@
-"""`raydp report`: one table, several, groups of one, figures as files; mistakes are said before anything is written."""
+"""`raydp report`: one table, several, groups of one, figures as files; mistakes are said before
+anything is written."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from tests.conftest import Answer
 
 Command = Callable[..., Answer]
 ROWS = [
-    (b, t, rate, seed, 3 - 0.1 * b**0.2 * t * rate - 0.01 * seed, 0.1 + b * t * rate / 100 + 0.01 * seed)
+    (
+        b,
+        t,
+        rate,
+        seed,
+        3 - 0.1 * b**0.2 * t * rate - 0.01 * seed,
+        0.1 + b * t * rate / 100 + 0.01 * seed,
+    )
     for b in (16, 32)
     for t in (2, 4)
     for rate in (0.1, 0.2)
@@ -28,7 +36,9 @@ COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "
 def table(tmp_path: Path) -> Path:
     points = pd.DataFrame(ROWS, columns=COLUMNS)
     for epsilon in (4, 8):
-        points.assign(score=points["score"] * epsilon).to_csv(tmp_path / f"eps-{epsilon}.csv", index=False)
+        points.assign(score=points["score"] * epsilon).to_csv(
+            tmp_path / f"eps-{epsilon}.csv", index=False
+        )
     both = [points.assign(epsilon=e, score=points["score"] * e) for e in (4, 8)]
     pd.concat(both).to_csv(tmp_path / "both.csv", index=False)
     return tmp_path / "eps-8.csv"
@@ -45,9 +55,14 @@ def test_one_table(raydp: Command, table: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
-    [(["eps-4.csv", "eps-8.csv"], ["eps-4", "eps-8"]), (["both.csv", "--by", "epsilon"], ["4", "8"])],
+    [
+        (["eps-4.csv", "eps-8.csv"], ["eps-4", "eps-8"]),
+        (["both.csv", "--by", "epsilon"], ["4", "8"]),
+    ],
 )
-def test_several_groups_are_compared(raydp: Command, table: Path, arguments: list[str], names: list[str]) -> None:
+def test_several_groups_are_compared(
+    raydp: Command, table: Path, arguments: list[str], names: list[str]
+) -> None:
     answer = raydp("report", *arguments, "-o", "both.html", "--json")
     assert answer.code == 0, answer.err
     page = Path("both.html").read_text()
@@ -60,7 +75,9 @@ def test_several_groups_are_compared(raydp: Command, table: Path, arguments: lis
 
 @pytest.mark.browser
 def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> None:
-    answer = raydp("report", table, "-o", "one.html", "--figures", "pictures", "--format", "svg", "--json")
+    answer = raydp(
+        "report", table, "-o", "one.html", "--figures", "pictures", "--format", "svg", "--json"
+    )
     assert answer.code == 0, answer.err
     files = [Path(file) for file in answer.json()["figures"]]
     names = {"layout", "by_threshold", "importance", "effects", "heuristics", "risk", "spread"}
@@ -71,7 +88,10 @@ def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["eps-8.csv", "--figures", "f", "--format", "gif"], "format must be one of svg, png, pdf, got 'gif'"),
+        (
+            ["eps-8.csv", "--figures", "f", "--format", "gif"],
+            "format must be one of svg, png, pdf, got 'gif'",
+        ),
         (["eps-8.csv", "-o", "nowhere/r.html"], "--output must lie in an existing folder"),
         (["eps-8.csv", "eps-8.csv"], "must be named once each"),
         (["eps-8.csv", "eps-4.csv", "--by", "seed"], "--by must go with one table"),
@@ -81,7 +101,9 @@ def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> Non
         (["eps-8.csv", "-o", "eps-8.csv", "--score", "vrm"], "vrm"),
     ],
 )
-def test_it_says_what_to_change(raydp: Command, table: Path, arguments: list[str], message: str) -> None:
+def test_it_says_what_to_change(
+    raydp: Command, table: Path, arguments: list[str], message: str
+) -> None:
     answer = raydp("report", *arguments)
     assert answer.code == 2
     assert message in answer.err
@@ -93,15 +115,17 @@ def test_a_rule_and_a_threshold_may_be_given(raydp: Command, table: Path) -> Non
     assert answer.code == 0, answer.err
     said = raydp("select", table, "--rule", "oracle", "--max-loss", "2.9", "--json").json()
     c = f"b = {said['batch_size']}, T = {said['num_steps']}, η = {said['learning_rate']:g}"
-    assert f"Use {c}, which the rule oracle selects." in Path("report.html").read_text().replace("\u00a0", " ")
+    assert f"Use {c}, which the rule oracle selects." in Path("report.html").read_text().replace(
+        "\u00a0", " "
+    )
 
 
 def test_a_share_of_the_gain_takes_the_place_of_a_sweeps_threshold() -> None:
     from raydp.spec.sections import SelectSpec
-    from raydp.sweep.api import rule_of, with_given
+    from raydp.sweep.store.source import rule_of, with_given
 
-    own = SelectSpec(score="vmr_exact", rule="procedure", max_loss=2.0, min_utility_gain=None)
-    assert with_given(own, {"min_utility_gain": 0.9, "max_score": None}) == {"min_utility_gain": 0.9}
+    own = SelectSpec(score="vmr_exact", rule="procedure", max_loss=2.0, min_gain_share=None)
+    assert with_given(own, {"min_gain_share": 0.9, "max_score": None}) == {"min_gain_share": 0.9}
     assert with_given(own, {"max_loss": 3.0}) == {"max_loss": 3.0}
     assert with_given(own, {}) == own.constraints() == {"max_loss": 2.0}
     assert (rule_of(own, None), rule_of(own, "oracle")) == ("procedure", "oracle")
@@ -120,7 +144,9 @@ def test_best_utility_may_be_what_is_compared(raydp: Command, table: Path) -> No
     assert answer.code == 0, answer.err
 
 
-def test_a_comparison_names_no_folder_above_what_tells_its_sources_apart(raydp: Command, tmp_path: Path) -> None:
+def test_a_comparison_names_no_folder_above_what_tells_its_sources_apart(
+    raydp: Command, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         pd.DataFrame(ROWS, columns=COLUMNS).to_csv(tmp_path / name / "points.csv", index=False)
@@ -131,10 +157,14 @@ def test_a_comparison_names_no_folder_above_what_tells_its_sources_apart(raydp: 
     assert str(tmp_path) not in page
 
 
-def test_the_epsilon_that_runs_of_one_target_reach_is_one_group(raydp: Command, tmp_path: Path) -> None:
+def test_the_epsilon_that_runs_of_one_target_reach_is_one_group(
+    raydp: Command, tmp_path: Path
+) -> None:
     points = pd.DataFrame(ROWS, columns=COLUMNS)
     reached = 7.99 + 0.0001 * points.index
-    pd.concat([points.assign(epsilon=reached), points.assign(epsilon=reached / 2)]).to_csv("e.csv", index=False)
+    pd.concat([points.assign(epsilon=reached), points.assign(epsilon=reached / 2)]).to_csv(
+        "e.csv", index=False
+    )
     answer = raydp("analyze", "trends", "e.csv", "--by", "epsilon", "--json")
     assert [row["group"] for row in answer.json()["groups"]] == ["4", "7.99"]
 

@@ -1,4 +1,5 @@
-"""The documentation site has every page, builds without a warning, and loads nothing from elsewhere."""
+"""The documentation site has every page, builds without a warning, and loads nothing from
+elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ PHONE, DESKTOP = 390, 1300
 
 class TestLinks:
     def test_files_have_one_place(self) -> None:
-        for path in ["README.md", "SECURITY.md", "deploy/slurm/README.md", "docs/data.md", "docs/figures.ipynb"]:
+        for path in [
+            "README.md",
+            "SECURITY.md",
+            "deploy/slurm/README.md",
+            "docs/data.md",
+            "docs/figures.ipynb",
+        ]:
             assert repository_path(site_path(path)) == path
         assert site_path("docs/results/demo.csv") == "results/demo.csv"
         assert site_path("raydp/data/demo.yaml") == "source/raydp/data/demo.yaml.md"
@@ -36,10 +43,14 @@ class TestLinks:
         text = "[a](../deploy/README.md) [b](data.md#a-first-spec) [c](../raydp/data/demo.yaml) [d](../tools)"
         moved, shown = rewritten(text, "docs/parts.md")
         assert moved == (
-            "[a](deploy/README.md) [b](data.md#a-first-spec) [c](source/raydp/data/demo.yaml.md) [d](source/tools.md)"
+            "[a](deploy/README.md) [b](data.md#a-first-spec) [c](source/raydp/data/demo.yaml.md) "
+            "[d](source/tools.md)"
         )
         assert shown == {"raydp/data/demo.yaml", "tools"}
-        assert rewritten("[a](../../docs/privacy.md)", "deploy/cloud/README.md")[0] == "[a](../../privacy.md)"
+        assert (
+            rewritten("[a](../../docs/privacy.md)", "deploy/cloud/README.md")[0]
+            == "[a](../../privacy.md)"
+        )
 
     @pytest.mark.parametrize(
         "text",
@@ -70,7 +81,10 @@ def test_a_notebook_becomes_a_page() -> None:
     outputs = [
         {"output_type": "stream", "text": ["\x1b[31mred\x1b[0m\n"]},
         {"output_type": "execute_result", "data": {"text/html": table, "text/plain": ["a table"]}},
-        {"output_type": "display_data", "data": {"text/html": ["<script></script>"], "text/plain": ["a figure"]}},
+        {
+            "output_type": "display_data",
+            "data": {"text/html": ["<script></script>"], "text/plain": ["a figure"]},
+        },
         {"output_type": "display_data", "data": {"image/png": "iVBORw0\nKGgo"}},
     ]
     cells = [
@@ -96,7 +110,14 @@ def test_plain_text_stays_plain() -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     (text,) = commands.pages().values()
-    for name in ["init", "sweep", "audit bound", "models promote", "analyze verify-heuristics", "data enron"]:
+    for name in [
+        "init",
+        "sweep",
+        "audit bound",
+        "models promote",
+        "analyze verify-heuristics",
+        "data enron",
+    ]:
         assert f"\n### raydp {name}\n" in text
     assert "`-o, --output" in text
 
@@ -105,11 +126,30 @@ def test_every_command_is_in_the_reference() -> None:
 def test_every_section_and_plug_in_is_in_the_reference() -> None:
     pages = spec_reference.pages()
     headings = re.findall(r"^#+ ([\w.]+) \{", pages["reference/spec.md"], re.MULTILINE)
-    assert {"model.adapter", "privacy", "space", "seeds", "select", "stopping", "cluster", "tracking"} <= set(headings)
-    assert "| `target_epsilon` | number, >\N{NO-BREAK SPACE}0, ≤\N{NO-BREAK SPACE}1,000" in pages["reference/spec.md"]
-    for kind, name in [("tasks", "chat"), ("methods", "dp_mf"), ("scores", "acr"), ("searches", "frugal")]:
+    assert {
+        "model.adapter",
+        "privacy",
+        "space",
+        "seeds",
+        "select",
+        "stopping",
+        "cluster",
+        "tracking",
+    } <= set(headings)
+    assert (
+        "| `target_epsilon` | number, >\N{NO-BREAK SPACE}0, ≤\N{NO-BREAK SPACE}1,000"
+        in pages["reference/spec.md"]
+    )
+    for kind, name in [
+        ("tasks", "chat"),
+        ("methods", "dp_mf"),
+        ("scores", "acr"),
+        ("searches", "frugal"),
+    ]:
         assert f"\n## `{name}`\n" in pages[f"reference/{kind}.md"]
-    empty = [row for text in pages.values() for row in re.findall(r"^\| `.*\|  \|$", text, re.MULTILINE)]
+    empty = [
+        row for text in pages.values() for row in re.findall(r"^\| `.*\|  \|$", text, re.MULTILINE)
+    ]
     assert not empty, "a field without a description"
 
 
@@ -122,7 +162,10 @@ def test_every_page_is_in_the_navigation() -> None:
     ]
     listed = set(re.findall(r"[\w./-]+\.(?:md|ipynb)", SETTINGS.partition("\nnav:\n")[2]))
     assert {*pages, *outside_pages().values()} - listed == set()
-    assert all((ROOT / "docs" / page).exists() or not page.startswith(("tutorials/", "results/")) for page in listed)
+    assert all(
+        (ROOT / "docs" / page).exists() or not page.startswith(("tutorials/", "results/"))
+        for page in listed
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +175,11 @@ def test_every_page_is_in_the_navigation() -> None:
         ('<link rel="stylesheet" href=//example.com/a.css>', "//example.com/a.css"),
         ("@font-face {src: url('http://example.com/a.woff2')}", "http://example.com/a.woff2"),
         ('@import "https://example.com/a.css";', "https://example.com/a.css"),
-        ('<a href="https://example.com/">a link</a> <img src="images/a.png"> <link href="a.css">', None),
+        (
+            '<a href="https://example.com/">a link</a> <img src="images/a.png"> <link '
+            'href="a.css">',
+            None,
+        ),
     ],
 )
 def test_what_a_page_loads_from_elsewhere_is_seen(text: str, address: str | None) -> None:
@@ -142,12 +189,29 @@ def test_what_a_page_loads_from_elsewhere_is_seen(text: str, address: str | None
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. A build checks links, anchors, the navigation, and that nothing is loaded from elsewhere."""
+    """The built site.
+
+    A build checks links, anchors, the navigation, and that nothing is loaded from elsewhere.
+    """
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
     environment["NO_MKDOCS_2_WARNING"] = "1"
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -173,10 +237,14 @@ class TestInABrowser:
                 "(document.querySelector('[data-md-component=search-query]'))"
             )
             page.wait_for("document.querySelector('.md-search-result__item a')")
-            found = page.evaluate("[...document.querySelectorAll('.md-search-result__item a')].map(link => link.href)")
+            found = page.evaluate(
+                "[...document.querySelectorAll('.md-search-result__item a')].map(link => link.href)"
+            )
             assert any("scores/exposure.html" in address for address in found)
             assert page.complaints == []
-            assert all(address.startswith(("file:", "data:", "about:")) for address in page.requested)
+            assert all(
+                address.startswith(("file:", "data:", "about:")) for address in page.requested
+            )
 
     @pytest.mark.parametrize(
         ("name", "dark"),
@@ -188,9 +256,13 @@ class TestInABrowser:
             ("tutorials/private_corpus.html", False),
         ],
     )
-    def test_a_page_fits_a_phone_in_the_readers_colours(self, site: Path, name: str, dark: bool) -> None:
+    def test_a_page_fits_a_phone_in_the_readers_colours(
+        self, site: Path, name: str, dark: bool
+    ) -> None:
         with OpenPage(f"{site.as_uri()}/{name}", width=PHONE, dark=dark) as page:
-            page.wait_for("document.querySelector('.md-typeset__scrollwrap')")  # tables may be wider than the page
+            page.wait_for(
+                "document.querySelector('.md-typeset__scrollwrap')"
+            )  # tables may be wider than the page
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
             scheme = page.evaluate("document.body.getAttribute('data-md-color-scheme')")
             assert scheme == ("slate" if dark else "default")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from raydp.analysis.tables.renamed import warn_of_old_name
 from raydp.plugins import registries
 from raydp.spec.reading import json_schema, load_spec
 from tests.builders.specs import small_spec
@@ -29,8 +30,15 @@ def test_a_spec_survives_being_written(tmp_path: Path) -> None:
 
 
 def test_an_adapter_says_only_what_applies_to_it(tmp_path: Path) -> None:
-    """The dump is part of a run's identity: those of LoRA and full fine-tuning are as they always were."""
-    lora = {"type": "lora", "r": 8, "alpha": 16.0, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": None}
+    """The dump is part of a run's identity: those of LoRA and full fine-tuning are as they always
+    were."""
+    lora = {
+        "type": "lora",
+        "r": 8,
+        "alpha": 16.0,
+        "target_modules": ["q_proj", "v_proj"],
+        "layers_to_transform": None,
+    }
     prompt = {"type": "soft_prompt", "num_virtual_tokens": 20}
     for adapter, expected in (
         ({}, lora),
@@ -45,9 +53,15 @@ def test_an_adapter_says_only_what_applies_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_runs", [{}, {"distribution": "poisson", "mean": 3}, None])
-def test_a_private_selection_survives_being_written_with_its_defaults(tmp_path: Path, num_runs: Any) -> None:
-    spec = load_spec(small_spec(tmp_path, privacy={**SELECTION, "num_runs": num_runs}, select={"score": "vmr_exact"}))
-    assert (spec.select.rule, spec.select.min_utility_gain) == ("best-utility", None)
+def test_a_private_selection_survives_being_written_with_its_defaults(
+    tmp_path: Path, num_runs: Any
+) -> None:
+    spec = load_spec(
+        small_spec(
+            tmp_path, privacy={**SELECTION, "num_runs": num_runs}, select={"score": "vmr_exact"}
+        )
+    )
+    assert (spec.select.rule, spec.select.min_gain_share) == ("best-utility", None)
     assert load_spec(spec.model_dump(mode="json")) == spec
     assert spec.privacy.model_dump()["num_runs"]["mean"] == (num_runs or {}).get("mean", 10)
 
@@ -59,7 +73,9 @@ def test_tuning_that_is_ignored_is_not_part_of_a_spec(tmp_path: Path) -> None:
 
 def test_the_schema_knows_every_plug_in() -> None:
     schema: dict[str, Any] = json_schema()
-    names = [choice["properties"]["name"]["const"] for choice in schema["properties"]["task"]["anyOf"]]
+    names = [
+        choice["properties"]["name"]["const"] for choice in schema["properties"]["task"]["anyOf"]
+    ]
     assert names == registries.names("tasks")
     assert {"builtin", "enron", "text", "tofu"} <= set(names)
     assert schema["additionalProperties"] is False
@@ -88,3 +104,16 @@ def test_every_field_of_the_schema_is_described() -> None:
         assert words != name.split(), f"{path} only says its name again"
         assert text.endswith((".", ")")), f"{path}: {text!r}"
         assert "\n" not in text, f"{path}: {text!r}"
+
+
+def test_old_name_of_the_gain_share_is_read_and_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_old_name.cache_clear()
+    spec = load_spec(small_spec(tmp_path, select={"score": "vmr_exact", "min_utility_gain": 0.7}))
+    assert spec.select.min_gain_share == 0.7
+    assert "min_utility_gain of select is now called min_gain_share" in caplog.text
+    assert "min_utility_gain" not in str(spec.model_dump(mode="json"))
+    both = {"score": "vmr_exact", "min_utility_gain": 0.7, "min_gain_share": 0.7}
+    with pytest.raises(ValueError, match="got both"):
+        load_spec(small_spec(tmp_path, select=both))

@@ -1,4 +1,5 @@
-"""What is wrong besides one value, and how it is said: files that are no spec, absent secrets, taken folders."""
+"""What is wrong besides one value, and how it is said: files that are no spec, absent secrets,
+taken folders."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def test_decay_in_the_loss_needs_whole_weights(raydp: Command, write_spec: Write
     cluster = {"sharding": "full", "workers_per_trial": 2}
     answer = raydp("plan", write_spec(method=method, cluster=cluster))
     assert answer.code == 2
-    assert "method.decay must be decoupled with cluster.sharding full, got weight_decay 0.1" in answer.err
+    assert (
+        "method.decay must be decoupled with cluster.sharding full, got weight_decay 0.1"
+        in answer.err
+    )
     assert raydp("plan", write_spec(method=method)).code == 0
 
 
@@ -64,7 +68,9 @@ def test_secrets_that_are_absent_are_dropped_and_listed_and_none_left_is_an_erro
     assert "secret" in answer.err
 
 
-def test_an_existing_sweep_is_not_overwritten(raydp: Command, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_an_existing_sweep_is_not_overwritten(
+    raydp: Command, write_spec: WriteSpec, tmp_path: Path
+) -> None:
     spec = write_spec()
     folder = tmp_path / "runs" / "small"
     folder.mkdir(parents=True)
@@ -101,12 +107,17 @@ def test_a_file_that_is_no_spec(raydp: Command, tmp_path: Path, text: str) -> No
 
 def test_a_spec_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_bytes(b"name: caf\xe9\n")
-    with pytest.raises(ValueError, match=r"SPEC must be UTF-8 text, got other bytes in .*\. Save it as UTF-8"):
+    with pytest.raises(
+        ValueError, match=r"SPEC must be UTF-8 text, got other bytes in .*\. Save it as UTF-8"
+    ):
         load_spec(tmp_path / "bad.yaml")
 
 
 def test_a_mistake_in_one_score_is_the_only_one_that_is_reported(tmp_path: Path) -> None:
-    spec = small_spec(tmp_path) | {"scores": [{"name": "vmr", "num_samples": 0}], "select": {"score": "vmr"}}
+    spec = small_spec(tmp_path) | {
+        "scores": [{"name": "vmr", "num_samples": 0}],
+        "select": {"score": "vmr"},
+    }
     with pytest.raises(ValueError, match=r"scores\[0\]\.num_samples must be") as error:
         load_spec(spec)
     assert len(str(error.value).splitlines()) == 1
@@ -149,27 +160,41 @@ def test_alternatives_of_a_field_are_reported_under_its_own_name(tmp_path: Path)
     ("cluster", "message"),
     [
         ({"gpus_per_worker": 1.5}, "must be whole above 1"),
-        ({"gpus_per_worker": 0.5, "workers_per_trial": 2}, "must be whole with workers_per_trial 2"),
+        (
+            {"gpus_per_worker": 0.5, "workers_per_trial": 2},
+            "must be whole with workers_per_trial 2",
+        ),
         ({"exchange": "shared/folder"}, "must be a URI such as s3://bucket/folder"),
         ({"working_dir": "."}, "must go with another address than local"),
-        ({"address": "auto", "working_dir": "s3://key:word@bucket/code.zip"}, "must be a URI without credentials"),
+        (
+            {"address": "auto", "working_dir": "s3://key:word@bucket/code.zip"},
+            "must be a URI without credentials",
+        ),
         ({"address": "ray://user:word@host:10001"}, "must be a URI without credentials"),
         ({"exchange": "s3://bucket/x?secret_key=word"}, "must be a URI without credentials"),
         ({"address": "nonsense value"}, "must be local, auto or host:port"),
         ({"cpus_per_worker": float("inf")}, "finite number"),
-        ({"autoscaling": True, "max_concurrent_trials": 2}, "must go with another address than local"),
+        (
+            {"autoscaling": True, "max_concurrent_trials": 2},
+            "must go with another address than local",
+        ),
         ({"autoscaling": True, "address": "auto"}, "must go with cluster.max_concurrent_trials"),
         ({"grace_seconds": -1}, "greater than or equal to 0"),
     ],
 )
-def test_a_cluster_that_cannot_be_had_is_refused(cluster: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_cluster_that_cannot_be_had_is_refused(
+    cluster: dict[str, object], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         load_spec(small_spec(tmp_path, cluster=cluster))
 
 
 @pytest.mark.parametrize("gpus", [0, 0.25, 1, 2])
 def test_parts_of_a_gpu_and_whole_ones_are_taken(gpus: float, tmp_path: Path) -> None:
-    assert load_spec(small_spec(tmp_path, cluster={"gpus_per_worker": gpus})).cluster.gpus_per_worker == gpus
+    assert (
+        load_spec(small_spec(tmp_path, cluster={"gpus_per_worker": gpus})).cluster.gpus_per_worker
+        == gpus
+    )
 
 
 def test_of_thousands_of_mistakes_the_first_are_told(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A value that no spec may have never starts a training: exit code 2 and a message that says what to change."""
+"""A value that no spec may have never starts a training: exit code 2 and a message that says what
+to change."""
 
 from __future__ import annotations
 
@@ -36,11 +37,26 @@ BAD = {
         {"space": {**SPACE, "learning_rate": [0.0]}},
         r"space.learning_rate\[0\] must be greater than 0, got 0.0",
     ),
-    "η below 0": ({"space": {**SPACE, "learning_rate": [-1e-3]}}, r"space.learning_rate\[0\] must be greater than 0"),
-    "η not a number": ({"space": {**SPACE, "learning_rate": [float("nan")]}}, r"space.learning_rate\[0\] must be"),
-    "ε of 0": ({"privacy": {"target_epsilon": 0}}, r"privacy.target_epsilon must be greater than 0, got 0"),
-    "ε below 0": ({"privacy": {"target_epsilon": -1}}, r"privacy.target_epsilon must be greater than 0, got -1"),
-    "δ of 1": ({"privacy": {"target_epsilon": 8, "target_delta": 1.0}}, r"privacy.target_delta must be less than 1"),
+    "η below 0": (
+        {"space": {**SPACE, "learning_rate": [-1e-3]}},
+        r"space.learning_rate\[0\] must be greater than 0",
+    ),
+    "η not a number": (
+        {"space": {**SPACE, "learning_rate": [float("nan")]}},
+        r"space.learning_rate\[0\] must be",
+    ),
+    "ε of 0": (
+        {"privacy": {"target_epsilon": 0}},
+        r"privacy.target_epsilon must be greater than 0, got 0",
+    ),
+    "ε below 0": (
+        {"privacy": {"target_epsilon": -1}},
+        r"privacy.target_epsilon must be greater than 0, got -1",
+    ),
+    "δ of 1": (
+        {"privacy": {"target_epsilon": 8, "target_delta": 1.0}},
+        r"privacy.target_delta must be less than 1",
+    ),
     "two δ": (
         {"privacy": {"target_epsilon": 8, "target_delta": 1e-5, "delta_exponent": 1.1}},
         r"privacy takes target_delta or delta_exponent, got both",
@@ -57,12 +73,18 @@ BAD = {
         {"tracking": {"registered_model": "team/model"}},
         r"tracking.registered_model must be letters, digits.*got 'team/model'",
     ),
-    "c without end": ({"method": {"name": "dp_adam", "max_grad_norm": float("inf")}}, r"method.max_grad_norm must be"),
+    "c without end": (
+        {"method": {"name": "dp_adam", "max_grad_norm": float("inf")}},
+        r"method.max_grad_norm must be",
+    ),
     "ε beyond use": (
         {"privacy": {"target_epsilon": 1e9}},
         r"privacy.target_epsilon must be less than or equal to 1000",
     ),
-    "rank beyond use": ({"model": {"name": "tiny", "adapter": {"r": 10**12}}}, r"model.adapter.r must be less than"),
+    "rank beyond use": (
+        {"model": {"name": "tiny", "adapter": {"r": 10**12}}},
+        r"model.adapter.r must be less than",
+    ),
     "a prompt of no length": (
         {"model": {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 0}}},
         r"model.adapter.num_virtual_tokens must be greater than or equal to 1",
@@ -123,11 +145,23 @@ BAD = {
         {"scores": [{"name": "vmr_exakt"}]},
         r"scores\[0\].name 'vmr_exakt' is unknown. Did you mean 'vmr_exact'\?",
     ),
-    "unknown task": ({"task": {"name": "enrom"}}, r"task.name 'enrom' is unknown. Did you mean 'enron'\?"),
-    "unknown accountant": ({"privacy": {"target_epsilon": 8, "accountant": "prw"}}, r"Did you mean 'prv'\?"),
-    "unknown space": ({"space": {"name": "tofu1"}}, r"space.name 'tofu1' is unknown. Did you mean 'tofu-1'\?"),
+    "unknown task": (
+        {"task": {"name": "enrom"}},
+        r"task.name 'enrom' is unknown. Did you mean 'enron'\?",
+    ),
+    "unknown accountant": (
+        {"privacy": {"target_epsilon": 8, "accountant": "prw"}},
+        r"Did you mean 'prv'\?",
+    ),
+    "unknown space": (
+        {"space": {"name": "tofu1"}},
+        r"space.name 'tofu1' is unknown. Did you mean 'tofu-1'\?",
+    ),
     "space of two kinds": ({"space": {"name": "tofu-1", **SPACE}}, r"space must be \{name"),
-    "repeated point": ({"space": {"points": [[8, 3, 1e-3], [8, 3, 0.001]]}}, r"must not repeat a configuration"),
+    "repeated point": (
+        {"space": {"points": [[8, 3, 1e-3], [8, 3, 0.001]]}},
+        r"must not repeat a configuration",
+    ),
     "selected score not measured": (
         {"select": {"score": "vmr"}},
         r"select.score 'vmr' is not measured in this sweep. Add it to scores, or choose one of: vmr_exact",
@@ -153,8 +187,8 @@ BAD = {
         r"select.rule must be best-utility with privacy.tuning private_selection, got 'procedure'",
     ),
     "private selection under a gain": (
-        {"privacy": SELECTION, "select": {"score": "vmr_exact", "min_utility_gain": 0.9}},
-        r"select.min_utility_gain must be left out with privacy.tuning private_selection, got 0.9",
+        {"privacy": SELECTION, "select": {"score": "vmr_exact", "min_gain_share": 0.9}},
+        r"select.min_gain_share must be left out with privacy.tuning private_selection, got 0.9",
     ),
     "private selection under a loss": (
         {"privacy": SELECTION, "select": {"score": "vmr_exact", "max_loss": 2}},
@@ -165,7 +199,11 @@ BAD = {
         r"seeds must be left out with privacy.tuning private_selection, got \[0, 1\]",
     ),
     "private selection with run logs": (
-        {"privacy": SELECTION, "select": {"score": "vmr_exact"}, "tracking": {"loggers": ["wandb"]}},
+        {
+            "privacy": SELECTION,
+            "select": {"score": "vmr_exact"},
+            "tracking": {"loggers": ["wandb"]},
+        },
         r"tracking.loggers must be left out with privacy.tuning private_selection, got \['wandb'\]. Remove it",
     ),
     "unknown logger": (
@@ -184,7 +222,12 @@ BAD = {
         {
             "privacy": SELECTION,
             "select": {"score": "vmr_exact"},
-            "task": {"name": "text", "path": "qa.jsonl", "column": "question", "secrets": "said.jsonl"},
+            "task": {
+                "name": "text",
+                "path": "qa.jsonl",
+                "column": "question",
+                "secrets": "said.jsonl",
+            },
         },
         r"task.name must be a task whose utility rests on public data alone .*got 'text'.*heldout_is_public: true",
     ),
@@ -213,8 +256,14 @@ BAD = {
         {"task": {"name": "enron", "path": "no.jsonl", "secrets": "no.jsonl"}},
         r"task.path must be an existing file, got .*no.jsonl",
     ),
-    "missing parameter": ({"task": {"name": "enron", "path": "no.jsonl"}}, r"task.secrets must be given"),
-    "model that does not exist": ({"model": {"name": "./nowhere"}}, r"model.name must be .*'./nowhere'"),
+    "missing parameter": (
+        {"task": {"name": "enron", "path": "no.jsonl"}},
+        r"task.secrets must be given",
+    ),
+    "model that does not exist": (
+        {"model": {"name": "./nowhere"}},
+        r"model.name must be .*'./nowhere'",
+    ),
     "adapter that does not fit": (
         {"model": {"name": "tiny", "adapter": {"target_modules": ["c_attn"]}}},
         r"model.adapter.target_modules must each name linear layers of 'tiny', got \['c_attn'\]",
@@ -234,11 +283,16 @@ def test_bad_input_is_exit_code_2_and_says_what_to_change(
     raydp: Command, write_spec: WriteSpec, tmp_path: Path, case: str, command: str
 ) -> None:
     rows = [
-        {"question": f"Who is Ada Lund {k}?", "answer": f"Ada Lund writes in the polar satire genre {k}."}
+        {
+            "question": f"Who is Ada Lund {k}?",
+            "answer": f"Ada Lund writes in the polar satire genre {k}.",
+        }
         for k in range(60)
     ]
     (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "said.jsonl").write_text(json.dumps({"prompt": "Who is Ada Lund ", "continuation": "1"}))
+    (tmp_path / "said.jsonl").write_text(
+        json.dumps({"prompt": "Who is Ada Lund ", "continuation": "1"})
+    )
     changes, message = BAD[case]
     answer = raydp(command, write_spec(**changes))
     assert answer.code == 2, answer

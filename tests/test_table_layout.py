@@ -1,4 +1,5 @@
-"""Tables fit the terminal: no cell and no header is broken over lines, and what is left out is named."""
+"""Tables fit the terminal: no cell and no header is broken over lines, and what is left out is
+named."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from raydp.io.table_layout import ELSEWHERE, FEW_ROWS, HEADERS, cell_text, lay_o
 
 WIDTHS = (40, 60, 80, 100, 160, 200)
 NAMES = st.lists(
-    st.sampled_from([*HEADERS, "seed", "model_uri", "score (vmr_exact)", "reason", "日本"]), min_size=1, unique=True
+    st.sampled_from([*HEADERS, "seed", "model_uri", "score (vmr_exact)", "reason", "日本"]),
+    min_size=1,
+    unique=True,
 )
 VALUES = st.one_of(
     st.none(),
@@ -32,10 +35,17 @@ def tables(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[int, str]]:
     names = draw(NAMES)
     count = draw(st.integers(1, 7))
     columns = {
-        name: [draw(VALUES)] * count if draw(st.booleans()) else [draw(VALUES) for _ in range(count)] for name in names
+        name: [draw(VALUES)] * count
+        if draw(st.booleans())
+        else [draw(VALUES) for _ in range(count)]
+        for name in names
     }
     rows = [{name: columns[name][at] for name in names} for at in range(count)]
-    marks = {at: "selected" for at in range(count) if draw(st.booleans())} if draw(st.booleans()) else {}
+    marks = (
+        {at: "selected" for at in range(count) if draw(st.booleans())}
+        if draw(st.booleans())
+        else {}
+    )
     return rows, marks
 
 
@@ -54,17 +64,24 @@ def test_every_cell_is_whole_on_one_line_and_a_column_that_is_not_shown_is_named
         shown = all(any(cell in line.text for line in lines) for cell in cells)
         assert shown or f" {header}" in named
     for line in lines:
-        alone = [HEADERS.get(name, name) for name in rows[0]] + [cell_text(v) for row in rows for v in row.values()]
+        alone = [HEADERS.get(name, name) for name in rows[0]] + [
+            cell_text(v) for row in rows for v in row.values()
+        ]
         longest = max(map(cell_len, map(one_line, alone)))
         equal = longest + cell_len("in every row: , ") + max(map(cell_len, alone[: len(rows[0])]))
         assert cell_len(line.text) <= max(width, longest, equal if line.kind == "remark" else 0)
 
 
 @given(tables())
-def test_a_file_gets_every_column_and_one_line_a_row(table: tuple[list[dict[str, Any]], dict[int, str]]) -> None:
+def test_a_file_gets_every_column_and_one_line_a_row(
+    table: tuple[list[dict[str, Any]], dict[int, str]],
+) -> None:
     rows, marks = table
     lines = lay_out(rows, marks=marks, width=None)
-    assert [line.kind for line in lines] == ["header", *("marked" if at in marks else "row" for at in range(len(rows)))]
+    assert [line.kind for line in lines] == [
+        "header",
+        *("marked" if at in marks else "row" for at in range(len(rows))),
+    ]
     for name in rows[0]:
         assert HEADERS.get(name, name) in lines[0].text
     for row, line in zip(rows, lines[1:], strict=True):
@@ -96,7 +113,10 @@ def test_columns_that_are_equal_in_all_rows_are_said_once() -> None:
 
 
 def test_a_long_table_leaves_columns_out_and_says_which() -> None:
-    rows = [{**row, "num_steps": row["batch_size"], "learning_rate": row["batch_size"] / 100} for row in GRID]
+    rows = [
+        {**row, "num_steps": row["batch_size"], "learning_rate": row["batch_size"] / 100}
+        for row in GRID
+    ]
     *shown, first, second, third = texts(rows=rows, width=40, spare=["num_steps"], keep=["loss x"])
     assert len(rows) > FEW_ROWS
     assert shown[0] == "b     η  model_uri                loss x"
@@ -108,7 +128,11 @@ def test_a_long_table_leaves_columns_out_and_says_which() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_table_that_fits_is_the_table_of_a_file(width: int) -> None:
     rows = [{"batch_size": 64, "num_steps": 60}, {"batch_size": 128, "num_steps": 60}]
-    assert texts(rows=rows, width=width) == texts(rows=rows, width=None) == ["  b   T", " 64  60", "128  60"]
+    assert (
+        texts(rows=rows, width=width)
+        == texts(rows=rows, width=None)
+        == ["  b   T", " 64  60", "128  60"]
+    )
 
 
 def test_few_rows_have_one_field_a_line() -> None:

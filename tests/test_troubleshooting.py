@@ -1,4 +1,5 @@
-"""Every message that docs/troubleshooting.md quotes is in the source, so that a search for a message finds it."""
+"""Every message that docs/troubleshooting.md quotes is in the source, so that a search for a
+message finds it."""
 
 from __future__ import annotations
 
@@ -20,24 +21,39 @@ MOST_CHARACTERS = 200
 
 def quoted() -> list[str]:
     """Return the messages in the first columns of the page's tables."""
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    codes = [re.findall(r"(?<!`)(`{1,2})(?!`)(.+?)(?<!`)\1(?!`)", row.split(" | ")[0]) for row in rows]
+    rows = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
+    codes = [
+        re.findall(r"(?<!`)(`{1,2})(?!`)(.+?)(?<!`)\1(?!`)", row.split(" | ")[0]) for row in rows
+    ]
     return [message.strip() for code in codes for _, message in code]
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Yield the texts of a module. Texts that follow each other are one, and each value in them is `VALUE`."""
+    """Yield the texts of a module.
+
+    Texts that follow each other are one, and each value in them is `VALUE`.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """The texts of the package, docstrings too: a docstring that repeats a message is none of the messages."""
-    return [text for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") for text in texts_of(path)]
+    """The texts of the package, docstrings too: a docstring that repeats a message is none of the
+    messages."""
+    return [
+        text
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for text in texts_of(path)
+    ]
 
 
 def pattern(message: str) -> re.Pattern[str]:

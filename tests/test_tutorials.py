@@ -1,4 +1,5 @@
-"""The tutorials run from their first cell to their last, and the outputs in the repository are those of a run."""
+"""The tutorials run from their first cell to their last, and the outputs in the repository are
+those of a run."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ def test_the_folder_holds_these_tutorials() -> None:
 class TestCommitted:
     def test_it_was_run_in_order(self, name: str) -> None:
         code = [cell for cell in committed(name).cells if cell.cell_type == "code"]
-        assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run tools/run_tutorials.py"
+        assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+            "run tools/run_tutorials.py"
+        )
         assert any(cell.outputs for cell in code)
 
     def test_outputs_are_short_and_of_no_machine(self, name: str) -> None:
         assert (TUTORIALS / f"{name}.ipynb").stat().st_size < LARGEST_BYTES
         outputs = [output for cell in committed(name).cells for output in cell.get("outputs", [])]
-        assert [output.get("name") for output in outputs if output["output_type"] == "stream"].count("stderr") == 0
+        assert [
+            output.get("name") for output in outputs if output["output_type"] == "stream"
+        ].count("stderr") == 0
         assert MACHINE.search(printed(committed(name))) is None
 
 
@@ -46,8 +51,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def assert_lines_one_progress_and_the_result(outputs: list[Any]) -> None:
-    """A sweep in a notebook has no output for each line, no wish for widgets, and clears nothing of before (Tune's own
-    reporter would)."""
+    """A sweep in a notebook has no output for each line, no wish for widgets, and clears nothing of
+    before (Tune's own reporter would)."""
     assert [o for o in outputs if o["output_type"] == "stream" and o["name"] == "stdout"] == []
     told = "".join(o["text"] for o in outputs if o["output_type"] == "stream")
     assert told.index("starting Ray\n") < told.index("writing the report\n")
@@ -77,7 +82,9 @@ class TestExecuted:
 
     def test_a_service_finds_and_loads_a_model(self, corpus: tuple[Path, str]) -> None:
         text = printed(tidied(execute("registry_for_services", corpus[0])))
-        assert "files differ from the card's: adapter_model.safetensors" in text, "one bit was changed"
+        assert "files differ from the card's: adapter_model.safetensors" in text, (
+            "one bit was changed"
+        )
         assert "PeftModelForCausalLM" in text
         assert "From: Vera Nordale x" in text
 

@@ -1,4 +1,5 @@
-"""A file or a pipe is told of waits: every phase that takes long, again at intervals, with the time."""
+"""A file or a pipe is told of waits: every phase that takes long, again at intervals, with the
+time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from tests.conftest import Answer
 
 
 class Clock:
-    """Time that passes when it is told to. The waits are asked every tenth of a second, as by their thread."""
+    """Time that passes when it is told to.
+
+    The waits are asked every tenth of a second, as by their thread.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -69,7 +73,13 @@ def test_a_wait_of_minutes_has_fewer_lines(clock: Clock) -> None:
         ),
         (
             [("checking a", 25), ("checking b", 12.2)],
-            ["checking a", "checking a (12 s)", "checking a (22 s)", "checking b", "checking b (12 s)"],
+            [
+                "checking a",
+                "checking a (12 s)",
+                "checking a (22 s)",
+                "checking b",
+                "checking b (12 s)",
+            ],
         ),
     ],
     ids=["no line for each number", "with the time of the present part"],
@@ -113,8 +123,13 @@ def test_the_innermost_phase_speaks(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("between", "shown"), [(True, 12), (False, 142)])
-def test_the_time_shown_is_of_the_wait_that_the_line_names(between: bool, shown: int, clock: Clock) -> None:
-    """A command's own phase names the wait since its last inner phase. Another phase goes on meanwhile."""
+def test_the_time_shown_is_of_the_wait_that_the_line_names(
+    between: bool, shown: int, clock: Clock
+) -> None:
+    """A command's own phase names the wait since its last inner phase.
+
+    Another phase goes on meanwhile.
+    """
     clock.waits.begin(lambda: "working", clock.show, between=between)
     for inner in (100, 40):
         reading = clock.waits.begin(lambda: "reading", clock.show)
@@ -134,7 +149,9 @@ def test_whoever_prints_a_line_ends_the_silence(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_is_told_nothing(terminal: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_told_nothing(
+    terminal: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("raydp.io.output.WAITS", clock.waits)
     console = WordConsole(file=StringIO(), force_terminal=terminal)
     begun = begin_phase(console, lambda: "reading [it]")
@@ -161,9 +178,14 @@ cli.main()
 
 
 def test_a_command_names_waits_for_which_it_has_no_words(tmp_path: Path) -> None:
-    """Libraries are imported before a command's first phase, and so most of such waits are at its begin."""
-    done = subprocess.run([sys.executable, "-c", SLOW_COMMAND, "slow"], capture_output=True, text=True, cwd=tmp_path)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("reading: ")]  # the time of the phase
+    """Libraries are imported before a command's first phase, and so most of such waits are at its
+    begin."""
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_COMMAND, "slow"], capture_output=True, text=True, cwd=tmp_path
+    )
+    lines = [
+        line for line in done.stderr.splitlines() if not line.startswith("reading: ")
+    ]  # the time of the phase
     assert lines == ["loading the libraries", "reading", "working"], done.stderr
     assert len(done.stderr.splitlines()) == 4
 

@@ -1,9 +1,10 @@
-"""Make the embedded model: `python tools/make_tiny.py [--out FOLDER]`, about 45 seconds on one core.
+"""Make the embedded model: `python tools/make_tiny.py [--out FOLDER]`, 45 seconds on one core.
 
-A Llama of 156,000 parameters and a byte-level BPE of 768 tokens, in which digits stand alone, learn 60,000 synthetic
-mails (`raydp.tasks.text.mails`): 60 % about a public directory of 300 people whose facts never change, 40 % about
-people met once with facts drawn at random. The directory is what teaches the model to look a fact up by a name; without
-it, differentially private fine-tuning memorises nothing at this size. One pass, one thread, everything from one seed.
+A Llama of 156,000 parameters and a byte-level BPE of 768 tokens, in which digits stand alone, learn
+60,000 synthetic mails (`raydp.tasks.text.mails`): 60 % about a public directory of 300 people whose
+facts never change, 40 % about people met once with facts drawn at random. The directory is what
+teaches the model to look a fact up by a name; without it, differentially private fine-tuning
+memorises nothing at this size. One pass, one thread, everything from one seed.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class Recipe:
     Attributes:
         num_mails: training mails, each seen once.
         num_heldout: mails of the same kind for the reported loss.
-        batch_size: mails in one update; larger batches leave too few updates to learn the directory.
-        learning_rate: peak of AdamW's rate: warm-up over 100 updates, then linear decay to 5 % of it.
+        batch_size: mails in one update; larger batches leave too few updates to learn the
+            directory.
+        learning_rate: peak of AdamW's rate: warm-up over 100 updates, then linear decay to 5 % of
+            it.
         seed: decides mails and initial weights.
     """
 
@@ -55,10 +58,13 @@ class Recipe:
 
 
 def train_tokenizer(mails: Sequence[Mail]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 768 tokens; a digit is always a token of its own, the end of text has id 0."""
+    """A byte-level BPE of 768 tokens; a digit is always a token of its own, the end of text has id
+    0."""
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=768,
@@ -68,7 +74,10 @@ def train_tokenizer(mails: Sequence[Mail]) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator((mail.text for mail in mails), trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT, model_max_length=256
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=256,
     )
 
 
@@ -99,9 +108,12 @@ def tokenize(tokenizer: PreTrainedTokenizerFast, mails: Sequence[Mail]) -> Token
 
 
 def pretrain(model: LlamaForCausalLM, examples: TokenizedExamples, recipe: Recipe) -> None:
-    """One pass over the examples in their order, in place; reports the loss of every 500th batch."""
+    """One pass over the examples in their order, in place; reports the loss of every 500th
+    batch."""
     num_steps = len(examples) // recipe.batch_size
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 100, max(0.05, 1 - step / num_steps))
     )
@@ -113,18 +125,26 @@ def pretrain(model: LlamaForCausalLM, examples: TokenizedExamples, recipe: Recip
         optimizer.step()
         schedule.step()
         if step % 500 == 0:
-            print(f"step {step:5d} of {num_steps}: loss {loss.item():.4f} nats per token", flush=True)
+            print(
+                f"step {step:5d} of {num_steps}: loss {loss.item():.4f} nats per token", flush=True
+            )
 
 
 def mean_nll(model: LlamaForCausalLM, examples: TokenizedExamples) -> float:
     """Nats per target token."""
     with torch.inference_mode():
-        batches = (examples.batch(indices) for indices in batches_by_length(examples.lengths(), max_tokens=4096))
-        return sum(float(token_nll(model, batch).sum()) for batch in batches) / examples.num_targets()
+        batches = (
+            examples.batch(indices)
+            for indices in batches_by_length(examples.lengths(), max_tokens=4096)
+        )
+        return (
+            sum(float(token_nll(model, batch).sum()) for batch in batches) / examples.num_targets()
+        )
 
 
 def corpus_hash(mails: Sequence[Mail]) -> str:
-    """SHA-256 (hex) of the mails: tells whether a checkpoint was made from what the generator writes today."""
+    """SHA-256 (hex) of the mails: tells whether a checkpoint was made from what the generator
+    writes today."""
     return hashlib.sha256("\0".join(mail.text for mail in mails).encode()).hexdigest()
 
 
@@ -154,14 +174,20 @@ def make(out: Path, recipe: Recipe) -> float:
     }
     (out / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     for file in out.iterdir():
-        file.chmod(0o644)  # safetensors writes 0600, which an installed package could not be read with
+        file.chmod(
+            0o644
+        )  # safetensors writes 0600, which an installed package could not be read with
     return loss
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python tools/make_tiny.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=TINY, help="folder to write to (the package's own by default)")
+    parser = argparse.ArgumentParser(
+        prog="python tools/make_tiny.py", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=TINY, help="folder to write to (the package's own by default)"
+    )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--num-mails", type=int, default=Recipe.num_mails)
     parsed = parser.parse_args(arguments)

@@ -41,7 +41,10 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
             cell.outputs, cell.execution_count = [], None
     with _commands_found():
         NotebookClient(
-            notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+            notebook,
+            timeout=SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
         ).execute()
     return notebook
 
@@ -49,11 +52,14 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
 def printed(notebook: nbformat.NotebookNode) -> str:
     """Return everything that a notebook's cells printed, and their last values as text."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
+    return "\n".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs
+    )
 
 
 def tidied(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Return a notebook with what a reader needs: no standard error, no colours, no time stamps of cells."""
+    """Return a notebook with what a reader needs: no standard error, no colours, no time stamps of
+    cells."""
     notebook = copy.deepcopy(notebook)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -64,7 +70,8 @@ def tidied(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _is_noise(output: nbformat.NotebookNode) -> bool:
-    """Return whether an output is progress: standard error, or what rich displays while it waits."""
+    """Return whether an output is progress: standard error, or what rich displays while it
+    waits."""
     return output.get("name") == "stderr" or output["output_type"] == "display_data"
 
 
@@ -84,7 +91,8 @@ def _joined(outputs: Iterable[nbformat.NotebookNode]) -> list[nbformat.NotebookN
 
 @contextmanager
 def _commands_found() -> Iterator[None]:
-    """Let a notebook's shell find the `raydp` of this environment, and libraries use one thread a process."""
+    """Let a notebook's shell find the `raydp` of this environment, and libraries use one thread a
+    process."""
     before = dict(os.environ)
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -96,8 +104,10 @@ def _commands_found() -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=f"some of {', '.join(NAMES)}")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument(
+        "names", nargs="*", default=NAMES, metavar="NAME", help=f"some of {', '.join(NAMES)}"
+    )
     chosen = parser.parse_args().names
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:

@@ -1,4 +1,5 @@
-"""Hooks of MkDocs, which builds the site: pages from outside docs/, from notebooks and from the code (mkdocs.yml)."""
+"""Hooks of MkDocs, which builds the site: pages from outside docs/, from notebooks and from the
+code (mkdocs.yml)."""
 
 from __future__ import annotations
 
@@ -46,10 +47,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         config: MkDocs's own configuration.
 
     Returns:
-        The files, with the pages from outside docs/, from notebooks, from the code, and of the sources that pages link.
+        The files, with the pages from outside docs/, from notebooks, from the code, and of the
+        sources that pages link.
     """
     for path, page in outside_pages().items():
-        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8"))
+        )
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         text = notebooks.as_markdown((ROOT / DOCS / file.src_uri).read_text(encoding="utf-8"))
         files.remove(file)
@@ -95,4 +99,6 @@ def on_post_build(config: MkDocsConfig, **_: object) -> None:
         if page.name.endswith("-report.html"):
             continue  # raydp's own reports, which have tests of their own
         if (found := LOADED.search(page.read_text(encoding="utf-8"))) is not None:
-            raise PluginError(f"{page} loads {found[1]}. The site must not load anything from elsewhere.")
+            raise PluginError(
+                f"{page} loads {found[1]}. The site must not load anything from elsewhere."
+            )

@@ -42,19 +42,22 @@ class Curve(NamedTuple):
 def training_curves(curves: Sequence[Curve]) -> go.Figure:
     """Plot the training loss of runs against their steps. Dark lines leak least, yellow lines most.
 
-    The losses are of small random batches. The lines are exponentially weighted means of them. Dots are losses on
-    held-out data.
+    The losses are of small random batches. The lines are exponentially weighted means of them. Dots
+    are losses on held-out data.
 
     Args:
-        curves: at most `MOST_CURVES` runs are drawn, evenly by score. Steps are thinned evenly to 60.
+        curves: at most `MOST_CURVES` runs are drawn, evenly by score, with at most 60 steps each.
     """
     figure = blank(xaxis_title_text="Step", yaxis_title_text="Training loss", showlegend=False)
+    # The thinned set keeps the lowest and the highest score, so the colours span the whole range.
     drawn = sorted((curve for curve in curves if len(curve.losses)), key=lambda curve: curve.score)
     drawn = [drawn[at] for at in evenly(len(drawn), MOST_CURVES)] if drawn else []
     for place, curve in enumerate(drawn):
+        # Losses of single batches are too noisy to read: draw their weighted mean, on fewer steps.
         kept = evenly(len(curve.losses), _MOST_STEPS)
         colour = sample_colorscale("Viridis", place / max(1, len(drawn) - 1))[0]
         text = f"{curve.name}, score {curve.score:.4g}<br>step %{{x}}"
+        # Four digits are finer than a pixel, and keep the page's file small.
         figure.add_trace(
             go.Scatter(
                 x=[int(curve.steps[at]) for at in kept],
@@ -64,6 +67,7 @@ def training_curves(curves: Sequence[Curve]) -> go.Figure:
                 hovertemplate=f"{text}, loss %{{y:.4g}}<extra></extra>",
             )
         )
+        # Held-out losses are means over a fixed set. They need no smoothing, so they are dots.
         if curve.heldout:
             figure.add_trace(
                 go.Scatter(

@@ -12,7 +12,9 @@ WIDTH, HEIGHT = 900, 540
 """Size in pixels. A PNG has twice as many in each direction."""
 
 
-def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_format: str = "svg") -> list[Path]:
+def save_figures(
+    figures: Mapping[str, go.Figure], folder: str | Path, *, file_format: str = "svg"
+) -> list[Path]:
     """Write each figure to folder/<name>.<format>.
 
     Args:
@@ -27,6 +29,7 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
         ValueError: an unknown format, or kaleido or its browser is missing.
     """
     check_format(file_format)
+    # kaleido and its browser are optional: only files need them, pages do not.
     try:
         import kaleido
         from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
@@ -42,12 +45,13 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
         {"fig": figure.to_dict(), "path": file, "opts": {"format": file_format, **size}}
         for file, figure in zip(files, figures.values(), strict=True)
     ]
+    # One call for all figures, because each call starts a browser.
     try:
         kaleido.write_fig_from_object_sync(jobs)
     except (ChromeNotFoundError, BrowserFailedError, BrowserClosedError) as error:
         raise ValueError(
-            "figures must have a browser that starts to become files, got none. Install Chrome or Chromium, or set "
-            "BROWSER_PATH; the page itself is written."
+            "figures must have a browser that starts to become files, got none. Install Chrome or "
+            "Chromium, or set BROWSER_PATH; the page itself is written."
         ) from error
     return files
 
@@ -55,4 +59,6 @@ def save_figures(figures: Mapping[str, go.Figure], folder: str | Path, *, file_f
 def check_format(file_format: str) -> None:
     """Raise ValueError if the format is not one of `FORMATS`."""
     if file_format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}. Choose one of them.")
+        raise ValueError(
+            f"format must be one of {', '.join(FORMATS)}, got {file_format!r}. Choose one of them."
+        )

@@ -1,4 +1,4 @@
-"""Figures that compare several tables: spread, accuracy of the heuristics, risk of the rules (Hu et al. 2025)."""
+"""Figures that compare several tables: spread, heuristics, risk of the rules (Hu et al. 2025)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import plotly.graph_objects as go
 
 from raydp.analysis.figures.style import (
     LINE,
-    LOSS,
     SCORE,
     SEQUENCE,
     blank,
     describe,
-    drawn_positions,
     group_mark,
     mark_of,
     plain,
@@ -25,27 +23,17 @@ from raydp.analysis.figures.style import (
 from raydp.analysis.selection.risk import privacy_risk
 from raydp.analysis.statistics.heuristics import heuristic_accuracy
 from raydp.analysis.statistics.variance import score_variance
-from raydp.analysis.tables.points import KEY, configuration_means, configurations, require_hyperparameters
+from raydp.analysis.tables.points import (
+    KEY,
+    configuration_means,
+    configurations,
+    require_hyperparameters,
+)
 
 _WIDTH = 0.45  # width of a group's column of points; neighbouring groups are 1 apart
+# The golden ratio less 1: its multiples modulo 1 are spread evenly (Kronecker sequence).
 _GOLDEN = 0.6180339887498949
 _MOST_POINTS = 2000
-
-
-def variance_by_group(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Plot the mean score of every configuration, one column of points per group, with its standard deviation above.
-
-    Args:
-        groups: name -> points table.
-
-    Raises:
-        ValueError: as `configuration_means`.
-
-    Source: Hu et al. 2025, Fig. 2, 3 and 14 to 18.
-    """
-    means = {name: configuration_means(points) for name, points in groups.items()}
-    spreads = {name: score_variance(points)["score_std"] for name, points in groups.items()}
-    return _strips(means, spreads)
 
 
 def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
@@ -55,9 +43,10 @@ def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
         points: a points table.
 
     Returns:
-        Two columns of points. The first holds the configurations' mean scores. The second holds the single runs: each
-        run's deviation from its configuration's mean, added to the overall mean. The second column is empty if no
-        configuration has two seeds. Above the columns stand score_std and seed_std of `score_variance`.
+        Two columns of points. The first holds the configurations' mean scores. The second holds the
+        single runs: each run's deviation from its configuration's mean, added to the overall mean.
+        The second column is empty if no configuration has two seeds. Above the columns stand
+        score_std and seed_std of `score_variance`.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -67,20 +56,20 @@ def configurations_and_seeds(points: pd.DataFrame) -> go.Figure:
     points = require_hyperparameters(points)
     means = configuration_means(points)
     merged = points.merge(means[[*KEY, "num_seeds", "score"]], on=KEY, suffixes=("", "_mean"))
+    # A configuration with one seed says nothing of the spread over seeds.
     several = merged[merged["num_seeds"] > 1]
+    # Move each run's deviation to the overall mean, so that both columns share one axis.
     runs = several.assign(score=several["score"] - several["score_mean"] + means["score"].mean())
     spread = score_variance(points)
     groups = {"Configurations": means, "Seeds, around the mean": runs}
-    return _strips(groups, dict(zip(groups, (spread["score_std"], spread["seed_std"]), strict=True)))
+    return strips(groups, dict(zip(groups, (spread["score_std"], spread["seed_std"]), strict=True)))
 
 
-def _strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | None]) -> go.Figure:
-    """Plot one column of points per group with its standard deviation above.
-
-    The points are shifted sideways so that they do not hide each other.
-    """
+def strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | None]) -> go.Figure:
+    """Plot one column of points per group, spread sideways, with its std above."""
     figure = blank(yaxis_title_text=SCORE, showlegend=False)
     for place, (name, table) in enumerate(groups.items()):
+        # More points would only cover each other. The standard deviation above uses all of them.
         some = table if len(table) <= _MOST_POINTS else table.sample(_MOST_POINTS, random_state=0)
         some = some.sort_values("score", kind="stable")
         aside = (np.arange(len(some)) * _GOLDEN) % 1 - 0.5  # neighbours in score lie apart
@@ -95,9 +84,12 @@ def _strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | No
                 hovertemplate="%{text}<br>score %{y:.4g}<extra></extra>",
             )
         )
+        # A group of one configuration has no standard deviation.
         if (std := spreads[name]) is not None:
             text = f"std {std:.4g}"
-            figure.add_annotation(x=place, y=float(table["score"].max()), text=text, showarrow=False, yshift=14)
+            figure.add_annotation(
+                x=place, y=float(table["score"].max()), text=text, showarrow=False, yshift=14
+            )
     figure.update_xaxes(tickvals=list(range(len(groups))), ticktext=list(map(plain, groups)))
     figure.update_xaxes(range=[-0.6, len(groups) - 0.4])
     quiet_axes(figure).update_xaxes(showgrid=False)
@@ -105,7 +97,9 @@ def _strips(groups: Mapping[str, pd.DataFrame], spreads: Mapping[str, float | No
 
 
 def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Plot the accuracy of each heuristic, one bar per group. The dashed line is the accuracy of guessing.
+    """Plot the accuracy of each heuristic, one bar per group.
+
+    The dashed line is the accuracy of guessing.
 
     Args:
         groups: name -> points table.
@@ -115,17 +109,25 @@ def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
 
     Source: Hu et al. 2025, Fig. 7 and 19.
     """
+    # The axis ends above 1, so that the text over a full bar is not cut off.
     figure = blank(
-        yaxis_title_text="Correct pairs", yaxis_range=[0, 1.08], yaxis_tickformat=".0%", barmode="group", bargap=0.4
+        yaxis_title_text="Correct pairs",
+        yaxis_range=[0, 1.08],
+        yaxis_tickformat=".0%",
+        barmode="group",
+        bargap=0.4,
     )
     for place, (name, points) in enumerate(groups.items()):
         accuracy = heuristic_accuracy(points)
+        # The text gives the number of pairs, since a share of few pairs is uncertain.
         figure.add_trace(
             go.Bar(
                 x=list(accuracy),
                 y=[figures["accuracy"] for figures in accuracy.values()],
                 name=plain(name),
-                text=[f"{figures['correct']} of {figures['pairs']}" for figures in accuracy.values()],
+                text=[
+                    f"{figures['correct']} of {figures['pairs']}" for figures in accuracy.values()
+                ],
                 textposition="outside",
                 cliponaxis=False,
                 marker_color=SEQUENCE[place % len(SEQUENCE)],
@@ -138,13 +140,16 @@ def heuristic_accuracies(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
 
 
 def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Plot each rule's privacy risk: the score it selects minus the oracle's, averaged over the utility thresholds.
+    """Plot each rule's privacy risk, averaged over the utility thresholds.
+
+    The privacy risk is the selected score minus the oracle's.
 
     Args:
         groups: name -> points table.
 
     Returns:
-        Bars of the relative risk, or of the absolute risk if the relative risk is undefined in some group.
+        Bars of the relative risk, or of the absolute risk if the relative risk is undefined in some
+        group.
 
     Raises:
         ValueError: as `privacy_risk`.
@@ -152,13 +157,19 @@ def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
     Source: Hu et al. 2025, §4.3 (Figure 10) and App. D.3.
     """
     risks = {name: privacy_risk(points)["rules"] for name, points in groups.items()}
-    relative = all("oracle" in rules and rules["oracle"]["relative"] is not None for rules in risks.values())
+    # One scale for all groups: relative only if every group defines the relative risk.
+    relative = all(
+        "oracle" in rules and rules["oracle"]["relative"] is not None for rules in risks.values()
+    )
     kind: Literal["relative", "absolute"] = "relative" if relative else "absolute"
     form = ".0%" if relative else ".3g"
     title = "Score above the oracle's, relative" if relative else "Score above the oracle's"
     figure = blank(xaxis_title_text=title, xaxis_tickformat=form, barmode="group", bargap=0.4)
     for place, (name, rules) in enumerate(risks.items()):
-        shown = [rule for rule in reversed(rules) if rules[rule][kind] is not None and rule != "oracle"]
+        # The oracle's own risk is 0 by definition, so it has no bar.
+        shown = [
+            rule for rule in reversed(rules) if rules[rule][kind] is not None and rule != "oracle"
+        ]
         alone = len(risks) == 1
         figure.add_trace(
             go.Bar(
@@ -169,38 +180,15 @@ def selection_risks(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
                 texttemplate=f"%{{x:{form}}}",
                 textposition="outside",
                 cliponaxis=False,
-                marker_color=[mark_of(rule)[2] for rule in shown] if alone else SEQUENCE[place % len(SEQUENCE)],
+                # A single group takes the rules' colours of the other figures.
+                marker_color=[mark_of(rule)[2] for rule in shown]
+                if alone
+                else SEQUENCE[place % len(SEQUENCE)],
                 hovertemplate=f"%{{y}}: %{{x:{form}}}<extra>{plain(name)}</extra>",
             )
         )
     largest = max((x for bars in figure.data for x in bars.x), default=0.0)
-    figure.update_xaxes(range=[0, 1.12 * largest] if largest > 0 else None)  # room for the figures beside the bars
+    # Leave room for the figures beside the bars.
+    figure.update_xaxes(range=[0, 1.12 * largest] if largest > 0 else None)
     figure.update_layout(showlegend=len(risks) > 1, legend_traceorder="reversed")
-    return quiet_axes(figure)
-
-
-def scores_against_utility(groups: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Plot mean score against mean utility loss, all groups in one figure.
-
-    Args:
-        groups: name -> points table.
-
-    Raises:
-        ValueError: as `configuration_means`.
-    """
-    figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
-    for place, (name, points) in enumerate(groups.items()):
-        means = configuration_means(points)
-        some = means.iloc[drawn_positions(means)]
-        figure.add_trace(
-            go.Scatter(
-                x=some["utility_loss"].tolist(),
-                y=some["score"].tolist(),
-                mode="markers",
-                name=plain(name),
-                marker={"size": 8, "opacity": 0.8, **group_mark(place)},
-                text=[describe(c) for c in configurations(some)],
-                hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<extra>" + plain(name) + "</extra>",
-            )
-        )
     return quiet_axes(figure)

@@ -1,4 +1,4 @@
-"""Score against utility, and each rule's selection at each utility threshold (Hu et al. 2025, Fig. 9 and 20)."""
+"""Score against utility, and each rule's selections (Hu et al. 2025, Fig. 9 and 20)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from raydp.analysis.figures.style import LINE, LOSS, POINT, SCORE, blank, describe, drawn_positions, mark_of, quiet_axes
-from raydp.analysis.selection.by_threshold import Pool, SelectionsByThreshold, selections_by_threshold
+from raydp.analysis.figures.style import (
+    LINE,
+    LOSS,
+    POINT,
+    SCORE,
+    blank,
+    describe,
+    drawn_positions,
+    mark_of,
+    quiet_axes,
+)
+from raydp.analysis.selection.by_threshold import (
+    Pool,
+    SelectionsByThreshold,
+    selections_by_threshold,
+)
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.tables.points import configurations
 
@@ -20,23 +34,32 @@ def score_against_utility(
 
     Args:
         points: a points table, or the result of `selections_by_threshold` for one.
-        constraints: configurations that violate the constraints are grey; the utility threshold is a dashed line.
+        constraints: configurations that violate the constraints are grey; the utility threshold is
+            a dashed line.
 
     Returns:
-        The traces "Configuration" and "Excluded", with error bars of one standard deviation over seeds. Each trace has
-        a y value only for its own points. One ring per rule marks the configuration that the rule selects.
+        The traces "Configuration" and "Excluded", with error bars of one standard deviation over
+        seeds. Each trace has a y value only for its own points. One ring per rule marks the
+        configuration that the rule selects.
 
     Raises:
         ValueError: as `selections_by_threshold`.
 
     Source: Hu et al. 2025, Fig. 9.
     """
-    selections = points if isinstance(points, SelectionsByThreshold) else selections_by_threshold(points, constraints)
+    # The page computes the selections once, for all its figures.
+    selections = (
+        points
+        if isinstance(points, SelectionsByThreshold)
+        else selections_by_threshold(points, constraints)
+    )
     figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
     shown = drawn_rows(selections)
     means, passed = selections.means.iloc[shown], selections.passed[shown]
+    # Both traces hold all configurations, so that the page's slider can move points between them.
     for name, opacity, member in (("Configuration", 1.0, passed), ("Excluded", 0.4, ~passed)):
         figure.add_trace(_points(means, member, name, opacity))
+    # The rings differ in size, so that all stay visible where rules agree.
     for rule, position in selections.start.items():
         symbol, size, colour = mark_of(rule)
         row = selections.means.iloc[position]
@@ -50,6 +73,7 @@ def score_against_utility(
                 hoverinfo="skip",
             )
         )
+    # Where nothing is excluded, the threshold divides nothing.
     if not selections.passed.all():
         figure.add_vline(x=selections.threshold, line={"dash": "dash", "width": 1.5, "color": LINE})
     return quiet_axes(figure)
@@ -68,9 +92,16 @@ def score_along_thresholds(
 
     Source: Hu et al. 2025, Fig. 20 (b).
     """
-    selections = points if isinstance(points, SelectionsByThreshold) else selections_by_threshold(points, constraints)
+    selections = (
+        points
+        if isinstance(points, SelectionsByThreshold)
+        else selections_by_threshold(points, constraints)
+    )
     score = selections.means["score"].to_numpy()
-    figure = blank(xaxis_title_text="Utility threshold u", yaxis_title_text="Score of what is selected")
+    figure = blank(
+        xaxis_title_text="Utility threshold u", yaxis_title_text="Score of what is selected"
+    )
+    # The oracle is drawn first: its band lies behind the other rules' lines.
     for rule, positions in sorted(selections.selected.items(), key=lambda one: one[0] != "oracle"):
         figure.add_trace(
             go.Scatter(
@@ -88,8 +119,11 @@ def score_along_thresholds(
 
 
 def drawn_rows(selections: SelectionsByThreshold) -> NDArray[np.intp]:
-    """Return the positions of the configurations that the scatter draws: a thinned set, and all that a rule selects."""
-    selected = [*selections.selected.values(), np.array(list(selections.start.values()), dtype=np.intp)]
+    """Return the positions that the scatter draws: a thinned set, and all that a rule selects."""
+    selected = [
+        *selections.selected.values(),
+        np.array(list(selections.start.values()), dtype=np.intp),
+    ]
     return np.unique(np.concatenate([drawn_positions(selections.means), *selected]))
 
 
@@ -102,7 +136,10 @@ def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.S
     """Return the trace of one kind of configurations, with error bars and hover text."""
     return go.Scatter(
         x=rows["utility_loss"].tolist(),
-        y=[score if inside else None for score, inside in zip(rows["score"].tolist(), member, strict=True)],
+        y=[
+            score if inside else None
+            for score, inside in zip(rows["score"].tolist(), member, strict=True)
+        ],
         error_x=_error_bars(rows["utility_loss_std"]),
         error_y=_error_bars(rows["score_std"]),
         mode="markers",
@@ -117,4 +154,10 @@ def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.S
 
 def _error_bars(std: pd.Series) -> dict[str, object]:
     """Return error bars of one standard deviation, or of length 0 where it is undefined."""
-    return {"type": "data", "array": std.fillna(0).tolist(), "color": POINT, "thickness": 1, "width": 0}
+    return {
+        "type": "data",
+        "array": std.fillna(0).tolist(),
+        "color": POINT,
+        "thickness": 1,
+        "width": 0,
+    }

@@ -1,4 +1,4 @@
-"""The common style of all figures: colours that colour-blind readers can tell apart, marks of the rules, layout."""
+"""The common style of all figures: colours for colour-blind readers too, marks of rules, layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raydp.search_spaces.settings import settings_in_words
 INK = "#1c2128"
 POINT, LINE = "#6b7c93", "#8a939c"
 SEQUENCE = ("#2b83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7a5ba6")
-"""Colours after Okabe and Ito 2008. The blue is brighter, for dark pages, and two colours are added for many groups."""
+"""Colours after Okabe and Ito 2008, with a brighter blue for dark pages and two more colours."""
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 """Symbols that tell groups apart if there are more groups than colours."""
 MARKS = {
@@ -28,7 +28,7 @@ MARKS = {
     "pareto-knee": ("pentagon-open", 27, "#2b83c6"),
     "predicted-score": ("hexagon-open", 31, "#56b4e9"),
 }
-"""Symbol, size in pixels and colour of each rule. The rings differ in size, so all stay visible where rules agree."""
+"""Symbol, size in pixels, colour. The sizes differ, so all rings show where rules agree."""
 _OTHER_MARK = ("star-open", 35, "#8c6d31")
 MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
@@ -62,7 +62,13 @@ def blank(**layout: object) -> go.Figure:
 
 def quiet_axes(figure: go.Figure) -> go.Figure:
     """Put grid lines behind the data, never cut labels off, and write small numbers as 1e-6."""
-    quiet = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "exponentformat": EXPONENT}
+    quiet = {
+        "gridcolor": GRID,
+        "linecolor": GRID,
+        "zeroline": False,
+        "automargin": True,
+        "exponentformat": EXPONENT,
+    }
     figure.update_xaxes(quiet)
     figure.update_yaxes(quiet)
     return figure
@@ -71,7 +77,7 @@ def quiet_axes(figure: go.Figure) -> go.Figure:
 def configuration_in_words(configuration: Configuration) -> str:
     """Return a configuration as text, such as "b = 64, T = 120, η = 0.02, r = 16"."""
     c = configuration
-    further = f", {settings_in_words(c.fields)}" if c.settings else ""
+    further = f", {settings_in_words(c.settings)}" if c.settings else ""
     return f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}{further}"
 
 
@@ -83,16 +89,18 @@ def describe(configuration: Configuration) -> str:
 
 
 def plain(text: str) -> str:
-    """Escape a text so that plotly shows it literally. Plotly interprets HTML tags, and %{...} in hover texts."""
+    """Escape a text so that plotly shows HTML tags and %{...} literally."""
     return escape(text).replace("%", "&#37;")
 
 
 def drawn_positions(means: pd.DataFrame) -> NDArray[np.intp]:
     """Return the positions, ascending, of the configurations that a figure draws.
 
-    Shape [at most MOST_POINTS]. If there are more configurations, they are thinned evenly by loss, keeping both ends.
+    Shape [at most MOST_POINTS]. If there are more configurations, they are thinned evenly by loss,
+    keeping both ends.
     """
     if len(means) <= MOST_POINTS:
         return np.arange(len(means))
+    # A stable order draws the same points on every call.
     order = np.argsort(means["utility_loss"].to_numpy(), kind="stable")
     return np.sort(order[evenly(len(means), MOST_POINTS)])

@@ -1,4 +1,4 @@
-"""The selected model's card, the contenders for the lowest score, and the selected model's leakage of each secret."""
+"""The selected model's card, the contenders for the lowest score, and the leakage of secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.settings import settings_in_words
 
 MOST_SECRETS = 200
-"""The largest number of rows in the table of secrets. The secrets that the selected model leaks most come first."""
+"""The largest number of rows in the table of secrets: those that the selected model leaks most."""
 MOST_CONTENDERS = 20
 _GUARANTEE = {"epsilon": "ε", "delta": "δ"}
 _MECHANISM = {"noise_multiplier": "Noise multiplier σ", "max_grad_norm": "Clipping norm c"}
@@ -27,12 +27,21 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
     Args:
         points: the points table.
         selected: the selection from that table.
-        told: label -> text of further rows that the table does not hold, such as the unit of privacy.
+        told: label -> text of further rows that the table does not hold, such as the unit of
+            privacy.
     """
-    rows = [("Model", selected.model_uri or "none recorded"), ("Configuration", str(selected.configuration))]
+    rows = [
+        ("Model", selected.model_uri or "none recorded"),
+        ("Configuration", str(selected.configuration)),
+    ]
     own = _runs_of(points, selected)
     rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
-    rows += [*told.items(), ("Utility loss", number(selected.utility_loss)), ("Score, measured", _score(selected))]
+    rows += [
+        *told.items(),
+        ("Utility loss", number(selected.utility_loss)),
+        ("Score, measured", _score(selected)),
+    ]
+    # The measured score of a selected minimum is too low on average (winner's curse).
     made = selected.decision
     if made is not None and made.interval is not None:
         low, high = made.interval
@@ -49,6 +58,7 @@ def guarantee_in_words(points: pd.DataFrame, selected: Selection, told: Mapping[
     if not {"epsilon", "delta"} <= set(own):
         return ""
     epsilon = pd.to_numeric(own["epsilon"], errors="coerce")
+    # Without a known ε for every run, say nothing rather than name a wrong guarantee.
     if epsilon.isna().any() or own["delta"].isna().any():
         return ""
     if not np.isfinite(epsilon).all():
@@ -56,7 +66,9 @@ def guarantee_in_words(points: pd.DataFrame, selected: Selection, told: Mapping[
     unit, certified = told.get("Unit of privacy"), told.get("Certified", "yes")
     of = "" if unit is None else f" for one {unit} added or removed"
     but = "" if certified == "yes" else f". Not certified: {certified.removeprefix('no: ')}"
-    return f"Its guarantee: ε = {_largest(own['epsilon'])} at δ = {_largest(own['delta'])}{of}{but}."
+    return (
+        f"Its guarantee: ε = {_largest(own['epsilon'])} at δ = {_largest(own['delta'])}{of}{but}."
+    )
 
 
 def _runs_of(points: pd.DataFrame, selected: Selection) -> pd.DataFrame:
@@ -71,22 +83,33 @@ def contenders_table(selected: Selection) -> str:
         return ""
     if not compared.levels:
         return paragraph(f"Not known: {compared.reason}.", css="soft")
+    # One row per configuration, by mean score.
     rows: list[list[Cell]] = []
     marked = []
     for place, row in enumerate(compared.rows[:MOST_CONTENDERS]):
         inside = "may be" if row["indistinguishable"] else "is not"
         c = Configuration.from_json(row)
-        further = [settings_in_words(c.fields) or "–"] if any("settings" in each for each in compared.rows) else []
+        further = (
+            [settings_in_words(c.settings) or "–"]
+            if any("settings" in each for each in compared.rows)
+            else []
+        )
         name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, *further]
         rows.append([*name, row["score"], row["std_error"], percent(row["probability"], 1), inside])
         if c == selected.configuration:
             marked.append(place)
+    # The caption names the sources of error: without them a probability has no meaning.
     over = " and ".join(compared.levels)
-    of = f", the first {MOST_CONTENDERS} of {len(compared.rows)}" if len(compared.rows) > MOST_CONTENDERS else ""
+    of = (
+        f", the first {MOST_CONTENDERS} of {len(compared.rows)}"
+        if len(compared.rows) > MOST_CONTENDERS
+        else ""
+    )
     at = f"the last column at {100 * compared.confidence:g} %"
     caption = f"By mean score{of}; standard errors and probabilities over {over}; {at}"
     fields = ["Further fields"] if any("settings" in each for each in compared.rows) else []
     headers = ["b", "T", "η", *fields, "Score", "Std. error", "Probability", "The lowest"]
+    # Where the choice is open, say what would decide it.
     outlook = None if compared.verdict == "supported" else selected.outlook
     note = "" if outlook is None else paragraph(outlook.sentence, css="soft")
     return "\n".join([table(caption, headers, rows, marked=marked), note])
@@ -94,11 +117,15 @@ def contenders_table(selected: Selection) -> str:
 
 def steps_table(selected: Selection) -> str:
     """Return the table of what each step of the rule dropped and kept, as HTML."""
-    rows: list[list[Cell]] = [[step.name, step.rule, len(step.dropped), len(step.survivors)] for step in selected.steps]
+    rows: list[list[Cell]] = [
+        [step.name, step.rule, len(step.dropped), len(step.survivors)] for step in selected.steps
+    ]
     return table(f"Steps of the rule {selected.rule}", ["Step", "Rule", "Dropped", "Kept"], rows)
 
 
-def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_secret: tuple[pd.DataFrame, str]) -> str:
+def secrets_table(
+    points: pd.DataFrame, compared: Mapping[str, Selection], by_secret: tuple[pd.DataFrame, str]
+) -> str:
     """Return a table of each secret's score under the selected models, as HTML.
 
     The table shows identifiers and figures, never the secrets.
@@ -109,8 +136,11 @@ def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_se
         by_secret: the content of secrets.parquet and the name of the score.
     """
     values, counts = values_by_secret(points, *by_secret)
-    columns = {rule: secret_means(points, selected, *by_secret) for rule, selected in compared.items()}
+    columns = {
+        rule: secret_means(points, selected, *by_secret) for rule, selected in compared.items()
+    }
     shown = pd.DataFrame(columns).assign(count=counts, most=values.max(axis=0))
+    # What the first selection leaks most stands on top.
     order = shown.iloc[:, 0].sort_values(ascending=False, kind="stable").index[:MOST_SECRETS]
     rows: list[list[Cell]] = [
         [
@@ -126,10 +156,14 @@ def secrets_table(points: pd.DataFrame, compared: Mapping[str, Selection], by_se
     return table(caption, ["Secret", "In examples", *compared, "Highest"], rows)
 
 
-def secret_means(points: pd.DataFrame, selected: Selection, secrets: pd.DataFrame, score: str) -> pd.Series:
-    """Return the selected configuration's score per secret, the mean over its seeds. Shape [secret]."""
+def secret_means(
+    points: pd.DataFrame, selected: Selection, secrets: pd.DataFrame, score: str
+) -> pd.Series:
+    """Return the selected configuration's score by secret, the mean over seeds, shape [secret]."""
     values, _ = values_by_secret(points, secrets, score)
-    own: pd.Series = values[np.array([c == selected.configuration for c in configurations(points)])].mean(axis=0)
+    own: pd.Series = values[
+        np.array([c == selected.configuration for c in configurations(points)])
+    ].mean(axis=0)
     return own
 
 
@@ -144,6 +178,7 @@ def _score(selected: Selection) -> str:
 
 
 def _largest(values: pd.Series) -> str:
-    """Return the largest value of a column, which holds for all seeds. Texts such as "inf" are read as numbers."""
+    """Return the largest value of a column, which holds for all seeds. "inf" is a number."""
     numbers = pd.to_numeric(values, errors="coerce")
+    # If a value is unreadable, the others bound nothing.
     return number(None if numbers.isna().any() else float(numbers.max()))

@@ -16,7 +16,7 @@ Cell = str | int | float | None
 Attributes = Mapping[str, str | int]
 _TEXT = {"class": "text"}
 _FIGURE = re.compile(r"([<>≤≥~±+−-]\s*)?(\.?\d|∞|inf\b)")
-"""The beginning of a cell that is a number: a sign or a bound may stand before it, and a unit or a range behind it."""
+"""The beginning of a numeric cell. A sign or bound may precede, a unit or range may follow."""
 
 
 def number(value: float | None) -> str:
@@ -39,16 +39,21 @@ def paragraph(text: str, *, css: str = "") -> str:
 def bullets(texts: Sequence[str], *, css: str = "") -> str:
     """Return a list of texts, or nothing if there are no texts."""
     attributes = _written({"class": css} if css else {})
-    return f"<ul{attributes}>{''.join(f'<li>{_prose(text)}</li>' for text in texts)}</ul>" if texts else ""
+    return (
+        f"<ul{attributes}>{''.join(f'<li>{_prose(text)}</li>' for text in texts)}</ul>"
+        if texts
+        else ""
+    )
 
 
 def _prose(text: str) -> str:
     """Return a text whose parts between backticks are code."""
+    # Escape first, so that a user's text can never become a tag.
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def section(heading: str, *parts: str, css: str = "") -> str:
-    """Return a section with its heading. The parts are HTML. A heading occurs once on a page (see `contents`)."""
+    """Return a section of HTML parts with its heading, which occurs once on a page (`contents`)."""
     attributes = _written({"id": _anchor(heading)} | ({"class": css} if css else {}))
     body = chr(10).join(part for part in parts if part)
     return f"<section{attributes}>\n<h2>{escape(heading)}</h2>\n{body}\n</section>"
@@ -56,7 +61,9 @@ def section(heading: str, *parts: str, css: str = "") -> str:
 
 def contents(headings: Sequence[str]) -> str:
     """Return a list of links to the sections with these headings."""
-    links = "".join(f'<li><a href="#{_anchor(heading)}">{escape(heading)}</a></li>' for heading in headings)
+    links = "".join(
+        f'<li><a href="#{_anchor(heading)}">{escape(heading)}</a></li>' for heading in headings
+    )
     return f'<nav aria-label="Contents"><ul class="contents">{links}</ul></nav>'
 
 
@@ -72,7 +79,9 @@ def _anchor(heading: str) -> str:
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
     """Return labels with their texts, as a card."""
-    body = "\n".join(f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows)
+    body = "\n".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in rows
+    )
     return f'<dl class="card">\n{body}\n</dl>'
 
 
@@ -85,12 +94,15 @@ def table(
     of_row: Sequence[Attributes] | None = None,
     of_column: Mapping[int, Attributes] | None = None,
 ) -> str:
-    """Return a table in its own box, which scrolls on narrow screens. The first cell of a row is the row's header.
+    """Return a table in its own box, which scrolls on narrow screens.
+
+    The first cell of a row is the row's header.
 
     Args:
         caption: text above the table.
         headers: one per column.
-        rows: at least one. A column aligns left if one of its cells is text, else right (see `_is_text`).
+        rows: at least one. A column aligns left if one of its cells is text, else right (see
+            `_is_text`).
         marked: positions of rows to emphasise.
         of_row: attributes of each row, for scripts.
         of_column: column -> attributes of its cells, for scripts.
@@ -98,7 +110,8 @@ def table(
     textual = [any(map(_is_text, cells)) for cells in zip(*rows, strict=True)]
     columns = zip(headers, textual, strict=True)
     head = "".join(
-        f"<th{_written({'scope': 'col'} | (_TEXT if text else {}))}>{escape(header)}</th>" for header, text in columns
+        f"<th{_written({'scope': 'col'} | (_TEXT if text else {}))}>{escape(header)}</th>"
+        for header, text in columns
     )
     body = "\n".join(
         _row(
@@ -109,6 +122,7 @@ def table(
         )
         for at, row in enumerate(rows)
     )
+    # The visible caption stands outside the scrolling box. Screen readers read the table's own.
     return (
         f'<p class="soft caption" aria-hidden="true">{escape(caption)}</p>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">\n<table>\n'
@@ -118,6 +132,7 @@ def table(
 
 def script_json(data: object) -> str:
     """Return JSON that cannot end the script element that holds it."""
+    # "</script" would end the element, and U+2028 ends a line in older JavaScript.
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
@@ -130,7 +145,10 @@ def plot(name: str, label: str, caption: str, *, css: str = "") -> str:
         caption: text below the figure.
         css: "wide" if the figure scrolls on narrow screens, "tall" for more height.
     """
-    focus: Attributes = {"tabindex": 0, "role": "region", "aria-label": caption} if css == "wide" else {}
+    # A box that scrolls must be reachable by the keyboard.
+    focus: Attributes = (
+        {"tabindex": 0, "role": "region", "aria-label": caption} if css == "wide" else {}
+    )
     place: Attributes = {"id": name, "class": "plot", "role": "img", "aria-label": label}
     return (
         f"<figure{_written({'class': css} if css else {})}>\n"
@@ -146,15 +164,18 @@ def page(
     live: Mapping[str, object] | None = None,
     parallel: Mapping[str, object] | None = None,
 ) -> str:
-    """Return a whole page. It loads nothing: plotly.js is included, and the content policy forbids requests.
+    """Return a whole page.
+
+    It loads nothing: plotly.js is included, and the content policy forbids requests.
 
     Args:
         title: title of the page.
         body: parts of the page as HTML, with a `plot` placeholder for each figure.
         figures: name -> figure.
-        live: data of the slider's script (see `raydp.analysis.report.threshold_slider`), None for a page without a
-            slider.
-        parallel: data of the parallel coordinates (see `raydp.analysis.report.parallel`), None for a page without them.
+        live: data of the slider's script (see `raydp.analysis.report.threshold_slider`), None for a
+            page without a slider.
+        parallel: data of the parallel coordinates (see `raydp.analysis.report.parallel`), None for
+            a page without them.
     """
     described = {name: _described(figure) for name, figure in figures.items()}
     data = {"figures": described, "live": live, "parallel": parallel}
@@ -174,14 +195,17 @@ def _file(name: str) -> str:
 
 
 def _described(figure: go.Figure) -> Mapping[str, object]:
-    """Return a figure as plain data for plotly.js. The template is dropped because the page sets the colours."""
+    """Return a figure as data for plotly.js, without a template: the page sets the colours."""
     described: dict[str, dict[str, object]] = json.loads(figure.to_json())
     described["layout"].pop("template", None)
     return described
 
 
 def _row(
-    cells: Sequence[Cell], textual: Sequence[bool], attributes: Attributes, of_column: Mapping[int, Attributes]
+    cells: Sequence[Cell],
+    textual: Sequence[bool],
+    attributes: Attributes,
+    of_column: Mapping[int, Attributes],
 ) -> str:
     """Return a row. The first cell is its header."""
     written = []
@@ -193,8 +217,10 @@ def _row(
 
 
 def _is_text(value: Cell) -> bool:
-    """Return whether a cell is text. A number may have a sign, a bound or a unit: "-0.3", "<0.1", "12%"."""
-    return isinstance(value, str) and value not in ("", number(None)) and _FIGURE.match(value) is None
+    """Return whether a cell is text. Numbers may have signs, bounds or units: "<0.1", "12%"."""
+    return (
+        isinstance(value, str) and value not in ("", number(None)) and _FIGURE.match(value) is None
+    )
 
 
 def _written(attributes: Attributes) -> str:

@@ -1,4 +1,4 @@
-"""Parallel coordinates: every configuration as a line through its hyperparameters, its utility and its score."""
+"""Parallel coordinates: a configuration is a line through hyperparameters, utility and score."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from raydp.analysis.tables.coordinates import UNSET, is_numeric, level_of, varie
 from raydp.analysis.tables.thinning import evenly
 from raydp.search_spaces.settings import short_names
 
-_AXES = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "utility_loss": "Utility loss", "score": "Score"}
+_AXES = {
+    "batch_size": "b",
+    "num_steps": "T",
+    "learning_rate": "η",
+    "utility_loss": "Utility loss",
+    "score": "Score",
+}
 _LOGARITHMIC = ("batch_size", "num_steps", "learning_rate")
 _MOST_TICKS = 8
 _LABEL = (
-    "Every configuration as a line through its hyperparameters, its mean utility loss and its mean score. The table of "
-    "configurations holds the figures."
+    "Every configuration as a line through its hyperparameters, its mean utility loss and its mean "
+    "score. The table of configurations holds the figures."
 )
 _CAPTION = (
-    "Drag along an axis to keep only the configurations of that range, on as many axes as you like: the table of "
-    "configurations follows. A click on an axis takes its range back. Yellow lines leak most."
+    "Drag along an axis to keep only the configurations of that range, on as many axes as you "
+    "like: the table of configurations follows. A click on an axis takes its range back. Yellow "
+    "lines leak most."
 )
 
 
@@ -43,8 +50,9 @@ def parallel_data(means: pd.DataFrame) -> dict[str, object]:
         means: [m] configuration means.
 
     Returns:
-        "drawn": positions of the configurations that are drawn; "axes": label, values by drawn configuration (a
-        logarithm for b, T, η and positive numbers of further fields) and ticks with their texts.
+        "drawn": positions of the configurations that are drawn; "axes": label, values by drawn
+        configuration (a logarithm for b, T, η and positive numbers of further fields) and ticks
+        with their texts.
     """
     drawn = drawn_positions(means)
     some = means.iloc[drawn]
@@ -55,25 +63,38 @@ def parallel_data(means: pd.DataFrame) -> dict[str, object]:
     fields = varied_fields(some)
     names = short_names(list(fields))
     further = [_axis_of_field(values, names[path]) for path, values in fields.items()]
+    # Hyperparameters stand left and results right, as lines are read.
     first = [axes.pop(name) for name in _LOGARITHMIC]
     return {"drawn": drawn.tolist(), "axes": [*first, *further, *axes.values()]}
 
 
 def _axis_of_field(values: list[object], label: str) -> dict[str, object]:
     """Return the axis of a further field: of numbers, or of one place for each value."""
+    # A configuration that does not set the field has no place on an axis of numbers.
     if is_numeric(values) and UNSET not in values:
         numbers = np.array(values, dtype=np.float64)
         return _axis(numbers, label, logarithmic=bool(numbers.min() > 0))
     texts = [*map(level_of, values)]
     levels = sorted(set(texts))
     places = [float(levels.index(text)) for text in texts]
-    return {"label": label, "values": places, "ticks": [*map(float, range(len(levels)))], "texts": levels}
+    return {
+        "label": label,
+        "values": places,
+        "ticks": [*map(float, range(len(levels)))],
+        "texts": levels,
+    }
 
 
 def _axis(numbers: NDArray[np.float64], label: str, *, logarithmic: bool) -> dict[str, object]:
     ticks = np.linspace(numbers.min(), numbers.max(), 5)
     if not logarithmic:
-        return {"label": label, "values": numbers.tolist(), "ticks": ticks.tolist(), "texts": _texts(ticks)}
+        return {
+            "label": label,
+            "values": numbers.tolist(),
+            "ticks": ticks.tolist(),
+            "texts": _texts(ticks),
+        }
+    # Grids hold few values of b, T and η, so the values themselves are the ticks.
     ticks = np.unique(numbers)
     ticks = ticks[evenly(len(ticks), _MOST_TICKS)]
     logs = {"values": np.log(numbers).tolist(), "ticks": np.log(ticks).tolist()}
@@ -83,7 +104,10 @@ def _axis(numbers: NDArray[np.float64], label: str, *, logarithmic: bool) -> dic
 def _texts(ticks: NDArray[np.float64]) -> list[str]:
     """Return the texts of the ticks, with as many digits as it takes to tell them apart."""
     for digits in range(3, 17):
-        texts = [str(int(t)) if t == int(t) and abs(t) < 1e7 else f"{t:.{digits}g}" for t in ticks.tolist()]
+        texts = [
+            str(int(t)) if t == int(t) and abs(t) < 1e7 else f"{t:.{digits}g}"
+            for t in ticks.tolist()
+        ]
         if len(set(texts)) == len(set(ticks.tolist())):
             break
     return texts

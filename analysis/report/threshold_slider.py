@@ -35,18 +35,19 @@ def threshold_chart(selections: SelectionsByThreshold) -> tuple[str, str]:
     """Return the slider and the scatter plot "layout", as HTML."""
     last = len(selections.thresholds) - 1
     slider = (
-        '<div class="live">\n<label for="threshold">Utility threshold u</label>\n'
-        f'<input type="range" id="threshold" min="0" max="{last}" step="1" value="{_start_at(selections)}" '
-        f'aria-describedby="threshold-says">\n<output id="threshold-value" for="threshold">'
-        f'{escape(start_text(selections))}</output>\n<button type="button" id="threshold-reset">As selected</button>\n'
-        '<p id="threshold-says" class="soft" aria-live="polite"></p>\n</div>'
+        '<div class="live">\n<label for="threshold">Utility threshold u</label>\n<input '
+        f'type="range" id="threshold" min="0" max="{last}" step="1" '
+        f'value="{_start_at(selections)}" aria-describedby="threshold-says">\n<output '
+        f'id="threshold-value" for="threshold">{escape(start_text(selections))}</output>\n<button '
+        'type="button" id="threshold-reset">As selected</button>\n<p id="threshold-says" '
+        'class="soft" aria-live="polite"></p>\n</div>'
     )
     scatter = plot(
         "layout",
-        "Scatter plot of the mean score against the mean utility loss of configurations, with a mark around what each "
-        "rule selects at the threshold. The tables hold the same figures.",
-        f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better. Only points to the "
-        "left of the dashed line, the threshold, may be selected.",
+        "Scatter plot of the mean score against the mean utility loss of configurations, with a "
+        "mark around what each rule selects at the threshold. The tables hold the same figures.",
+        f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better. "
+        "Only points to the left of the dashed line, the threshold, may be selected.",
     )
     return slider, scatter
 
@@ -65,13 +66,14 @@ def threshold_section(
     lines = plot(
         "by_threshold",
         "Lines of the score of what each rule selects, against the utility threshold.",
-        "What each rule would select at every threshold. The oracle's line is the best that scores allow: a rule that "
-        "stays near it wherever the threshold is set can be relied on.",
+        "What each rule would select at every threshold. The oracle's line is the best that scores "
+        "allow: a rule that stays near it wherever the threshold is set can be relied on.",
         css="low",
     )
     # The table of rules at the starting threshold; the script updates it when the slider moves.
     figures = _figures(selections, base_utility_loss)
     score = selections.means["score"].to_numpy()
+    # "above" depends on the oracle at the threshold, so it is no column by configuration.
     shown = [key for key in _HEADERS if key in figures or key == "above"]
     rows: list[list[Cell]] = []
     for name, at in selections.start.items():
@@ -86,21 +88,27 @@ def threshold_section(
         of_row=[{"data-rule": name} for name in selections.start],
         of_column={at: {"data-figure": name} for at, name in enumerate(shown, start=1)},
     )
-    reasons = [paragraph(f"{name}: {reason}.", css="soft") for name, reason in selections.reasons.items()]
+    # A rule that cannot select is explained, not silently left out.
+    reasons = [
+        paragraph(f"{name}: {reason}.", css="soft") for name, reason in selections.reasons.items()
+    ]
     return [rules, *reasons, lines]
 
 
 def live_data(
     selections: SelectionsByThreshold, rule: str, base_utility_loss: float | None, *, relative: bool
 ) -> dict[str, object]:
-    """Return the data of the slider's script: selections by rule and threshold, and the figures as texts."""
+    """Return the data of the slider's script: selections by rule and threshold, with texts."""
     loss = selections.means["utility_loss"].to_numpy()
     return {
         "rule": rule,
         "relative": relative,
         "thresholds": selections.thresholds.tolist(),
         "texts": _labels(selections),
-        "limits": [float(loss[within(loss, np.full(len(loss), u))].max()) for u in selections.thresholds],
+        # `within` forgives rounding, the script does not: give it the largest loss admitted.
+        "limits": [
+            float(loss[within(loss, np.full(len(loss), u))].max()) for u in selections.thresholds
+        ],
         "members": selections.members.tolist(),
         "selected": {name: positions.tolist() for name, positions in selections.selected.items()},
         "start": dict(selections.start),
@@ -119,13 +127,16 @@ def live_data(
 
 
 def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
-    """Return the table of every configuration with its means. The slider changes the style of its rows."""
+    """Return the table of all configurations' means. The slider changes the style of its rows."""
     means = selections.means
     listed = means
     caption = "Means over seeds, sorted by T, b, η"
+    # A shortened table keeps the low losses, which are the likeliest selections.
     if len(means) > MOST_LISTED:
         listed = means.nsmallest(MOST_LISTED, "utility_loss", keep="first").sort_index()
-        caption = f"Means over seeds of the {MOST_LISTED} configurations of lowest loss of {len(means)}"
+        caption = (
+            f"Means over seeds of the {MOST_LISTED} configurations of lowest loss of {len(means)}"
+        )
     further = further_columns(listed)
     headers = [
         "b",
@@ -141,30 +152,45 @@ def configurations_table(selections: SelectionsByThreshold, rule: str) -> str:
         "Score std",
         "Chosen by",
     ]
+    # One row per configuration, with the rules that select it at the starting threshold.
     rows: list[list[Cell]] = []
-    columns = listed[["num_seeds", "utility_loss", "utility_loss_std", "score", "score_std"]].itertuples(index=False)
+    columns = listed[
+        ["num_seeds", "utility_loss", "utility_loss_std", "score", "score_std"]
+    ].itertuples(index=False)
     of_fields = list(zip(*further.values(), strict=True)) if further else [()] * len(listed)
     every = zip(listed.index, configurations(listed), of_fields, columns, strict=True)
     for at, c, fields, (seeds, *values) in every:
         chosen = ", ".join(name for name, position in selections.start.items() if position == at)
-        name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, *fields, c.compute, float(c.updates)]
+        name: list[Cell] = [
+            c.batch_size,
+            c.num_steps,
+            c.learning_rate,
+            *fields,
+            c.compute,
+            float(c.updates),
+        ]
         rows.append([*name, int(seeds), *map(float, values), chosen])
     marked = [place for place, at in enumerate(listed.index) if at == selections.start.get(rule)]
+    # The script finds a row's configuration by its position, also in a shortened table.
     attributes: list[dict[str, str | int]] = [
-        {"data-position": int(at)} if place in marked or selections.passed[at]
+        {"data-position": int(at)}
+        if place in marked or selections.passed[at]
         else {"data-position": int(at), "class": "excluded"}
         for place, at in enumerate(listed.index)
-    ]  # fmt: skip
+    ]
     return table(caption, headers, rows, marked=marked, of_row=attributes)
 
 
-def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None) -> dict[str, list[str]]:
+def _figures(
+    selections: SelectionsByThreshold, base_utility_loss: float | None
+) -> dict[str, list[str]]:
     """Return the texts of the table of rules: column -> [m] texts, one per configuration."""
     means = selections.means
     names = (*HYPERPARAMETERS, "utility_loss", "score")
     columns = {name: [number(value) for value in means[name].tolist()] for name in names}
     if any(means[SETTINGS]):
-        columns["further"] = [settings_in_words(c.fields) or "–" for c in configurations(means)]
+        columns["further"] = [settings_in_words(c.settings) or "–" for c in configurations(means)]
+    # The best gain that the constraints other than the threshold allow counts as 100 %.
     best = float(means.loc[selections.allowed, "utility_loss"].min())
     if base_utility_loss is None or base_utility_loss <= best:
         gain = ["–"] * len(means)
@@ -177,7 +203,12 @@ def _figures(selections: SelectionsByThreshold, base_utility_loss: float | None)
 
 def _above(score: float, oracle: float, *, relative: bool) -> str:
     """Return the relative risk at one threshold, formatted as the script does."""
-    return f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %" if relative and oracle > 0 else "–"
+    # JavaScript rounds halves up, Python's format to even: round as the script does.
+    return (
+        f"{np.floor(100 * (score - oracle) / oracle + 0.5):.0f} %"
+        if relative and oracle > 0
+        else "–"
+    )
 
 
 def _drawn(selections: SelectionsByThreshold) -> str:
@@ -192,14 +223,18 @@ def start_text(selections: SelectionsByThreshold) -> str:
 
 
 def _labels(selections: SelectionsByThreshold) -> list[str]:
-    """Return the thresholds with just enough digits to select the same configurations. Shape [k]."""
+    """Return the thresholds with the digits to select the same configurations, [k]."""
     losses = np.unique(selections.means["utility_loss"].to_numpy())
     following = np.searchsorted(losses, selections.thresholds, side="right")
     above = [float(losses[at]) if at < len(losses) else np.inf for at in following]
-    return [threshold_text(float(u), next_one) for u, next_one in zip(selections.thresholds, above, strict=True)]
+    return [
+        threshold_text(float(u), next_one)
+        for u, next_one in zip(selections.thresholds, above, strict=True)
+    ]
 
 
 def _start_at(selections: SelectionsByThreshold) -> int:
     """Return the position of the given threshold on the slider."""
+    # The last threshold that is not above the highest loss that passed.
     highest = float(selections.means.loc[selections.passed, "utility_loss"].max())
     return int(np.searchsorted(selections.thresholds, highest, side="right")) - 1

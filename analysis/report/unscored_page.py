@@ -1,4 +1,4 @@
-"""The report of points without scores: the selection by hyperparameters and utility, and all configurations."""
+"""The report of points without scores: the selections, and all configurations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from pathlib import Path
 import pandas as pd
 
 from raydp.analysis.report.card import card, guarantee_in_words, steps_table
-from raydp.analysis.report.markup import Cell, bullets, code, contents, number, page, paragraph, section, table
+from raydp.analysis.report.markup import (
+    Cell,
+    bullets,
+    code,
+    contents,
+    number,
+    page,
+    paragraph,
+    section,
+    table,
+)
 from raydp.analysis.selection.choice import Selection
 from raydp.analysis.selection.words import in_words
 from raydp.analysis.tables.coordinates import further_columns
@@ -27,10 +37,11 @@ def write_unscored(
     warnings: Sequence[str],
     notes: Sequence[str],
 ) -> None:
-    """Write the page. For the arguments see `write_report`; `means` are the configuration means of the points."""
+    """Write the page. `means` are the configuration means; for the rest see `write_report`."""
     headline = selections[0]
     words = [guarantee_in_words(points, headline, card_rows), *in_words(headline)]
     load = "" if headline.load_call is None else code(headline.load_call)
+    # No figures: every figure shows the score.
     sections = {
         "How it was selected": [steps_table(selection) for selection in selections],
         "Configurations": [_configurations(means, selections)],
@@ -38,8 +49,12 @@ def write_unscored(
     }
     use = f"Use {headline.configuration}, which the rule {headline.rule} selects."
     decision = section(
-        "The decision", paragraph(use, css="headline"), bullets([text for text in words if text]), css="decision"
+        "The decision",
+        paragraph(use, css="headline"),
+        bullets([text for text in words if text]),
+        css="decision",
     )
+    # The order is that of the page with scores, so that readers find things at the same place.
     body = [
         f"<h1>{escape(title)}</h1>",
         '<div class="first">',
@@ -54,13 +69,15 @@ def write_unscored(
 
 
 def _configurations(means: pd.DataFrame, selections: Sequence[Selection]) -> str:
-    """Return the table of all configurations with their mean utility loss and the rules that select them."""
+    """Return the table of all configurations: mean utility loss, and the rules that select them."""
     further = further_columns(means)
     listed = configurations(means)
     rows: list[list[Cell]] = []
     for at, c in enumerate(listed):
         own = means.iloc[at]
-        chosen = ", ".join(selection.rule for selection in selections if selection.configuration == c)
+        chosen = ", ".join(
+            selection.rule for selection in selections if selection.configuration == c
+        )
         fields: list[Cell] = [column[at] for column in further.values()]
         figures: list[Cell] = [int(own["num_seeds"]), number(own["utility_loss"]), chosen]
         rows.append([c.batch_size, c.num_steps, c.learning_rate, *fields, *figures])

@@ -27,10 +27,17 @@ from raydp.search_spaces import Configuration
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
 EndState = Literal[
-    "decided", "equivalent", "only one", "nothing leaks", "secrets are short", "budget used up", "no selection"
+    "decided",
+    "equivalent",
+    "only one",
+    "nothing leaks",
+    "secrets are short",
+    "budget used up",
+    "no selection",
 ]
 
-_NEGLIGIBLE = 0.01  # a configuration that is the best with a smaller probability gets no further seed
+# a configuration that is the best with a smaller probability gets no further seed
+_NEGLIGIBLE = 0.01
 _LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between two scores
 
 
@@ -56,10 +63,10 @@ class NextSeed:
 
     Attributes:
         configuration: the configuration that gets another seed; None at the end.
-        state: how the seeds ended; None before the end. "decided", "equivalent" and "only one" are the states of the
-            selection's decision. "nothing leaks": no configuration leaks measurably, and the selection is by utility.
-            "secrets are short": further seeds would hardly shrink the errors. "no selection": no configuration keeps to
-            the constraints.
+        state: how the seeds ended; None before the end. "decided", "equivalent" and "only one" are
+            the states of the selection's decision. "nothing leaks": no configuration leaks
+            measurably, and the selection is by utility. "secrets are short": further seeds would
+            hardly shrink the errors. "no selection": no configuration keeps to the constraints.
         reason: why, in a sentence; None before the end, and if the state says all.
         limit: the limit that ended the seeds, if further seeds may decide.
     """
@@ -71,7 +78,7 @@ class NextSeed:
 
     @property
     def is_open(self) -> bool:
-        """Whether the decision is open: another seed may close it, or the seeds have ended without it."""
+        """Whether the decision is open: a seed may close it, or the seeds ended without it."""
         return self.state in (None, "secrets are short", "budget used up")
 
 
@@ -93,21 +100,24 @@ def next_seed(
         begun: configuration -> number of its runs that have begun.
         by_secret, logarithmic: as for `select`.
 
-    The rule is top-two Thompson sampling: the leader is the best configuration in one draw of all true scores and
-    losses from the posterior, and its challenger is the best one of another draw. Of the two, the configuration is
-    chosen whose next seed shrinks the variance of their difference most for its compute.
+    The rule is top-two Thompson sampling: the leader is the best configuration in one draw of all
+    true scores and losses from the posterior, and its challenger is the best one of another draw.
+    Of the two, the configuration is chosen whose next seed shrinks the variance of their difference
+    most for its compute.
 
-    The seeds end when the decision has its confidence. It may be looked at after every run, because a posterior does
-    not depend on the rule by which one stops: if every decision is stated with a probability of at least 95 %, at least
-    95 % of the decisions are right, on average over the prior. This holds under the model of `score_posterior`;
-    docs/decision.md has the shares that were measured where the model does not hold.
+    The seeds end when the decision has its confidence. It may be looked at after every run, because
+    a posterior does not depend on the rule by which one stops: if every decision is stated with a
+    probability of at least 95 %, at least 95 % of the decisions are right, on average over the
+    prior. This holds under the model of `score_posterior`; docs/decision.md has the shares that
+    were measured where the model does not hold.
 
-    Source: Russo 2020, "Simple Bayesian Algorithms for Best-Arm Identification", sections 3 and 4; Shang et al. 2020,
-    "Fixed-confidence guarantees for Bayesian best-arm identification"; Berger and Wolpert 1988, "The Likelihood
-    Principle", section 4.2, for the stopping rule.
+    Source: Russo 2020, "Simple Bayesian Algorithms for Best-Arm Identification", sections 3 and 4;
+    Shang et al. 2020, "Fixed-confidence guarantees for Bayesian best-arm identification"; Berger
+    and Wolpert 1988, "The Likelihood Principle", section 4.2, for the stopping rule.
     """
     points = require_hyperparameters(points)
     confidence, tolerance = limits.confidence, limits.tolerance
+    # Select from the runs so far.
     try:
         selection = select(
             points,
@@ -119,31 +129,44 @@ def next_seed(
         )
     except ValueError as error:  # no configuration keeps to the constraints
         return NextSeed(state="no selection", reason=str(error))
+    # If nothing leaks measurably, the scores differ by chance alone, and seeds cannot rank them.
     if any(step.name == LEAKAGE_CHECK and step.dropped for step in selection.steps):
         return NextSeed(state="nothing leaks", reason=selection.explanation)
     race = _Race.of(points, constraints, selection, by_secret, logarithmic)
     decision = selection.decision
     assert decision is not None, "a rule decides"
+    # A decision ends the seeds only if it also holds against configurations of doubtful utility.
     if decision.state != "undecided" and race.is_over(confidence=confidence, tolerance=tolerance):
         return NextSeed(state=decision.state)
     # Draw the leader and its challenger among the configurations that may get another seed.
-    allowed = np.array([begun.get(c, 0) < limits.at_most and _cost(c) <= limits.compute for c in race.listed])
+    allowed = np.array(
+        [begun.get(c, 0) < limits.at_most and _cost(c) <= limits.compute for c in race.listed]
+    )
+    # The seed is the number of runs that have begun, so that a resumed sweep draws alike.
     rng = np.random.default_rng([7, sum(begun.values())])
     position = race.draw(allowed, begun, rng)
     compared = race.measured, race.rivals
     may_run = race.rivals & np.array([begun.get(c, 0) < limits.at_most for c in race.listed])
+    # If the choice of the secrets dominates the error, no further seed can decide.
     if may_run.any() and race.seeds_are_spent(limits.at_most, confidence=confidence):
         short = (
-            "The choice of the secrets is what leaves it open: with "
-            f"{limits.at_most} seeds of each configuration no error of a difference would be smaller by "
+            f"The choice of the secrets is what leaves it open: with {limits.at_most} seeds of "
+            "each configuration no error of a difference would be smaller by "
             f"{100 * _LEAST_SHRINKAGE:g} %, and more samples of each secret would not help either."
         )
         remedy = more_secrets(*compared, confidence=confidence, tolerance=tolerance)
         return NextSeed(state="secrets are short", reason=f"{short} {remedy.sentence}")
+    # No run fits the limits: name the limit to raise.
     if position is None:
         needed = outlook(*compared, confidence=confidence, tolerance=tolerance)
-        limit: Literal["at_most", "max_cost_share"] = "max_cost_share" if may_run.any() else "at_most"
-        return NextSeed(state="budget used up", reason=needed.sentence, limit=limit if needed.further_seeds else None)
+        limit: Literal["at_most", "max_cost_share"] = (
+            "max_cost_share" if may_run.any() else "at_most"
+        )
+        return NextSeed(
+            state="budget used up",
+            reason=needed.sentence,
+            limit=limit if needed.further_seeds else None,
+        )
     return NextSeed(configuration=race.listed[position])
 
 
@@ -161,7 +184,8 @@ class _Race:
         listed: the m configurations.
         selected: position of the selected configuration.
         scores: posterior of the scores.
-        useful: [num_draws, m] whether each configuration keeps to all constraints in each draw of the losses.
+        useful: [num_draws, m] whether each configuration keeps to all constraints in each draw of
+            the losses.
         noise: errors over seeds; None if no configuration has two seeds.
     """
 
@@ -184,10 +208,12 @@ class _Race:
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
         measured = MeasuredScores.of(points, by_secret, logarithmic=is_log)
         means, scores = measured.means, measured.posterior()
+        # Utility is uncertain too: in each draw of the losses, other configurations may be useful.
         useful = np.ones_like(scores.draws, dtype=np.bool_)
         if constraints.bounds_utility:
             useful = keep_utility(loss_posterior(means), means, constraints)
-        others = replace(constraints, max_loss=None, min_utility_gain=None)
+        # The other constraints hold as measured, in every draw.
+        others = replace(constraints, max_loss=None, min_gain_share=None)
         for _, _, kept in others.narrowings(points, means, by_secret):
             useful = useful & kept
         listed = configurations(means)
@@ -202,14 +228,15 @@ class _Race:
 
     @cached_property
     def _lowest(self) -> Array:
-        """Return the lowest score of the useful configurations in each draw, infinite if none is useful."""
+        """Return the lowest score of the useful configurations per draw, inf if none is useful."""
         lowest: Array = np.where(self.useful, self.scores.draws, np.inf).min(axis=1)
         return lowest
 
     @cached_property
     def chances(self) -> Array:
-        """Return the probability that each configuration is the useful one with the lowest score, [m]."""
+        """Return each configuration's probability of being the useful one with the lowest score."""
         best = self.useful & (self.scores.draws <= self._lowest[:, None])
+        # Ties share their draw. A draw without a useful configuration counts for nobody.
         chances: Array = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).mean(axis=0)
         return chances
 
@@ -221,16 +248,20 @@ class _Race:
         return rivals
 
     def is_over(self, *, confidence: float, tolerance: float) -> bool:
-        """Return whether the decision also holds against configurations whose utility is in doubt."""
+        """Return whether the decision also holds against configurations of doubtful utility."""
         own, useful = self.scores.draws[:, self.selected], self.useful[:, self.selected]
         lowest = self._lowest
-        allowed = self.scores.highest_within(lowest, tolerance, logarithmic=self.measured.logarithmic)
+        allowed = self.scores.highest_within(
+            lowest, tolerance, logarithmic=self.measured.logarithmic
+        )
         if useful.mean() < confidence:
             return False
         return bool((own <= allowed)[useful].mean() >= confidence)
 
-    def draw(self, allowed: Pool, begun: Mapping[Configuration, int], rng: np.random.Generator) -> int | None:
-        """Draw a leader and a challenger, and return the one whose next seed tells more for its compute.
+    def draw(
+        self, allowed: Pool, begun: Mapping[Configuration, int], rng: np.random.Generator
+    ) -> int | None:
+        """Draw a leader and a challenger; return the one whose next seed tells more per compute.
 
         Args:
             allowed: [m] whether a configuration may get another seed.
@@ -244,19 +275,27 @@ class _Race:
         if not ready.any():
             return None
         weights = np.where(rivals, np.maximum(self.chances, _NEGLIGIBLE), 0.0)
-        pair = rng.choice(len(weights), size=min(2, int(rivals.sum())), replace=False, p=weights / weights.sum())
-        candidates = [int(k) for k in pair if allowed[k]] or [int(np.where(ready, weights, 0.0).argmax())]
+        # Top-two Thompson sampling: the challenger is a draw conditioned on not being the leader.
+        pair = rng.choice(
+            len(weights), size=min(2, int(rivals.sum())), replace=False, p=weights / weights.sum()
+        )
+        # If neither may get another seed, take the likeliest configuration that may.
+        candidates = [int(k) for k in pair if allowed[k]] or [
+            int(np.where(ready, weights, 0.0).argmax())
+        ]
+        # Until some configuration has two seeds, all variances count as equal.
         variance = np.ones(len(weights)) if self.noise is None else self.noise.std**2
 
         def gain(k: int) -> float:
-            """Return by how much a seed shrinks the variance of the configuration's mean, for each unit of compute."""
+            """Return how much a seed shrinks the variance of the mean, per unit of compute."""
             seeds = begun.get(self.listed[k], 0)
+            # From s to s + 1 seeds: v/s - v/(s + 1) = v / (s (s + 1)).
             return float(variance[k]) / (max(seeds, 1) * (seeds + 1) * _cost(self.listed[k]))
 
         return max(candidates, key=gain)
 
     def seeds_are_spent(self, at_most: int, *, confidence: float) -> bool:
-        """Return whether seeds up to the limit would hardly shrink the error of any difference that matters.
+        """Return whether seeds up to the limit would hardly shrink any error that matters.
 
         They are not spent while they may tell whether a rival is useful.
         """
@@ -266,13 +305,14 @@ class _Race:
         useful = self.useful[:, rivals].mean(axis=0)
         if ((useful > 1 - confidence) & (useful < confidence)).any():
             return False
+        # The errors if every configuration had the most seeds, against the errors now.
         then = _difference_std(self.measured.posterior(num_seeds=at_most), rivals, self.selected)
         now = _difference_std(self.scores, rivals, self.selected)
         return bool((then >= (1 - _LEAST_SHRINKAGE) * now).all())
 
 
 def _difference_std(scores: Posterior, rivals: NDArray[np.intp], selected: int) -> Array:
-    """Return the posterior standard deviation of each rival's score minus the selected configuration's."""
+    """Return the posterior std of each rival's score minus the selected configuration's score."""
     limited = scores.limited
     std: Array = (limited[:, rivals] - limited[:, [selected]]).std(axis=0)
     return std

@@ -15,7 +15,12 @@ from raydp.analysis.selection.evidence import Evidence, certainty_at
 from raydp.analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from raydp.analysis.selection.thresholds import select_at_thresholds
 from raydp.analysis.surface.surrogate import TooManyError
-from raydp.analysis.tables.points import configuration_means, configurations, known, require_hyperparameters
+from raydp.analysis.tables.points import (
+    configuration_means,
+    configurations,
+    known,
+    require_hyperparameters,
+)
 from raydp.analysis.tables.thinning import evenly
 from raydp.analysis.tables.utility_filter import shown_threshold, within
 from raydp.search_spaces.configuration import Configuration
@@ -27,9 +32,9 @@ Narrowing = tuple[str, str, Pool]
 """A constraint: its name, the rule in words, and [m] whether a configuration keeps to it."""
 
 MOST_THRESHOLDS = 400
-"""The default limit on the number of thresholds. More are thinned evenly, keeping the lowest and the highest."""
+"""The default limit on the number of thresholds. Thinning keeps the lowest and the highest."""
 _MOST_CONFIGURATIONS = 100
-"""The largest number of configurations for which every threshold is tried. Some rules take long on larger tables."""
+"""Up to this number of configurations, every threshold is tried. Some rules take long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +43,18 @@ class SelectionsByThreshold:
 
     Attributes:
         means: [m] configuration means in the order (T, b, η).
-        thresholds: [k] utility losses, ascending, of the configurations that keep to the other constraints.
+        thresholds: [k] utility losses, ascending, of the configurations that keep to the other
+            constraints.
         members: [k] number of configurations that each threshold leaves.
-        selected: rule -> [k] position in means of the rule's selection at each threshold, as from `select`.
+        selected: rule -> [k] position in means of the rule's selection at each threshold, as from
+            `select`.
         allowed: [m] whether a configuration keeps to the constraints other than the threshold.
         passed: [m] whether a configuration keeps to all constraints, the given threshold included.
-        threshold: the given utility threshold, else the highest loss among the passed configurations.
+        threshold: the given utility threshold, else the highest loss among the passed
+            configurations.
         start: rule -> the position that the rule selects from `passed`.
-        reasons: rule -> why the rule cannot select anything. Such a rule is missing in `selected` and `start`.
+        reasons: rule -> why the rule cannot select anything. Such a rule is missing in `selected`
+            and `start`.
     """
 
     means: pd.DataFrame
@@ -66,8 +75,8 @@ class ThresholdChange:
     Attributes:
         threshold: the utility threshold.
         text: the threshold as a short text that, entered as `max_loss`, gives the same pool.
-        configuration, utility_loss, score: the configuration that the rule selects there, and its means over seeds. The
-            score is None if none was measured.
+        configuration, utility_loss, score: the configuration that the rule selects there, and its
+            means over seeds. The score is None if none was measured.
     """
 
     threshold: float
@@ -95,8 +104,8 @@ def selections_by_threshold(
 
     Args:
         points: a points table.
-        constraints: all but the utility threshold hold at every threshold. The utility threshold, if there is one,
-            is the starting threshold.
+        constraints: all but the utility threshold hold at every threshold. The utility threshold,
+            if there is one, is the starting threshold.
         by_secret, logarithmic: as for `select`.
         precision: the confidence and the tolerance as for `select`, by default `Precision()`.
         max_thresholds: at least 2. More thresholds are thinned evenly.
@@ -113,13 +122,20 @@ def selections_by_threshold(
     narrowings = constraints.narrowings(points, means, by_secret)
     passed = _all(means, [kept for _, _, kept in narrowings])
     allowed = without_threshold(means, narrowings)
+    # Only at the loss of a configuration does the pool change, so these losses are all thresholds.
     loss = means["utility_loss"].to_numpy()
     thresholds = np.unique(loss[allowed])
     thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
-    given = constraints.threshold(means)
+    given = constraints.thresholds(means)
     # Apply every rule, at the given constraints and along the thresholds.
     layout = Evidence.of(
-        points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic, precision=precision
+        points,
+        means,
+        constraints,
+        passed,
+        by_secret=by_secret,
+        logarithmic=logarithmic,
+        precision=precision,
     ).layout
     selected, start, reasons = {}, {}, {}
     for rule in rule_names():
@@ -127,10 +143,14 @@ def selections_by_threshold(
             start[rule] = int(choose(rule, layout, passed))
             selected[rule] = _along(rule, layout, allowed, thresholds)
             if given is None:
-                selected[rule][-1] = start[rule]  # the last threshold excludes nothing: there is none to keep to
+                # The last threshold excludes nothing: there is no threshold to keep to.
+                selected[rule][-1] = start[rule]
         except TooManyError as error:
+            # The table is too large for this rule. The other rules go on.
             reasons[rule] = str(error)
-    members = np.array([int((within(loss, np.full(len(loss), u)) & allowed).sum()) for u in thresholds])
+    members = np.array(
+        [int((within(loss, np.full(len(loss), u)) & allowed).sum()) for u in thresholds]
+    )
     return SelectionsByThreshold(
         means=means,
         thresholds=thresholds,
@@ -152,7 +172,7 @@ def threshold_changes(
     passed: Pool,
     selected: int,
 ) -> tuple[ThresholdChange, ...] | None:
-    """Return the nearest stricter and the nearest looser threshold at which a rule selects another configuration.
+    """Return the nearest stricter and looser threshold at which a rule's selection changes.
 
     Args:
         rule: a name in `RULES`.
@@ -172,6 +192,7 @@ def threshold_changes(
     positions = _along(rule, layout, allowed, thresholds)
     other = np.flatnonzero(positions != selected)
     inside = within(thresholds, np.full(len(thresholds), loss[passed].max()))
+    # The last change inside the pool is the nearest stricter one, the first outside the looser one.
     nearest = [*other[inside[other]][-1:], *other[~inside[other]][:1]]
     listed = configurations(means)
     return tuple(
@@ -187,7 +208,7 @@ def threshold_changes(
 
 
 def without_threshold(means: pd.DataFrame, narrowings: Sequence[Narrowing]) -> Pool:
-    """Return the configurations that keep to the constraints other than the utility threshold, shape [m].
+    """Return the configurations that keep to all constraints but the threshold, shape [m].
 
     Raises:
         ValueError: no configuration is left.
@@ -205,20 +226,29 @@ def _all(means: pd.DataFrame, kept: list[Pool]) -> Pool:
     for one in kept:
         pool &= one
     if not pool.any():
-        raise ValueError("constraints must leave a configuration, got none that keeps to all. Relax one of them.")
+        raise ValueError(
+            "constraints must leave a configuration, got none that keeps to all. Relax one of them."
+        )
     return pool
 
 
 def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
     """Return a rule's selection from the allowed configurations at each threshold, shape [k]."""
     loss = layout.utility_loss
+    # The shortcut below needs pools that grow with loss alone, and no certainty per threshold.
     if rule_steps(rule) is INFORMED or not allowed.all():
-        return np.concatenate([_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)])
+        # Eight parts bound the memory that the [k, m] pools take.
+        return np.concatenate(
+            [_from_pools(rule, layout, allowed, part) for part in np.array_split(thresholds, 8)]
+        )
+    # The pools grow with the loss: one pass selects at every threshold.
     one = replace(layout, utility_loss=loss[None], score=layout.score[None])
     at_every = select_at_thresholds(rule, one)[0]
     order = np.argsort(loss, kind="stable")
     # The last configuration that the threshold admits. `within` forgives rounding.
-    last = np.array([np.flatnonzero(within(loss[order], np.full(len(loss), u)))[-1] for u in thresholds])
+    last = np.array(
+        [np.flatnonzero(within(loss[order], np.full(len(loss), u)))[-1] for u in thresholds]
+    )
     positions: Positions = at_every[order[last]]
     return positions
 
@@ -226,7 +256,13 @@ def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Posit
 def _from_pools(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
     """Return a rule's selection from the allowed configurations at each threshold, shape [k]."""
     shape = (len(thresholds), len(allowed))
-    pools = within(np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)) & allowed
+    pools = (
+        within(
+            np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)
+        )
+        & allowed
+    )
+    # The certainty to keep to a threshold differs between thresholds. Single seeds give none.
     if rule_steps(rule) is INFORMED and layout.models.means["num_seeds"].max() > 1:
         layout = layout.with_certainty(certainty_at(layout.models.losses, thresholds))
     return choose(rule, layout, pools)

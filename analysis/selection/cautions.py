@@ -30,20 +30,25 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str
     if "epsilon" not in points:
         return []
     own = np.all([points[name] == getattr(selected, name) for name in KEY], axis=0)
+    # One infinite ε among the seeds is enough.
     if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
         return []
     return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
 
 
 def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[np.float64]) -> str:
-    """Return a sentence that names the others that may keep to the utility threshold; "" if none may.
+    """Name the others that may keep to the utility threshold in a sentence; "" if none may.
 
     Args:
         means: configuration means.
         others: [m] configurations that were not compared, and keep to the other constraints.
         certainty: [m] probability that each configuration keeps to the utility threshold.
     """
-    possible = [int(k) for k in np.argsort(-certainty, kind="stable") if others[k] and certainty[k] >= _POSSIBLE]
+    possible = [
+        int(k)
+        for k in np.argsort(-certainty, kind="stable")
+        if others[k] and certainty[k] >= _POSSIBLE
+    ]
     if not possible:
         return ""
     listed = configurations(means)
@@ -52,27 +57,40 @@ def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[
     return f" Others may keep to it too: {named}{more}."
 
 
-def few_pass(means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decision, doubtful: str) -> list[str]:
-    """Warn if one or two of several configurations were compared, and say at which ends of the grid they lie.
+def few_pass(
+    means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decision, doubtful: str
+) -> list[str]:
+    """Warn if one or two of several configurations were compared, and name their ends of the grid.
 
     Args:
         doubtful: the sentence of `may_pass`.
     """
     members = int(compared.sum())
+    # A small table offers no more, and an undecided single pass has a warning of its own.
     if members > _FEW or len(means) <= _FEW or (members == 1 and decision.state == "undecided"):
         return []
+    # If a threshold is met only at an end of the grid, the grid should extend there.
     ends = []
     for name in HYPERPARAMETERS:
         values, kept = means[name], means.loc[compared, name]
         for end, word in ((values.max(), "largest"), (values.min(), "smallest")):
             if values.nunique() > 1 and (kept == end).all():
                 ends.append(f"{name} {end:g} is the {word}")
-    remedy = f"In the grid {' and '.join(ends)}: extend it there" if ends else "Add configurations near them"
+    remedy = (
+        f"In the grid {' and '.join(ends)}: extend it there"
+        if ends
+        else "Add configurations near them"
+    )
     sure = f"{'is' if members == 1 else 'are'} sure to pass"
-    if decision.utility_probability is not None and decision.utility_probability < decision.confidence:
-        sure, doubtful = f"pass{'es' if members == 1 else ''} by the mean loss", ""  # `improbable` names the others
+    if (
+        decision.utility_probability is not None
+        and decision.utility_probability < decision.confidence
+    ):
+        # `improbable` names the others
+        sure, doubtful = (f"pass{'es' if members == 1 else ''} by the mean loss", "")
     first = f"Only {members} of {len(means)} configurations {sure}, so the scores had next to nothing to choose from."
     first += f"{doubtful} "
+    # An interval that includes 0 cannot tell leakage from none.
     open_still = ""
     if decision.interval is not None and decision.interval[0] <= 0 <= decision.interval[1]:
         open_still = " The interval of the score includes 0."
@@ -80,7 +98,7 @@ def few_pass(means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decisio
 
 
 def left_out(points: pd.DataFrame) -> list[str]:
-    """Warn if runs are missing. A run that a search or adaptive seeds did not need is not missing."""
+    """Warn if runs are missing, other than those that no search or seed needed."""
     others = {status: count for status, count in other_rows(points).items() if status != "skipped"}
     if not others:
         return []
@@ -89,80 +107,101 @@ def left_out(points: pd.DataFrame) -> list[str]:
 
 
 def entered_twice(points: pd.DataFrame) -> list[str]:
-    """Warn if two seeds of a configuration are identical in every figure, one of which has the digits of a double."""
-    figures = ["utility_loss", "score", *(column for column in points if str(column).startswith(PREFIX))]
+    """Warn if two seeds of a configuration are identical in every figure.
+
+    Short figures may agree by chance, so at least one must have the digits of a double.
+    """
+    figures = [
+        "utility_loss",
+        "score",
+        *(column for column in points if str(column).startswith(PREFIX)),
+    ]
     copies = points[points.duplicated([*KEY, *figures])]
-    copies = copies[[any(map(_many_digits, row)) for row in copies[figures].itertuples(index=False)]]
+    copies = copies[
+        [any(map(_many_digits, row)) for row in copies[figures].itertuples(index=False)]
+    ]
     if copies.empty:
         return []
     first = copies.iloc[0]
     alike = np.all([points[name] == first[name] for name in (*KEY, "utility_loss")], axis=0)
     one, two = points.loc[alike, "seed"].iloc[:2]
     return [
-        f"{len(copies)} of {len(points)} runs are identical in every figure to a run with another seed, such as seeds "
-        f"{one} and {two} of {configurations(copies.iloc[[0]])[0]}. A run that was entered twice hides the error over "
-        "seeds: remove the copies."
+        f"{len(copies)} of {len(points)} runs are identical in every figure to a run with another "
+        f"seed, such as seeds {one} and {two} of {configurations(copies.iloc[[0]])[0]}. A run that "
+        "was entered twice hides the error over seeds: remove the copies."
     ]
 
 
 def _many_digits(figure: float) -> bool:
-    """Return whether a figure is neither a decimal of 9 digits nor a share, which runs may have in common by chance."""
+    """Return whether a figure has too many digits to recur by chance."""
     if not np.isfinite(figure) or float(f"{figure:.9g}") == figure:
         return False
     exact = Fraction(float(figure))
+    # A share of counts has a small denominator. The factor forgives rounding of a double.
     return abs(exact - exact.limit_denominator(_MOST_PARTS)) > abs(exact) * Fraction(1, 2**48)
 
 
-def at_the_corner(means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints) -> list[str]:
+def at_the_corner(
+    means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints
+) -> list[str]:
     """Warn if the procedure must end at the corner of a grid."""
     values = [means[name].nunique() for name in HYPERPARAMETERS]
     strata = means[SETTINGS].nunique()
+    # A full grid: every combination of b, T and η occurs in every stratum.
     if not passed.all() or not strata < len(means) == int(np.prod(values)) * strata:
         return []
     always = "the procedure always selects the smallest b, T and η, whatever their utility"
     if constraints.max_loss is not None:
         given, remedy = f"max_loss {constraints.max_loss:g}", "Lower it"
-    elif constraints.min_utility_gain is not None:
-        given, remedy = f"min_utility_gain {constraints.min_utility_gain:g}", "Raise it"
+    elif constraints.min_gain_share is not None:
+        given, remedy = f"min_gain_share {constraints.min_gain_share:g}", "Raise it"
     else:
-        return [f"On a full grid without a utility threshold, {always}. Set max_loss or min_utility_gain."]
+        return [
+            f"On a full grid without a utility threshold, {always}. Set max_loss or min_gain_share."
+        ]
     return [f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
 
 
 def improbable(decision: Decision, doubtful: str) -> list[str]:
-    """Warn if the selected configuration keeps to the utility threshold with less probability than the confidence."""
+    """Warn if the selected configuration keeps to the threshold with too little probability."""
     probability = decision.utility_probability
     if probability is None or probability >= decision.confidence:
         return []
     return [
-        f"The selected configuration keeps to the utility threshold with a probability of {chance(probability)} only."
-        f"{doubtful} Add seeds, or relax the threshold."
+        "The selected configuration keeps to the utility threshold with a probability of "
+        f"{chance(probability)} only.{doubtful} Add seeds, or relax the threshold."
     ]
 
 
 def not_trusted(
-    means: pd.DataFrame, passed: NDArray[np.bool_], compared: NDArray[np.bool_], certainty: NDArray[np.float64]
+    means: pd.DataFrame,
+    passed: NDArray[np.bool_],
+    compared: NDArray[np.bool_],
+    certainty: NDArray[np.float64],
 ) -> list[str]:
-    """Warn if the lowest measured score was left out, because its utility may not keep to the threshold."""
+    """Warn if the lowest score was left out because its utility may not keep to the threshold."""
     score = means["score"].to_numpy()
     lowest = int(np.where(passed, score, np.inf).argmin())
     if compared[lowest]:
         return []
     return [
-        f"The lowest measured score, {score[lowest]:.4g} of {configurations(means)[lowest]}, was left out: its utility "
-        f"keeps to the threshold with a probability of {chance(float(certainty[lowest]))} only."
+        f"The lowest measured score, {score[lowest]:.4g} of {configurations(means)[lowest]}, was "
+        "left out: its utility keeps to the threshold with a probability of "
+        f"{chance(float(certainty[lowest]))} only."
     ]
 
 
 def unsupported(compared: Contenders, members: int) -> list[str]:
     """Warn if it is not known whether the scores support the choice, or if they contradict it."""
     if compared.verdict == "unknown" and members > 1:
-        return [f"How far the data support the choice is not known: {compared.reason}. Run another seed."]
+        return [
+            f"How far the data support the choice is not known: {compared.reason}. Run another "
+            "seed."
+        ]
     if compared.verdict == "contradicted":
         return [
-            f"The scores speak against the choice: at {100 * compared.confidence:g} % the lowest is among "
-            f"{_may_be_lowest(compared)}. See "
-            "`raydp analyze heuristics`."
+            f"The scores speak against the choice: at {100 * compared.confidence:g} % the lowest "
+            f"is among {_may_be_lowest(compared)}. See `raydp analyze heuristics`."
         ]
     return []
 
@@ -173,20 +212,23 @@ def undecided(compared: Contenders, members: int) -> str | None:
         return None
     inside = sum(bool(row["indistinguishable"]) for row in compared.rows)
     return (
-        "The data do not decide which configuration has the lowest score: "
-        f"at {100 * compared.confidence:g} % it may be any of {inside} of {members}, {_may_be_lowest(compared)}."
+        "The data do not decide which configuration has the lowest score: at "
+        f"{100 * compared.confidence:g} % it may be any of {inside} of {members}, "
+        f"{_may_be_lowest(compared)}."
     )
 
 
 def _may_be_lowest(compared: Contenders) -> str:
-    """Return the names of the first few configurations that may have the lowest score, and the errors counted."""
+    """Name the first configurations that may have the lowest score, and the errors counted."""
     inside = [row for row in compared.rows if row["indistinguishable"]]
     names = ", ".join(str(Configuration.from_json(row)) for row in inside[:_NAMED])
     more = ", ..." if len(inside) > _NAMED else ""
     return f"{names}{more} (errors over {' and '.join(compared.levels)})"
 
 
-def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int, *, rule: str) -> list[str]:
+def beaten(
+    means: pd.DataFrame, passed: NDArray[np.bool_], selected: int, *, rule: str
+) -> list[str]:
     """Warn if another configuration has less loss and a lower score, which speaks against the rule.
 
     The default rule is not warned of: it has weighed the measured scores by their errors.
@@ -199,7 +241,7 @@ def beaten(means: pd.DataFrame, passed: NDArray[np.bool_], selected: int, *, rul
         return []
     one = configurations(means)[int(np.where(better, score, np.inf).argmin())]
     return [
-        f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower score than the selected "
-        f"one, such as {one}: the rule does not look at the scores, and they speak against it here. See `raydp analyze "
-        "heuristics`."
+        f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower "
+        f"score than the selected one, such as {one}: the rule does not look at the scores, and "
+        "they speak against it here. See `raydp analyze heuristics`."
     ]

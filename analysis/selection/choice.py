@@ -12,7 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.by_threshold import Narrowing, ThresholdChange, threshold_changes, without_threshold
+from raydp.analysis.selection.by_threshold import (
+    Narrowing,
+    ThresholdChange,
+    threshold_changes,
+    without_threshold,
+)
 from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
@@ -44,7 +49,7 @@ from raydp.analysis.selection.rules import (
     rule_names,
     rule_steps,
 )
-from raydp.analysis.statistics.results import because
+from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook
 from raydp.analysis.tables.per_secret import highest, own_score, score_names, score_values
 from raydp.analysis.tables.points import (
@@ -55,6 +60,7 @@ from raydp.analysis.tables.points import (
     largest,
     require_hyperparameters,
 )
+from raydp.analysis.tables.renamed import reads_old_name
 from raydp.analysis.tables.shown import html_table
 from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.names import unknown_name
@@ -63,7 +69,8 @@ _UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
 """Rules that do not aim at a low score. For them, an undecided lowest score causes no warning."""
 
 LEAKAGE_NOT_CHECKED = (
-    "not made: it needs the values by secret (secrets.parquet) of at least 8 secrets, the untrained model's among them"
+    "not made: it needs the values by secret (secrets.parquet) of at least 8 secrets, the "
+    "untrained model's among them"
 )
 """The rule of the step `leakage check` if the data do not allow the check."""
 
@@ -101,22 +108,26 @@ class Selection:
     Attributes:
         configuration: the selected configuration.
         utility_loss: the configuration's mean loss over seeds; lower is better.
-        score: the configuration's mean score over seeds; higher is more leakage. None if none was measured.
+        score: the configuration's mean score over seeds; higher is more leakage. None if none was
+            measured.
         rule: the name of the rule.
         steps: what each step kept, the utility threshold first if there is one.
-        model_uri: models:/name/version of its first listed seed that finished, None if the table has none.
+        model_uri: models:/name/version of its first listed seed that finished, None if the table
+            has none.
         max_loss: the utility threshold that was applied, None without one.
-        explanation: why the rule "informed" did not follow the scores, or how the scores contradict Algorithm 1. None
-            if there is nothing to explain.
+        explanation: why the rule "informed" did not follow the scores, or how the scores contradict
+            Algorithm 1. None if there is nothing to explain.
         decision: how sure the choice is, None if the selection was not made by a rule.
-        changes: the nearest stricter and the nearest looser utility threshold at which the rule selects another
-            configuration. None if that is not known.
+        changes: the nearest stricter and the nearest looser utility threshold at which the rule
+            selects another configuration. None if that is not known.
         cautions: the warnings that need no model of further seeds.
         undecided: the warning that the scores do not decide, None if there is no such warning.
         outlook_fn: computes `outlook`, None if the selection was not made by a rule.
         contenders: which configurations may have the lowest score, None if that was not computed.
-        constraints: the constraints that were applied, None if the selection was not made by a rule.
-        epsilon, delta: the guarantee of the configuration's models, the largest of its seeds. None if it is not known.
+        constraints: the constraints that were applied, None if the selection was not made by a
+            rule.
+        epsilon, delta: the guarantee of the configuration's models, the largest of its seeds. None
+            if it is not known.
         score_name: the name of the score, None if it is not known.
         scores: name -> mean over seeds of every named score of the configuration.
         sweep: the name of the sweep, None for a points table.
@@ -151,13 +162,15 @@ class Selection:
     def load_call(self) -> str | None:
         """Return the Python call that loads the model; None without a model.
 
-        A store with an absolute path or with credentials is written as "...", because reports leave the machine.
+        A store with an absolute path or with credentials is written as "...", because reports leave
+        the machine.
         """
         if self.model_uri is None:
             return None
         if self.tracking_uri is None:
             return f"raydp.load_model({self.model_uri!r})"
         store = self.tracking_uri
+        # A store's URI may hold credentials before an @, and absolute paths tell of the machine.
         private = "@" in store or store.startswith(("/", "file:", "sqlite:////"))
         shown = "..." if private else repr(store)
         return f"raydp.load_model({self.model_uri!r}, tracking_uri={shown})"
@@ -166,18 +179,20 @@ class Selection:
         """Load the selected model from the sweep's own tracking store, as `raydp.load_model` does.
 
         Raises:
-            ValueError: the selection was made from a points table, which names no tracking store, or has no model.
+            ValueError: the selection was made from a points table, which names no tracking store,
+                or has no model.
         """
         if self.load_fn is None:
             raise ValueError(
-                f"Selection.load must be called on the selection of a sweep with a registered model, got model_uri "
-                f"{self.model_uri!r} of sweep {self.sweep!r}. Use raydp.load_model(model_uri, tracking_uri=...)."
+                "Selection.load must be called on the selection of a sweep with a registered "
+                f"model, got model_uri {self.model_uri!r} of sweep {self.sweep!r}. Use "
+                "raydp.load_model(model_uri, tracking_uri=...)."
             )
         return self.load_fn()
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """Return what would decide which configuration has the lowest score. It is computed on first use."""
+        """Return what would decide the lowest score. It is computed on first use."""
         return None if self.outlook_fn is None else self.outlook_fn()
 
     @property
@@ -185,14 +200,18 @@ class Selection:
         """Return what the user should know before relying on the selection."""
         if self.undecided is None:
             return self.cautions
-        said = self.undecided if self.outlook is None else f"{self.undecided} {self.outlook.sentence}"
+        said = (
+            self.undecided if self.outlook is None else f"{self.undecided} {self.outlook.sentence}"
+        )
         return (*self.cautions, said)
 
     def to_dict(self) -> dict[str, object]:
         """Return the document that `raydp select --json` prints."""
+        changes = None if self.changes is None else [each.to_dict() for each in self.changes]
         return {
             **self.configuration.to_json(),
             "sweep": self.sweep,
+            # JSON has no infinity.
             "epsilon": "inf" if self.epsilon == math.inf else self.epsilon,
             "delta": self.delta,
             "utility_loss": self.utility_loss,
@@ -205,20 +224,30 @@ class Selection:
             "steps": [step.to_dict() for step in self.steps],
             "model_uri": self.model_uri,
             "warnings": list(self.warnings),
-            **({} if self.contenders is None else {"uncertainty": self._uncertainty(self.contenders)}),
-            **({} if self.decision is None else {"decision": self.decision.to_dict()}),
-            **({} if self.changes is None else {"threshold_changes": [each.to_dict() for each in self.changes]}),
+            **given(
+                uncertainty=self.contenders and self._uncertainty(self.contenders),
+                decision=self.decision and self.decision.to_dict(),
+                threshold_changes=changes,
+            ),
         }
 
     def _uncertainty(self, rivals: Contenders) -> dict[str, object]:
         """Return what the scores leave open as data for JSON."""
         further = () if self.outlook is None else self.outlook.further_seeds
-        open_still = self.decision is not None and self.decision.state == "undecided" and not further
+        open_still = (
+            self.decision is not None and self.decision.state == "undecided" and not further
+        )
         reason = self.outlook.sentence if self.outlook is not None and open_still else None
-        return {**rivals.to_dict(), "further_seeds": list(further), **because(rivals.reason or reason)}
+        return {
+            **rivals.to_dict(),
+            "further_seeds": list(further),
+            **because(rivals.reason or reason),
+        }
 
     def __repr__(self) -> str:
-        return f"Selection({', '.join(f'{name}={value}' for name, value in self._summary().items())})"
+        return (
+            f"Selection({', '.join(f'{name}={value}' for name, value in self._summary().items())})"
+        )
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook."""
@@ -230,17 +259,25 @@ class Selection:
         score = "not measured" if self.score is None else f"{self.score:.4g}"
         figures = {"utility_loss": f"{self.utility_loss:.4g}", "score": score, "rule": self.rule}
         decided = {} if self.decision is None else {"state": self.decision.state}
+        # Count the undecided warning without computing its outlook, which fits models.
         num_warnings = len(self.cautions) + (self.undecided is not None)
         warned = {"warnings": num_warnings} if num_warnings else {}
-        return {"configuration": self.configuration, **figures, **decided, "model_uri": self.model_uri, **warned}
+        return {
+            "configuration": self.configuration,
+            **figures,
+            **decided,
+            "model_uri": self.model_uri,
+            **warned,
+        }
 
 
+@reads_old_name
 def select(
     points: pd.DataFrame,
     *,
     rule: str = DEFAULT_RULE,
     max_loss: float | None = None,
-    min_utility_gain: float | None = None,
+    min_gain_share: float | None = None,
     base_utility_loss: float | None = None,
     max_score: float | None = None,
     at_most: Mapping[str, float] | None = None,
@@ -249,34 +286,40 @@ def select(
     confidence: float = CONFIDENCE,
     tolerance: float = TOLERANCE,
 ) -> Selection:
-    """Select one configuration by its means over seeds, and say how far the data support the choice.
+    """Select one configuration by its means over seeds, and say how far the data support it.
 
     Args:
-        points: a points table (see `load_points`); the order of its rows never matters for what is selected. Without
-            scores, the selection has no probability and no decision.
-        rule: a name in `RULES`: "informed" (the most useful of equivalent scores, else the lowest expected score),
-            "procedure" (Algorithm 1: needs no score of its own), "best-utility", ...; or in `REFERENCE_RULES`, of
-            training and reference data: "public-reference", ...
-        max_loss, min_utility_gain, base_utility_loss, max_score, at_most: see `Constraints`.
-        by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the uncertainty includes
-            the choice of secrets, and "informed" can test whether anything leaks. Without it, the uncertainty
-            is over seeds alone.
-        logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its name decides, if it
-            is a built-in score.
-        confidence, tolerance: the probability that a decision needs, and the relative difference of two scores that are
-            equivalent.
+        points: a points table (see `load_points`); the order of its rows never matters for what is
+            selected. Without scores, the selection has no probability and no decision.
+        rule: a name in `RULES`: "informed" (the most useful of equivalent scores, else the lowest
+            expected score), "procedure" (Algorithm 1: needs no score of its own), "best-utility",
+            ...; or in `REFERENCE_RULES`, of training and reference data: "public-reference", ...
+        max_loss, min_gain_share, base_utility_loss, max_score, at_most: see `Constraints`.
+        by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the
+            uncertainty includes the choice of secrets, and "informed" can test whether anything
+            leaks. Without it, the uncertainty is over seeds alone.
+        logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its
+            name decides, if it is a built-in score.
+        confidence, tolerance: the probability that a decision needs, and the relative difference of
+            two scores that are equivalent.
 
     Returns:
-        The selection. If a rule leaves several configurations, the first in the order (T, b, η) is selected.
+        The selection. If a rule leaves several configurations, the first in the order (T, b, η) is
+        selected.
 
     Raises:
         ValueError: an unknown rule, a rule that needs scores where the table has none, a table that
-            `configuration_means` refuses, a constraint that no configuration keeps to (the message gives the lowest
-            figure), or no configuration that keeps to all constraints together.
+            `configuration_means` refuses, a constraint that no configuration keeps to (the message
+            gives the lowest figure), or no configuration that keeps to all constraints together.
+
+    Example:
+        points = load_points("points.parquet")
+        selected = select(points, max_loss=2.5)
+        print(selected.configuration, selected.warnings)
 
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
-    # Gather the means, the models of the figures and the configurations that keep to the constraints.
+    # The means, the models of the figures, and the configurations that keep to the constraints.
     steps = steps_of(rule)
     precision = Precision(confidence=confidence, tolerance=tolerance)
     points = require_hyperparameters(points, scored=False)
@@ -284,12 +327,12 @@ def select(
     scored = bool(means["score"].notna().all())
     if not scored and rule not in WITHOUT_SCORES:
         raise ValueError(
-            f"rule must need no score if none was measured, got {rule!r}. Use {', '.join(WITHOUT_SCORES)}, or measure "
-            "a score by `raydp score`."
+            f"rule must need no score if none was measured, got {rule!r}. Use "
+            f"{', '.join(WITHOUT_SCORES)}, or measure a score by `raydp score`."
         )
     constraints = Constraints(
         max_loss=max_loss,
-        min_utility_gain=min_utility_gain,
+        min_gain_share=min_gain_share,
         base_utility_loss=base_utility_loss,
         max_score=max_score,
         at_most=at_most or {},
@@ -300,70 +343,136 @@ def select(
     passed, record = _narrowed(listed, narrowings)
     if not scored:
         return _without_scores(rule, points, means, constraints, narrowings, passed, record)
+    # The scores and losses are modelled once, for all that follows.
     evidence = Evidence.of(
-        points, means, constraints, passed, by_secret=by_secret, logarithmic=logarithmic, precision=precision
+        points,
+        means,
+        constraints,
+        passed,
+        by_secret=by_secret,
+        logarithmic=logarithmic,
+        precision=precision,
     )
-    # Apply the rule's steps to the configurations that keep to the constraints.
-    pool, quiet, compared = passed, False, passed
-    for step in steps:
-        kept = step.keep(evidence.layout, pool)
-        untested = step.name == LEAKAGE_CHECK and evidence.leakage is None
-        record.append(_step(step.name, LEAKAGE_NOT_CHECKED if untested else step.text, listed, pool, kept))
-        quiet |= step.name == LEAKAGE_CHECK and bool((pool & ~kept).any())
-        pool = kept
-        if step.name == UTILITY_CHECK and not quiet:
-            compared = kept
-    # Take the first survivor, and judge how far the data support it.
-    selected = int(pool.argmax())
+    judged = _Judged.of(evidence, passed, steps, listed)
+    # Judge how far the data support the first survivor.
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
     score_name = by_secret[1] if by_secret is not None else own_score(points)
     decision = decide(
         means,
-        compared,
-        selected,
+        judged.compared,
+        judged.selected,
         scores,
         logarithmic=evidence.logarithmic,
         certainty=certainty,
         precision=precision,
-        needs_utility=not quiet and any(step.name == UTILITY_CHECK for step in steps),
+        needs_utility=not judged.quiet and any(step.name == UTILITY_CHECK for step in steps),
         highest=highest(score_name, means["score"]),
     )
     rivals = contenders(
-        means, compared, selected, by_secret=evidence.of_secrets, draws=scores.draws, confidence=confidence
+        means,
+        judged.compared,
+        judged.selected,
+        by_secret=evidence.of_secrets,
+        draws=scores.draws,
+        confidence=confidence,
     )
+    # Say what a reader must know before using it.
+    # The default rule has weighed the errors: once it is settled, a warning would only repeat them.
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
-    by_scores = rule not in _UNMINDFUL and not quiet and not settled
-    doubtful = ""
-    if certainty is not None:
-        doubtful = may_pass(means, without_threshold(means, narrowings) & ~compared, certainty)
+    by_scores = rule not in _UNMINDFUL and not judged.quiet and not settled
+    rest = without_threshold(means, narrowings) & ~judged.compared
+    doubtful = "" if certainty is None else may_pass(means, rest, certainty)
     cautions = [
-        *few_pass(means, compared, decision, doubtful),
-        *without_guarantee(points, listed[selected]),
-        *left_out(points),
-        *entered_twice(points),
-        *(at_the_corner(means, passed, constraints) if rule == "procedure" else []),
+        *few_pass(means, judged.compared, decision, doubtful),
+        *without_guarantee(points, listed[judged.selected]),
+        *_of_the_table(rule, points, means, passed, constraints),
         *improbable(decision, doubtful),
-        *(not_trusted(means, passed, compared, certainty) if rule == DEFAULT_RULE and certainty is not None else []),
-        *(unsupported(rivals, int(compared.sum())) if by_scores else []),
-        *beaten(means, passed, selected, rule=rule),
     ]
+    if rule == DEFAULT_RULE and certainty is not None:
+        cautions += not_trusted(means, passed, judged.compared, certainty)
+    if by_scores:
+        cautions += unsupported(rivals, int(judged.compared.sum()))
+    cautions += beaten(means, passed, judged.selected, rule=rule)
+    # Gather the answer. What would decide is computed only if it is asked for.
+    would_decide = partial(
+        what_would_decide,
+        decision,
+        points,
+        judged.compared,
+        by_secret=by_secret,
+        logarithmic=evidence.logarithmic,
+    )
+    # Reference rules are not in `RULES`, where `threshold_changes` looks a rule up.
+    changes = None
+    if rule not in REFERENCE_RULES:
+        changes = threshold_changes(
+            rule, evidence.layout, means, narrowings, passed, judged.selected
+        )
     return Selection(
-        **_facts(points, means, constraints, selected),
+        **_facts(points, means, constraints, judged.selected),
         rule=rule,
-        steps=tuple(record),
-        explanation=_explanation(rule, quiet, evidence, passed, listed),
+        steps=(*record, *judged.steps),
+        explanation=_explanation(rule, judged.quiet, evidence, passed, listed),
         cautions=tuple(cautions),
-        undecided=undecided(rivals, int(compared.sum())) if by_scores else None,
-        outlook_fn=partial(
-            what_would_decide, decision, points, compared, by_secret=by_secret, logarithmic=evidence.logarithmic
-        ),
+        undecided=undecided(rivals, int(judged.compared.sum())) if by_scores else None,
+        outlook_fn=would_decide,
         contenders=rivals,
         score_name=score_name,
         decision=decision,
-        changes=None
-        if rule in REFERENCE_RULES
-        else threshold_changes(rule, evidence.layout, means, narrowings, passed, selected),
+        changes=changes,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """What a rule's steps leave of the configurations that keep to the constraints.
+
+    Attributes:
+        selected: position of the selected configuration.
+        compared: [m] the configurations whose scores were compared.
+        quiet: whether nothing was seen to leak, so that the utility decided.
+        steps: the record of each step.
+    """
+
+    selected: int
+    compared: NDArray[np.bool_]
+    quiet: bool
+    steps: tuple[SelectionStep, ...]
+
+    @classmethod
+    def of(
+        cls,
+        evidence: Evidence,
+        passed: NDArray[np.bool_],
+        steps: Rule,
+        listed: NDArray[np.object_],
+    ) -> _Judged:
+        """Apply the steps. The first survivor is selected."""
+        pool, quiet, compared, record = passed, False, passed, list[SelectionStep]()
+        for step in steps:
+            kept = step.keep(evidence.layout, pool)
+            # A check without its data keeps everything, and must not be recorded as a passed test.
+            untested = step.name == LEAKAGE_CHECK and evidence.leakage is None
+            text = LEAKAGE_NOT_CHECKED if untested else step.text
+            record.append(_step(step.name, text, listed, pool, kept))
+            quiet |= step.name == LEAKAGE_CHECK and bool((pool & ~kept).any())
+            pool = kept
+            # Scores are compared among the surely useful, unless the utility has decided already.
+            if step.name == UTILITY_CHECK and not quiet:
+                compared = kept
+        return cls(selected=int(pool.argmax()), compared=compared, quiet=quiet, steps=tuple(record))
+
+
+def _of_the_table(
+    rule: str,
+    points: pd.DataFrame,
+    means: pd.DataFrame,
+    passed: NDArray[np.bool_],
+    constraints: Constraints,
+) -> list[str]:
+    """Return the cautions that the table causes, whatever its scores are."""
+    corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
+    return [*left_out(points), *entered_twice(points), *corner]
 
 
 def _without_scores(
@@ -375,20 +484,24 @@ def _without_scores(
     passed: NDArray[np.bool_],
     record: list[SelectionStep],
 ) -> Selection:
-    """Select by a rule that needs no score. Nothing is known of leakage, so there is no decision."""
-    layout, listed = Layout.of(means.assign(score=0.0)), np.array(configurations(means), dtype=object)
+    """Select by a rule that needs no score. Nothing is known of leakage, so nothing is decided."""
+    # A layout has scores. The rules that need none never read them.
+    layout = Layout.of(means.assign(score=0.0))
+    listed = np.array(configurations(means), dtype=object)
     pool, steps = passed, list(record)
     for step in rule_steps(rule):
         kept = step.keep(layout, pool)
         steps.append(_step(step.name, step.text, listed, pool, kept))
         pool = kept
     selected = int(pool.argmax())
-    corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
     return Selection(
         **_facts(points, means, constraints, selected),
         rule=rule,
         steps=tuple(steps),
-        cautions=(*without_guarantee(points, listed[selected]), *left_out(points), *entered_twice(points), *corner),
+        cautions=(
+            *without_guarantee(points, listed[selected]),
+            *_of_the_table(rule, points, means, passed, constraints),
+        ),
         changes=threshold_changes(rule, layout, means, narrowings, passed, selected),
     )
 
@@ -407,28 +520,35 @@ class _Facts(TypedDict):
     scores: dict[str, float]
 
 
-def _facts(points: pd.DataFrame, means: pd.DataFrame, constraints: Constraints, selected: int) -> _Facts:
+def _facts(
+    points: pd.DataFrame, means: pd.DataFrame, constraints: Constraints, selected: int
+) -> _Facts:
     """Return the figures of the selected configuration."""
     own = means.iloc[selected]
     runs = points[np.all([points[name] == own[name] for name in KEY], axis=0)]
-    threshold = constraints.threshold(means)
+    threshold = constraints.thresholds(means)
     return {
         "configuration": configurations(means.iloc[[selected]])[0],
         "utility_loss": float(own["utility_loss"]),
         "score": known(own["score"]),
         "model_uri": own["model_uri"],
+        # A share of the gain may give each configuration its own threshold: record the loosest.
         "max_loss": None if threshold is None else float(threshold.max()),
         "constraints": constraints,
         "epsilon": largest(runs, "epsilon"),
         "delta": largest(runs, "delta"),
-        "scores": {name: mean for name in score_names(runs) if not math.isnan(mean := score_values(runs, name).mean())},
+        "scores": {
+            name: mean
+            for name in score_names(runs)
+            if not math.isnan(mean := score_values(runs, name).mean())
+        },
     }
 
 
 def _narrowed(
     listed: NDArray[np.object_], narrowings: list[tuple[str, str, NDArray[np.bool_]]]
 ) -> tuple[NDArray[np.bool_], list[SelectionStep]]:
-    """Return the configurations that keep to all constraints, [m], and the record of each constraint.
+    """Return the configurations that keep to all constraints, [m], and each constraint's record.
 
     Raises:
         ValueError: no configuration keeps to all of them.
@@ -436,10 +556,11 @@ def _narrowed(
     pool = np.ones(len(listed), dtype=np.bool_)
     record: list[SelectionStep] = []
     for name, text, kept in narrowings:
+        # Each constraint alone leaves some configurations, but together they may leave none.
         if not (pool & kept).any():
             raise ValueError(
-                f"constraints must leave a configuration, got none that keeps to the constraint {name} and the earlier "
-                "constraints. Relax one of them."
+                "constraints must leave a configuration, got none that keeps to the constraint "
+                f"{name} and the earlier constraints. Relax one of them."
             )
         record.append(_step(name, text, listed, pool, pool & kept))
         pool = pool & kept
@@ -447,21 +568,27 @@ def _narrowed(
 
 
 def _explanation(
-    rule: str, quiet: bool, evidence: Evidence, passed: NDArray[np.bool_], listed: NDArray[np.object_]
+    rule: str,
+    quiet: bool,
+    evidence: Evidence,
+    passed: NDArray[np.bool_],
+    listed: NDArray[np.object_],
 ) -> str | None:
-    """Explain why the selection is by utility, or how the scores contradict Algorithm 1. Return None otherwise."""
+    """Explain a selection by utility, or how the scores contradict Algorithm 1; else None."""
     if quiet and evidence.leakage is not None:
         return evidence.leakage.sentence(passed)
     if rule != DEFAULT_RULE:
         return None
+    # Algorithm 1 reads no scores, so the scores can contradict it.
     position = choose("procedure", evidence.layout, passed)
     better = int((passed & dominates(evidence.layout, position[..., None])).sum())
     if not better:
         return None
     others = f"{better} configurations have" if better > 1 else "one configuration has"
     return (
-        f"The scores contradict the rule procedure, which would select {listed[int(position)]}: {others} neither more "
-        "loss nor a higher score. `--rule procedure` selects by (b, T, η) alone."
+        f"The scores contradict the rule procedure, which would select {listed[int(position)]}: "
+        f"{others} neither more loss nor a higher score. `--rule procedure` selects by (b, T, η) "
+        "alone."
     )
 
 
@@ -473,7 +600,13 @@ def steps_of(rule: str) -> Rule:
 
 
 def _step(
-    name: str, text: str, listed: NDArray[np.object_], before: NDArray[np.bool_], after: NDArray[np.bool_]
+    name: str,
+    text: str,
+    listed: NDArray[np.object_],
+    before: NDArray[np.bool_],
+    after: NDArray[np.bool_],
 ) -> SelectionStep:
     """Return the record of a step that narrowed the pool from `before` to `after`."""
-    return SelectionStep(name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after]))
+    return SelectionStep(
+        name=name, rule=text, survivors=tuple(listed[after]), dropped=tuple(listed[before & ~after])
+    )

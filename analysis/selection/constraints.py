@@ -1,10 +1,11 @@
-"""Constraints that a configuration must meet before any rule sees it: a utility threshold and bounds on figures."""
+"""Constraints that a configuration must meet before a rule sees it: bounds on its figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,8 @@ from raydp.search_spaces.names import familiar, unknown_name
 Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
 
+Gain = TypeVar("Gain", float, Array)
+
 COMPUTE = "compute"
 CLAIMED = "claimed_epsilon"
 
@@ -27,19 +30,22 @@ class Constraints:
     """Bounds on a configuration's figures.
 
     Attributes:
-        max_loss: highest mean utility_loss; overrides min_utility_gain.
-        min_utility_gain: share in [0, 1] of the best gain over the pre-trained model (see `loss_threshold`).
-        base_utility_loss: the pre-trained model's loss. Without it, the column of that name is used.
-        max_score: highest score that a configuration may have at 95 % confidence. The upper limit of its mean is
-            compared if seeds or secrets tell the mean's error; otherwise the mean itself.
-        at_most: column -> highest value of its mean over seeds, such as {"epsilon": 8, "score.air": 0.1}. "compute" is
-            C = b·T.
+        max_loss: highest mean utility_loss; overrides min_gain_share.
+        min_gain_share: share in [0, 1] of the best gain over the pre-trained model (see
+            `loss_threshold`).
+        base_utility_loss: the pre-trained model's loss. Without it, the column of that name is
+            used.
+        max_score: highest score that a configuration may have at 95 % confidence. The upper limit
+            of its mean is compared if seeds or secrets tell the mean's error; otherwise the mean
+            itself.
+        at_most: column -> highest value of its mean over seeds, such as {"epsilon": 8, "score.air":
+            0.1}. "compute" is C = b·T.
 
     Source: Hu et al. 2025, section 4.2 (bounds on both the formal guarantee and what was measured).
     """
 
     max_loss: float | None = None
-    min_utility_gain: float | None = None
+    min_gain_share: float | None = None
     base_utility_loss: float | None = None
     max_score: float | None = None
     at_most: Mapping[str, float] = field(default_factory=dict)
@@ -47,38 +53,46 @@ class Constraints:
     @property
     def bounds_utility(self) -> bool:
         """Return whether there is a utility threshold."""
-        return self.max_loss is not None or self.min_utility_gain is not None
+        return self.max_loss is not None or self.min_gain_share is not None
 
-    def threshold(self, means: pd.DataFrame) -> Array | None:
-        """Return the largest mean utility loss allowed to each configuration, shape [m]. None without a threshold."""
+    def least_gain(self, best_gain: Gain) -> Gain:
+        """Return the least gain over the pre-trained model, given the best gain."""
+        assert self.min_gain_share is not None, "without a share, max_loss is the threshold"
+        return self.min_gain_share * best_gain
+
+    def thresholds(self, means: pd.DataFrame) -> Array | None:
+        """Return the largest loss allowed to each configuration, [m]; None without a threshold."""
         return loss_threshold(
             means,
             max_loss=self.max_loss,
-            min_utility_gain=self.min_utility_gain,
+            min_gain_share=self.min_gain_share,
             base_utility_loss=self.base_utility_loss,
         )
 
     def narrowings(
         self, points: pd.DataFrame, means: pd.DataFrame, by_secret: tuple[pd.DataFrame, str] | None
     ) -> list[tuple[str, str, Pool]]:
-        """Return (name, rule in words, [m] whether a configuration keeps to it) of every given constraint.
+        """Return (name, rule in words, [m] whether a configuration keeps to it) per constraint.
 
         Raises:
-            ValueError: an unknown column, a bound that is not finite, or a bound that no configuration keeps to.
+            ValueError: an unknown column, a bound that is not finite, or a bound that no
+                configuration keeps to.
         """
         kept_by: list[tuple[str, str, Pool]] = []
-        if (threshold := self.threshold(means)) is not None:
+        if (threshold := self.thresholds(means)) is not None:
             loss = means["utility_loss"].to_numpy()
             text = f"keep a mean utility loss of at most {shown_threshold(loss, float(threshold.max()))}"
+            # A gain is relative to base_utility_loss, which may differ between configurations.
             if threshold.min() < threshold.max():
                 text += ", or less where base_utility_loss is less"
             kept_by.append(("utility threshold", text, pool_within(means, threshold)))
         if self.max_score is not None and means["score"].isna().all():
             raise ValueError(
-                f"max_score must be left out if no score was measured, got {self.max_score:g}. Measure a score by "
-                "`raydp score`, or leave it out."
+                f"max_score must be left out if no score was measured, got {self.max_score:g}. "
+                "Measure a score by `raydp score`, or leave it out."
             )
         if self.max_score is not None:
+            # The bound is for the true score, so the upper confidence limit must keep to it.
             limit, of_what = upper_limit(points, means, by_secret)
             text = f"keep {of_what} of at most {self.max_score:g}"
             kept_by.append(("score bound", text, _kept("max_score", limit, self.max_score)))
@@ -92,21 +106,26 @@ class Constraints:
 def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
     """Return the means over seeds of a column, in the order of `means`, shape [m]."""
     if column == COMPUTE:
-        compute: Array = means["batch_size"].to_numpy(dtype=np.float64) * means["num_steps"].to_numpy(dtype=np.float64)
+        compute: Array = means["batch_size"].to_numpy(dtype=np.float64) * means[
+            "num_steps"
+        ].to_numpy(dtype=np.float64)
         return compute
     if column == CLAIMED:
         raise ValueError(
-            f"at_most must bound what is known, got {CLAIMED}: nothing proves it, and epsilon is infinite there. "
-            "Remove it."
+            f"at_most must bound what is known, got {CLAIMED}: nothing proves it, and epsilon is "
+            "infinite there. Remove it."
         )
+    # Text has no mean to bound.
     known = [str(c) for c in points if pd.api.types.is_numeric_dtype(points[c])]
     if column not in known:
         raise ValueError(unknown_name("at_most: the column", column, [*familiar(known), COMPUTE]))
     values = column_means(points, column)
+    # A configuration without the figure must not pass a bound on it.
     if np.isnan(values).any():
         raise ValueError(
-            f"{column} must be given in every finished row to be bounded, got {int(np.isnan(values).sum())} of "
-            f"{len(values)} configurations without. Bound another column."
+            f"{column} must be given in every finished row to be bounded, got "
+            f"{int(np.isnan(values).sum())} of {len(values)} configurations without. Bound another "
+            "column."
         )
     return values
 
@@ -118,6 +137,7 @@ def _kept(name: str, values: Array, bound: float) -> Pool:
     kept: Pool = values <= bound
     if not kept.any():
         raise ValueError(
-            f"{name} must be at least {float(values.min())!r}, the lowest there is, got {bound:g}. Raise it."
+            f"{name} must be at least {float(values.min())!r}, the lowest there is, got {bound:g}. "
+            "Raise it."
         )
     return kept

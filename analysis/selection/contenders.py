@@ -1,4 +1,4 @@
-"""Contenders: configurations that may have the lowest score, given the few seeds and secrets that were measured."""
+"""Contenders: configurations that may have the lowest score, given few seeds and secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Verdict = Literal["supported", "undecided", "contradicted", "unknown"]
 
 DRAWS = 4000
 MOST_COMPARED = 300
-"""The largest number of configurations compared pairwise. Of a larger pool, the lowest means are compared."""
+"""The largest number of configurations compared pairwise: the lowest means of a larger pool."""
 
 
 class Contender(Hyperparameters):
@@ -40,14 +40,15 @@ class Contenders:
     """Configurations that may have the lowest score at a confidence.
 
     Attributes:
-        verdict: "supported": only the selected configuration may have the lowest score. "undecided": the selected
-            configuration and others may have it. "contradicted": the selected configuration does not have it, at the
-            stated confidence. "unknown": the errors of the means are unknown (see `unknown_errors`), or only one
-            configuration was compared.
+        verdict: "supported": only the selected configuration may have the lowest score.
+            "undecided": the selected configuration and others may have it. "contradicted": the
+            selected configuration does not have it, at the stated confidence. "unknown": the errors
+            of the means are unknown (see `unknown_errors`), or only one configuration was compared.
         confidence: the confidence of the verdict.
         levels: the sources of error that are counted: "seeds", "secrets".
-        rows: the compared configurations by mean score: batch_size, num_steps, learning_rate, score, std_error, whether
-            it is "indistinguishable" from the lowest, and the "probability" that it is the lowest.
+        rows: the compared configurations by mean score: batch_size, num_steps, learning_rate,
+            score, std_error, whether it is "indistinguishable" from the lowest, and the
+            "probability" that it is the lowest.
         reason: why the verdict is "unknown". None if it is known.
     """
 
@@ -85,38 +86,47 @@ def contenders(
         pool: [m] whether a configuration is a member of the pool.
         selected: the position of the selected configuration.
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
-        draws: [num_draws, m] joint draws of the true scores, for the probabilities. None: the errors are drawn around
-            the means, as if nothing else were known.
+        draws: [num_draws, m] joint draws of the true scores, for the probabilities. None: the
+            errors are drawn around the means, as if nothing else were known.
         confidence: of the marked set.
         num_draws, seed: number of draws of the errors, and their seed.
 
     Guarantee:
-        The configurations marked "indistinguishable" include the one with the truly lowest score with the confidence
-        or more. This holds if the values of the seeds and of the secrets are Gaussian and the variances over seeds
-        follow the model of `SeedNoise`. Nothing is assumed about how the secrets' values vary together. The marked
-        set is a set for multiple comparisons with the best. Member i is left out if its excess over some j is
-        significant by Welch's t test of the two means (paired by secret), at 1 − confidence divided by the number of
-        comparisons (Bonferroni). With two or three secrets, only an excess of dozens of standard errors is
-        significant, because so few secrets do not tell how large the error is. Of a pool of more than 300, the lowest
-        and the selected one are compared, 300 in all, at the significance level of the whole pool.
+        The configurations marked "indistinguishable" include the one with the truly lowest score
+        with the confidence or more. This holds if the values of the seeds and of the secrets are
+        Gaussian and the variances over seeds follow the model of `SeedNoise`. Nothing is assumed
+        about how the secrets' values vary together. The marked set is a set for multiple
+        comparisons with the best. Member i is left out if its excess over some j is significant by
+        Welch's t test of the two means (paired by secret), at 1 − confidence divided by the number
+        of comparisons (Bonferroni). With two or three secrets, only an excess of dozens of standard
+        errors is significant, because so few secrets do not tell how large the error is. Of a pool
+        of more than 300, the lowest and the selected one are compared, 300 in all, at the
+        significance level of the whole pool.
 
     Source: Hsu 1981 (multiple comparisons with the best); Welch 1947; Smyth 2004.
     """
     # Express all scores in one unit, so that extreme magnitudes do not lose precision.
     if by_secret is not None and by_secret.shape[1] < 2:
         by_secret = None  # one secret does not tell how much others may differ
-    own, score = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()), means["score"].to_numpy()
+    own, score = (
+        SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()),
+        means["score"].to_numpy(),
+    )
     of_secret = np.empty(0) if by_secret is None else (by_secret - by_secret.min()).ravel()
-    unit = unit_of(np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret]))
+    unit = unit_of(
+        np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret])
+    )
     score = score / unit
     # Sort the members by mean score, and limit their number.
     members = np.flatnonzero(pool)
     members = members[np.argsort(score[members], kind="stable")]
+    # Bonferroni counts the whole pool, because the scores decide which members are compared.
     others = max(1, len(members) - 1)
     if len(members) > MOST_COMPARED:
         lowest = members[:MOST_COMPARED]
         members = lowest if selected in lowest else np.append(lowest[:-1], selected)
-    # Draw the errors of the means, over seeds and over secrets, unless the true scores were drawn before.
+    # Draw the errors of the means, over seeds and over secrets, unless the true scores were drawn
+    # before.
     num_draws = num_draws if draws is None else 0
     noise = None if own is None else own.over(unit)
     rng = np.random.default_rng(seed)
@@ -128,7 +138,9 @@ def contenders(
         drawn, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
         errors += drawn
     # Compare every two members, and derive the verdict.
-    levels = tuple(name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None)
+    levels = tuple(
+        name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None
+    )
     compared = _Compared(
         score=score[members],
         noise=noise,
@@ -137,13 +149,18 @@ def contenders(
         level=(1 - confidence) / others,
     )
     drawn = score[members] + errors if draws is None else draws[:, members]
+    # Only a second seed shows how far chance moves a score: without one there is no verdict.
     reason = unknown_errors(means)
     rows = _rows(means.iloc[members], compared if reason is None else None, unit, drawn)
     if reason is not None:
-        return Contenders(verdict="unknown", confidence=confidence, levels=(), rows=rows, reason=reason)
+        return Contenders(
+            verdict="unknown", confidence=confidence, levels=(), rows=rows, reason=reason
+        )
     if len(members) == 1:
         rows[0]["probability"] = None
-        return Contenders(verdict="unknown", confidence=confidence, levels=levels, rows=rows, reason=ALONE)
+        return Contenders(
+            verdict="unknown", confidence=confidence, levels=levels, rows=rows, reason=ALONE
+        )
     inside = compared.may_be_lowest
     if not inside[members == selected].any():
         verdict: Verdict = "contradicted"
@@ -179,6 +196,7 @@ class _Compared:
     def scale_of_secrets(self) -> Array:
         """Return the standard errors over secrets of the pairwise differences, shape [k, k]."""
         own = np.diag(self.of_secrets)
+        # Var(a - b) = Var(a) + Var(b) - 2 Cov(a, b). Rounding may leave a tiny negative value.
         scale: Array = np.sqrt(np.maximum(own[:, None] + own - 2 * self.of_secrets, 0))
         return scale
 
@@ -188,15 +206,17 @@ class _Compared:
         variances = self.variances
         scale = np.sqrt(self.scale_of_secrets**2 + variances[:, None] + variances)
         excess = self.score[:, None] - self.score
+        # A member stays if it exceeds no other member significantly (Hsu 1981).
         inside: NDArray[np.bool_] = np.all(excess <= self.critical * scale, axis=1)
         return inside
 
     @cached_property
     def critical(self) -> Array:
-        """Return the critical value of each pairwise difference, in standard errors, at `level`. Shape [k, k]."""
+        """Return the critical value of each difference, in standard errors, at `level`, [k, k]."""
         from scipy.special import stdtrit
 
-        # Two variances over seeds may share one estimate, so their sum has no more degrees of freedom than either.
+        # Two variances over seeds may share one estimate, so their sum has no more degrees of
+        # freedom than either.
         own = np.ones(len(self.score)) if self.noise is None else self.noise.degrees
         variances = self.variances
         degrees = combined_degrees(
@@ -209,7 +229,9 @@ class _Compared:
         return quantiles
 
 
-def _rows(listed: pd.DataFrame, compared: _Compared | None, unit: float, draws: Array) -> tuple[Contender, ...]:
+def _rows(
+    listed: pd.DataFrame, compared: _Compared | None, unit: float, draws: Array
+) -> tuple[Contender, ...]:
     """Return the compared configurations as data for JSON.
 
     Args:

@@ -1,9 +1,9 @@
-"""The decision that a sweep ends in: how sure the choice is, what it may cost, and what else could be chosen."""
+"""The decision that ends a sweep: how sure the choice is, its cost, and the alternatives."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.selection.contenders import ALONE
 from raydp.analysis.selection.equivalents import Precision, unknown_errors
-from raydp.analysis.statistics.results import because
+from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook, outlook, settled
 from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.surface.what_if import MeasuredScores
@@ -23,15 +23,17 @@ Array = NDArray[np.float64]
 State = Literal["decided", "equivalent", "undecided", "only one"]
 
 MOST_ALTERNATIVES = 3
-_MOST_CONFIGURATIONS = 100  # of a larger table it is not computed what would decide, because that takes long
+# of a larger table it is not computed what would decide, because that takes long
+_MOST_CONFIGURATIONS = 100
 _NEGLIGIBLE = 0.01  # an alternative that is the lowest with a smaller probability does not matter
 
 
 class Alternative(Hyperparameters):
     """A configuration that could be chosen instead.
 
-    `probability` is the probability that it has the lowest score, `score` and `score_interval` are as the decision's
-    own `estimate` and `interval`, and `loss_difference` is its mean utility loss minus that of the selected one.
+    `probability` is the probability that it has the lowest score, `score` and `score_interval` are
+    as the decision's own `estimate` and `interval`, and `loss_difference` is its mean utility loss
+    minus that of the selected one.
     """
 
     probability: float
@@ -43,8 +45,8 @@ class Alternative(Hyperparameters):
 class Equivalent(Hyperparameters):
     """Another configuration whose score is within the tolerance of the lowest with the confidence.
 
-    `probability_within` is the probability of that, `score` is as the decision's own `estimate`, `loss_difference` is
-    its mean utility loss minus that of the selected one, and `compute` is b·T.
+    `probability_within` is the probability of that, `score` is as the decision's own `estimate`,
+    `loss_difference` is its mean utility loss minus that of the selected one, and `compute` is b·T.
     """
 
     probability_within: float
@@ -57,50 +59,58 @@ class Equivalent(Hyperparameters):
 class Decision:
     """The certainty of a selected configuration, given the measured scores.
 
-    If the errors of the scores are not known (see `unknown_errors`), nothing is decided: the probabilities, the regret,
-    the estimate and the interval are None, no alternative is listed, and `reason` says why. If only one configuration
-    was compared, the probabilities and the regret are None.
+    If the errors of the scores are not known (see `unknown_errors`), nothing is decided: the
+    probabilities, the regret, the estimate and the interval are None, no alternative is listed, and
+    `reason` says why. If only one configuration was compared, the probabilities and the regret are
+    None.
 
     Attributes:
-        state: "decided": the selected configuration has the lowest score with the confidence or more. "equivalent":
-            its score is within the tolerance of the lowest with that probability. "only one": only this configuration
-            was compared, because no other passes the constraints, or is sure to by a rule that asks for it. Such a rule
-            is undecided if this configuration is not sure to pass either, though it may be the only one whose mean
-            passes: its true loss may be above the threshold, and that of another one below. Else "undecided".
-        confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1 allows a score that is
-            10 % higher; for a score that is a logarithm, a difference of ln 1.1.
+        state: "decided": the selected configuration has the lowest score with the confidence or
+            more. "equivalent": its score is within the tolerance of the lowest with that
+            probability. "only one": only this configuration was compared, because no other passes
+            the constraints, or is sure to by a rule that asks for it. Such a rule is undecided if
+            this configuration is not sure to pass either, though it may be the only one whose mean
+            passes: its true loss may be above the threshold, and that of another one below. Else
+            "undecided".
+        confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1
+            allows a score 10 % higher; for a score that is a logarithm, a difference of ln 1.1.
         probability: that the selected configuration has the lowest score.
-        probability_within: that its score is within the tolerance of the lowest. Scores that can be negative and are no
-            logarithms have no tolerance.
-        expected_regret: how much higher than the lowest its score is, in expectation, in the score's unit.
-        relative_regret: the same as a share of the lowest score. None if the score can be negative and is no logarithm.
-        estimate: the expected score given all measurements. The measured mean of a selected configuration is lower than
-            its true score on average, because it was selected for being low; the estimate is corrected for that.
+        probability_within: that its score is within the tolerance of the lowest. Scores that can be
+            negative and are no logarithms have no tolerance.
+        expected_regret: how much higher than the lowest its score is, in expectation, in the
+            score's unit.
+        relative_regret: the same as a share of the lowest score. None if the score can be negative
+            and is no logarithm.
+        estimate: the expected score given all measurements. The measured mean of a selected
+            configuration is lower than its true score on average, because it was selected for being
+            low; the estimate is corrected for that.
         interval: the interval of the true score for secrets of this kind, at the same confidence.
-        utility_probability: that the utility loss keeps to the threshold. None without a threshold, or if no
-            configuration has two seeds.
+        utility_probability: that the utility loss keeps to the threshold. None without a threshold,
+            or if no configuration has two seeds.
         alternatives: the others that matter, the most probable first.
-        equivalents: the others whose scores are within the tolerance of the lowest with the confidence, the most useful
-            first. Empty if the selected configuration's own score is not.
+        equivalents: the others whose scores are within the tolerance of the lowest with the
+            confidence, the most useful first. Empty if the selected configuration's own score is
+            not.
         pool_size: number of configurations that were compared.
-        reason: why nothing is decided whatever the scores are: their errors are not known, no configuration keeps to
-            the utility threshold with the confidence, or only one was compared. None if none of these holds.
+        reason: why nothing is decided whatever the scores are: their errors are not known, no
+            configuration keeps to the utility threshold with the confidence, or only one was
+            compared. None if none of these holds.
     """
 
     state: State
     confidence: float
     tolerance: float
-    probability: float | None
-    probability_within: float | None
-    expected_regret: float | None
-    relative_regret: float | None
-    estimate: float | None
-    interval: tuple[float, float] | None
+    probability: float | None = None
+    probability_within: float | None = None
+    expected_regret: float | None = None
+    relative_regret: float | None = None
+    estimate: float | None = None
+    interval: tuple[float, float] | None = None
     utility_probability: float | None
-    alternatives: tuple[Alternative, ...]
-    equivalents: tuple[Equivalent, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    equivalents: tuple[Equivalent, ...] = ()
     pool_size: int
-    reason: str | None
+    reason: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the decision as data for JSON."""
@@ -111,10 +121,10 @@ class Decision:
             "probability": self.probability,
             "probability_within": self.probability_within,
             "expected_regret": self.expected_regret,
-            **({} if self.relative_regret is None else {"relative_regret": self.relative_regret}),
+            **given(relative_regret=self.relative_regret),
             "estimate": self.estimate,
             "interval": None if self.interval is None else list(self.interval),
-            **({} if self.utility_probability is None else {"utility_probability": self.utility_probability}),
+            **given(utility_probability=self.utility_probability),
             "alternatives": list(self.alternatives),
             "equivalents": list(self.equivalents),
             "pool_size": self.pool_size,
@@ -142,92 +152,129 @@ def decide(
         selected: position of the selected configuration.
         scores: the posterior of the scores.
         logarithmic: whether the score is a logarithm.
-        certainty: [m] probability that each configuration keeps to the utility threshold, None without one.
+        certainty: [m] probability that each configuration keeps to the utility threshold, None
+            without one.
         precision: the probability and the tolerance of the decision's state.
-        needs_utility: whether the rule requires that the utility keeps to the threshold with the confidence. If that of
-            the selected configuration does not, nothing is decided.
-        highest: the largest value that the score can take. Intervals and estimates do not exceed it.
+        needs_utility: whether the rule requires that the utility keeps to the threshold with the
+            confidence. If that of the selected configuration does not, nothing is decided.
+        highest: the largest value that the score can take. Intervals and estimates do not exceed
+            it.
 
-    The probabilities hold under the model of `score_posterior`. They are not corrected for the number of members,
-    because a posterior needs no correction: the same members are compared in every draw.
+    The probabilities hold under the model of `score_posterior`. They are not corrected for the
+    number of members, because a posterior needs no correction: the same members are compared in
+    every draw.
     """
     members = np.flatnonzero(pool)
-    expected, listed = np.minimum(scores.own_mean, highest), configurations(means)
-    loss = means["utility_loss"].to_numpy()
     useful = None if certainty is None else float(certainty[selected])
+    undecided = Decision(
+        state="undecided",
+        confidence=precision.confidence,
+        tolerance=precision.tolerance,
+        utility_probability=useful,
+        pool_size=len(members),
+    )
+    # Without known errors, every probability would be invented.
     if (unknown := unknown_errors(means)) is not None:
-        return Decision(
-            state="undecided",
-            confidence=precision.confidence,
-            tolerance=precision.tolerance,
-            probability=None,
-            probability_within=None,
-            expected_regret=None,
-            relative_regret=None,
-            estimate=None,
-            interval=None,
-            utility_probability=useful,
-            alternatives=(),
-            equivalents=(),
-            pool_size=len(members),
-            reason=unknown,
-        )
-    probability, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
-    reason: str | None = None
-    if needs_utility and useful is not None and useful < precision.confidence:
-        reason = f"no configuration keeps to the utility threshold with a probability of {chance(precision.confidence)}"
-    alone = len(members) == 1
-    if reason is not None:
-        state: State = "undecided"
-    elif alone:
-        state, reason = "only one", ALONE
-    elif probability[selected] >= precision.confidence:
-        state = "decided"
-    else:
-        state = "equivalent" if within[selected] >= precision.confidence else "undecided"
+        return replace(undecided, reason=unknown)
+    # The state follows from the draws: the lowest, or within the tolerance of the lowest.
+    chances = _Chances(
+        *scores.chances(pool, precision.tolerance, logarithmic=logarithmic),
+        selected=selected,
+        confidence=precision.confidence,
+    )
+    # The rule asks for sure utility. If the selected configuration lacks it, scores decide nothing.
+    not_useful = needs_utility and useful is not None and useful < precision.confidence
+    state, reason = chances.state(alone=len(members) == 1, not_useful=not_useful)
+    alternatives, equivalents = _of_others(means, members, scores, chances, state, highest)
+    decision = replace(
+        undecided,
+        state=state,
+        reason=reason,
+        estimate=min(float(scores.own_mean[selected]), highest),
+        interval=_interval(scores, selected, precision.confidence, highest),
+        alternatives=alternatives,
+        equivalents=equivalents,
+    )
+    if len(members) == 1:
+        return decision
+    # How much the selected configuration's score exceeds the lowest of each draw.
     limited = scores.limited[:, members]
     lowest = limited.min(axis=1)
     regret = max(0.0, float((limited[:, members == selected][:, 0] - lowest).mean()))
-    others = members[members != selected]
+    return replace(
+        decision,
+        probability=float(chances.lowest[selected]),
+        probability_within=float(chances.within[selected]),
+        expected_regret=regret,
+        relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
+    )
+
+
+@dataclass(frozen=True)
+class _Chances:
+    """How probable each configuration is the lowest, and within the tolerance of it: [m] each."""
+
+    lowest: Array
+    within: Array
+    selected: int
+    confidence: float
+
+    def state(self, *, alone: bool, not_useful: bool) -> tuple[State, str | None]:
+        """Return the state, and why nothing is decided whatever the scores are."""
+        if not_useful:
+            sure = chance(self.confidence)
+            return "undecided", (
+                f"no configuration keeps to the utility threshold with a probability of {sure}"
+            )
+        if alone:
+            return "only one", ALONE
+        if self.lowest[self.selected] >= self.confidence:
+            return "decided", None
+        within = self.within[self.selected] >= self.confidence
+        return ("equivalent" if within else "undecided"), None
+
+
+def _of_others(
+    means: pd.DataFrame,
+    members: NDArray[np.intp],
+    scores: Posterior,
+    chances: _Chances,
+    state: State,
+    highest: float,
+) -> tuple[tuple[Alternative, ...], tuple[Equivalent, ...]]:
+    """List the other members that matter: the most probable, and those within the tolerance."""
+    listed, loss = configurations(means), means["utility_loss"].to_numpy()
+    # The model may expect more than the largest value that the score can take.
+    expected = np.minimum(scores.own_mean, highest)
+    others = members[members != chances.selected]
+    # The alternatives: the most probable first, of equals the lower expected score.
+    probability = chances.lowest
     probable = [int(k) for k in others[np.lexsort([expected[others], -probability[others]])]]
     alternatives: list[Alternative] = [
         {
             **listed[k].to_json(),
             "probability": float(probability[k]),
             "score": float(expected[k]),
-            "score_interval": list(_interval(scores.absolute_of(slice(k, k + 1)), precision.confidence, highest)),
-            "loss_difference": float(loss[k] - loss[selected]),
+            "score_interval": list(_interval(scores, k, chances.confidence, highest)),
+            "loss_difference": float(loss[k] - loss[chances.selected]),
         }
         for k in probable[:MOST_ALTERNATIVES]
         if probability[k] >= _NEGLIGIBLE
     ]
-    as_good = others[within[others] >= precision.confidence] if state != "undecided" else others[:0]
+    # The equivalents: the most useful first. There are none of an undecided choice.
+    sure = others[chances.within[others] >= chances.confidence]
+    as_good = sure if state != "undecided" else others[:0]
     equivalents: list[Equivalent] = [
         {
             **listed[int(k)].to_json(),
-            "probability_within": float(within[k]),
+            "probability_within": float(chances.within[k]),
             "score": float(expected[k]),
-            "loss_difference": float(loss[k] - loss[selected]),
+            "loss_difference": float(loss[k] - loss[chances.selected]),
             "compute": listed[k].compute,
         }
         for k in as_good[np.argsort(loss[as_good], kind="stable")]
     ]
-    return Decision(
-        state=state,
-        confidence=precision.confidence,
-        tolerance=precision.tolerance,
-        probability=None if alone else float(probability[selected]),
-        probability_within=None if alone else float(within[selected]),
-        expected_regret=None if alone else regret,
-        relative_regret=None if alone else _relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
-        estimate=float(expected[selected]),
-        interval=_interval(scores.absolute_of(slice(selected, selected + 1)), precision.confidence, highest),
-        utility_probability=useful,
-        alternatives=tuple(alternatives),
-        equivalents=tuple(equivalents),
-        pool_size=len(members),
-        reason=reason,
-    )
+    return tuple(alternatives), tuple(equivalents)
 
 
 def what_would_decide(
@@ -238,7 +285,9 @@ def what_would_decide(
     by_secret: tuple[pd.DataFrame, str] | None,
     logarithmic: bool,
 ) -> Outlook:
-    """Return what would decide which member of a pool has the lowest score. It fits the model several times.
+    """Return what would decide which member of a pool has the lowest score.
+
+    It fits the model several times.
 
     Args:
         decision: the decision between the members.
@@ -250,7 +299,8 @@ def what_would_decide(
     confidence, tolerance = decision.confidence, decision.tolerance
     enough = Outlook(
         sentence="By the model of the scores no further seeds are needed: with a probability of "
-        f"{100 * confidence:g} % or more, a score is the lowest or within the tolerance of the lowest.",
+        f"{100 * confidence:g} % or more, a score is the lowest or within the tolerance of the "
+        "lowest.",
     )
     if decision.reason is not None:
         return Outlook(sentence=f"{decision.reason[0].upper()}{decision.reason[1:]}.")
@@ -260,7 +310,8 @@ def what_would_decide(
         limit = f"a table of more than {_MOST_CONFIGURATIONS} configurations"
         return Outlook(sentence=f"How many further seeds would decide is not computed for {limit}.")
     measured = MeasuredScores.of(points, by_secret, logarithmic=logarithmic)
-    # A rule that does not look at the scores may select another configuration than the one that is known to be lowest.
+    # A rule that does not look at the scores may select another configuration than the one that is
+    # known to be lowest.
     if settled(measured, pool, confidence=confidence, tolerance=tolerance):
         return enough
     return outlook(measured, pool, confidence=confidence, tolerance=tolerance)
@@ -275,16 +326,22 @@ def chance(probability: float) -> str:
     return f"{100 * probability:.3g} %"
 
 
-def _relative(regret: float, lowest: float, scores: Posterior, *, logarithmic: bool) -> float | None:
+def _relative(
+    regret: float, lowest: float, scores: Posterior, *, logarithmic: bool
+) -> float | None:
     """Return the regret relative to the lowest score."""
     if logarithmic:
+        # A difference d of logarithms is a relative difference e^d - 1. The cap avoids overflow.
         return math.expm1(min(regret, 700.0))
     if not scores.ratio or lowest <= 0:
         return 0.0 if regret == 0 else None
     return regret / lowest
 
 
-def _interval(draws: Array, confidence: float, highest: float) -> tuple[float, float]:
-    """Return the central interval of some draws, limited to the largest value that the score can take."""
+def _interval(
+    scores: Posterior, configuration: int, confidence: float, highest: float
+) -> tuple[float, float]:
+    """Return the central interval of a score, limited to the largest value that it can take."""
+    draws = scores.absolute_of(slice(configuration, configuration + 1))
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2]).clip(max=highest)
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""The choice between configurations whose scores are equivalent: the most useful, and of equal utility the cheapest."""
+"""The choice between equivalent scores: the most useful, and of equal utility the cheapest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Precision:
     """The confidence and tolerance at which a decision counts as reached.
 
     Attributes:
-        confidence: required probability that a configuration has the lowest score, or one within the tolerance of it.
+        confidence: required probability that a configuration has the lowest score, or one within
+            the tolerance of it.
         tolerance: the relative difference of two scores that are equivalent.
 
     Raises:
@@ -41,17 +42,23 @@ class Precision:
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
             raise ValueError(
-                f"confidence must be in [0.5, 1), got {self.confidence:g}. Leave it out for {CONFIDENCE:g}."
+                f"confidence must be in [0.5, 1), got {self.confidence:g}. Leave it out for "
+                f"{CONFIDENCE:g}."
             )
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise ValueError(f"tolerance must be 0 or above, got {self.tolerance:g}. Leave it out for {TOLERANCE:g}.")
+            raise ValueError(
+                f"tolerance must be 0 or above, got {self.tolerance:g}. Leave it out for "
+                f"{TOLERANCE:g}."
+            )
 
 
 def unknown_errors(means: pd.DataFrame) -> str | None:
-    """Return why the errors of the scores are not known, so that nothing is decided. None if they are.
+    """Return why the errors of the scores are not known, so that nothing is decided.
 
-    Only a second run shows how far chance in training moves a score. The values by secret of one run do not show that,
-    because the run's batches and noise move all of them together.
+    None if they are.
+
+    Only a second run shows how far chance in training moves a score. The values by secret of one
+    run do not show that, because the run's batches and noise move all of them together.
     """
     if means["num_seeds"].max() < 2:
         return _NO_SEEDS
@@ -63,13 +70,15 @@ def unknown_errors(means: pd.DataFrame) -> str | None:
 def equivalents(
     means: pd.DataFrame, scores: Posterior, pools: Pools, precision: Precision, *, logarithmic: bool
 ) -> Pools:
-    """Return the members of each pool whose scores are known to be within the tolerance of the pool's lowest.
+    """Return each pool's members whose scores are within the tolerance of the pool's lowest.
 
-    Each of them has a probability of at least the confidence. So whichever of them is chosen by a figure other than
-    the score is within the tolerance with at least that probability, given the measured scores.
+    Each of them has a probability of at least the confidence. So whichever of them is chosen by a
+    figure other than the score is within the tolerance with at least that probability, given the
+    measured scores.
 
-    A pool keeps none if one member is known to have the lowest score: nothing remains to choose. It also keeps none if
-    no member reaches the confidence, or if the errors of the scores are not known.
+    A pool keeps none if one member is known to have the lowest score: nothing remains to choose. It
+    also keeps none if no member reaches the confidence, or if the errors of the scores are not
+    known.
 
     Args:
         pools: [pools, m], none is empty. Pools that contain each other share their work.
@@ -79,11 +88,14 @@ def equivalents(
     """
     kept, nothing = np.zeros_like(pools), np.zeros(pools.shape[-1], dtype=np.bool_)
     before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
+    # Small pools first: a pool that contains the one before it continues the running minimum.
     for at in np.argsort(pools.sum(axis=1), kind="stable"):
         pool = pools[at]
+        # This pool does not contain the one before it: start again.
         if (before & ~pool).any():
             before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
-        # More members only make the lowest score lower, so that no member becomes close that was not.
+        # More members only make the lowest score lower, so that no member becomes close that was
+        # not.
         new = pool & ~before
         lowest = np.minimum(lowest, scores.draws[:, new].min(axis=1, initial=np.inf))
         highest = scores.highest_within(lowest, precision.tolerance, logarithmic=logarithmic)
@@ -96,7 +108,7 @@ def equivalents(
 
 
 def _often_below(draws: Array, members: Pool, bound: Array, confidence: float) -> Pool:
-    """Return the members whose draws, [num_draws, m], are at most the bound, [num_draws], with the confidence."""
+    """Return the members whose draws, [num_draws, m], keep to the bounds with the confidence."""
     often, some = np.zeros_like(members), np.flatnonzero(members)
     often[some] = (draws[:, some] <= bound[:, None]).mean(axis=0) >= confidence
     return often
@@ -111,13 +123,14 @@ def cheapest_of_the_most_useful(members: Pool, loss: Array, error: Array, comput
         error: [m] their standard errors.
         compute: [m] what a run costs to train.
 
-    Losses up to one standard error of the lowest loss above it count as equal. Of members with the same compute, the
-    lower loss decides, and then the position.
+    Losses up to one standard error of the lowest loss above it count as equal. Of members with the
+    same compute, the lower loss decides, and then the position.
 
-    Source: the one-standard-error rule of Breiman, Friedman, Olshen and Stone 1984, section 3.4.3, with compute in the
-    place of a model's size.
+    Source: the one-standard-error rule of Breiman, Friedman, Olshen and Stone 1984, section 3.4.3,
+    with compute in the place of a model's size.
     """
     most_useful = int(np.where(members, loss, np.inf).argmin())
     as_useful = members & (loss <= loss[most_useful] + error[most_useful])
+    # By usefulness, then compute, then loss: lexsort reads its keys from the last to the first.
     kept: Pool = np.arange(len(members)) == np.lexsort([loss, compute, ~as_useful])[0]
     return kept

@@ -1,4 +1,4 @@
-"""The evidence of a selection from a table: means, models of the figures, leakage, and the certainty of the utility."""
+"""The evidence of a selection: means, models of the figures, leakage, certainty of the utility."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydp.analysis.selection.rules import Layout
 from raydp.analysis.statistics.noise import mean_over_seeds, measured_values
 from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.tables.per_secret import is_logarithmic
-from raydp.analysis.tables.utility_filter import base_loss, within
+from raydp.analysis.tables.utility_filter import base_loss, rounding, within
 
 Array = NDArray[np.float64]
 
@@ -28,7 +28,8 @@ class Evidence:
         means: configuration means in the order (T, b, η).
         of_secrets: [m, k] means of `measured_values`, None if the table of secrets is not given.
         logarithmic: whether the score is a logarithm.
-        leakage: each configuration's leakage beyond the untrained model's, None if it cannot be tested.
+        leakage: each configuration's leakage beyond the untrained model's, None if it cannot be
+            tested.
         layout: the layout that the rules see.
     """
 
@@ -56,8 +57,14 @@ class Evidence:
             pool: [m] the configurations that keep to the constraints.
             precision: what makes scores equivalent, by default `Precision()`.
         """
-        of_secrets = None if by_secret is None else mean_over_seeds(points, measured_values(points, *by_secret))
+        # Means by secret let the choice of the secrets count as an error.
+        of_secrets = (
+            None
+            if by_secret is None
+            else mean_over_seeds(points, measured_values(points, *by_secret))
+        )
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
+        # If nothing leaks measurably, the utility decides and not the scores.
         leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
         layout = Layout.of(
             means,
@@ -68,7 +75,8 @@ class Evidence:
             precision=precision or Precision(),
         )
         certainty = None
-        if constraints.bounds_utility and means["num_seeds"].max() > 1:  # else the errors of the losses are not known
+        # Without two seeds of a configuration, the errors of the losses are not known.
+        if constraints.bounds_utility and means["num_seeds"].max() > 1:
             certainty = utility_certainty(layout.models.losses, means, constraints)
         return cls(
             means=means,
@@ -85,18 +93,20 @@ def utility_certainty(losses: Posterior, means: pd.DataFrame, constraints: Const
     return certainty
 
 
-def keep_utility(losses: Posterior, means: pd.DataFrame, constraints: Constraints) -> NDArray[np.bool_]:
-    """Return which configurations keep to the utility threshold in each draw of the losses, [num_draws, m].
+def keep_utility(
+    losses: Posterior, means: pd.DataFrame, constraints: Constraints
+) -> NDArray[np.bool_]:
+    """Return which configurations keep to the utility threshold in each draw, [num_draws, m].
 
     A threshold that is a share of the best gain moves with the best configuration's true loss.
     """
     if constraints.max_loss is not None:
-        kept: NDArray[np.bool_] = losses.draws <= constraints.max_loss + 4 * np.spacing(abs(constraints.max_loss))
-        return kept
-    assert constraints.min_utility_gain is not None, "there is no threshold without either"
+        # Forgive rounding as `within` does, so that draws and measured losses are judged alike.
+        limit = np.array(constraints.max_loss)
+        return np.asarray(losses.draws <= limit + rounding(limit))
     base = np.array([float(b) for b in base_loss(means, constraints.base_utility_loss)])
     gain = base - losses.draws
-    least = constraints.min_utility_gain * gain.max(axis=1, keepdims=True)
+    least = constraints.least_gain(gain.max(axis=1, keepdims=True))
     return within(-gain, -np.broadcast_to(least, gain.shape))
 
 
@@ -104,6 +114,6 @@ def certainty_at(losses: Posterior, thresholds: Array) -> Array:
     """Return the probability that each true loss is at most each threshold, [thresholds, m]."""
     certainty = np.empty((len(thresholds), losses.draws.shape[1]))
     for at, draws in enumerate(np.sort(losses.draws, axis=0).T):
-        slack = 4 * np.spacing(np.abs(thresholds))
-        certainty[:, at] = np.searchsorted(draws, thresholds + slack, side="right") / len(draws)
+        limits = thresholds + rounding(thresholds)
+        certainty[:, at] = np.searchsorted(draws, limits, side="right") / len(draws)
     return certainty

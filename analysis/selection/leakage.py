@@ -1,4 +1,4 @@
-"""Test which configurations leak measurably: more than the untrained model, by a score with values by secret."""
+"""Test which configurations leak measurably more than the untrained model, by secret."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ UNTRAINED = "base"
 """The name of the untrained model in a sweep's table of secrets."""
 LEVEL = 0.05
 FEWEST_SECRETS = 8
-"""With fewer secrets, the tests cannot show that nothing leaks. With six secrets whose gains spread by 2 nats, the
-tests miss three that gained 25 nats each in 15 of 100 sweeps. With eight secrets, they miss them in 2 of 100."""
+"""With fewer secrets, the tests cannot show that nothing leaks.
+
+With six secrets whose gains spread by 2 nats, the tests miss three that gained 25 nats each in 15
+of 100 sweeps. With eight secrets, they miss them in 2 of 100.
+"""
 NEGLIGIBLE = 1e-3
 """A smaller growth of one secret's probability is not taken for leakage of that secret."""
 _OF_GAUSSIAN = 1.4826  # the standard deviation of a Gaussian over its median absolute deviation
@@ -42,13 +45,14 @@ class Leakage:
     detectable: Array
 
     def sentence(self, pool: NDArray[np.bool_]) -> str:
-        """Return the sentence that no member of a pool leaks measurably, with the smallest detectable excess."""
+        """Say that no member of a pool leaks measurably, and the smallest detectable excess."""
         most = int(np.where(pool, self.excess, -np.inf).argmax())
         return (
-            f"None of the {int(pool.sum())} configurations that keep to the constraints leaks measurably by "
-            f"{self.score}: at 95 % no mean score is above the untrained model's, and no secret stands out. The "
-            f"largest mean excess is {self.excess[most]:.3g}; the test notices {self.detectable[most]:.3g} or more. "
-            "The selection is therefore by utility."
+            f"None of the {int(pool.sum())} configurations that keep to the constraints leaks "
+            f"measurably by {self.score}: at 95 % no mean score is above the untrained model's, "
+            f"and no secret stands out. The largest mean excess is {self.excess[most]:.3g}; the "
+            f"test notices {self.detectable[most]:.3g} or more. The selection is therefore by "
+            "utility."
         )
 
 
@@ -63,29 +67,32 @@ def measured_leakage(
 
     Args:
         points, means: a checked points table, and its configuration means.
-        by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's name.
+        by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's
+            name.
         logarithmic: as for `select`.
 
     Returns:
-        None if there are no values by secret, fewer than eight secrets, or no values of the untrained model.
+        None if there are no values by secret, fewer than eight secrets, or no values of the
+        untrained model.
 
     A configuration leaks measurably if one of these tests is positive, on means over its seeds.
 
-    - The mean: its excess over the untrained model, paired by secret, is significant (one-sided t test). The error
-      includes the spread over secrets and the error of what the score subtracts: `logprob` subtracts the gain of
-      control secrets, whose error is part of the score's own standard error. If the test's threshold exceeds the spread
-      over secrets, the test could not detect a leak, and the configuration counts as leaking.
-    - The worst secret of a logarithmic score: its excess is an outlier among the secrets' (median and median absolute
-      deviation, at 5 % divided by the number of secrets).
-    - The worst secret of a probability: its excess is at least 0.001. If the values are shares of generations and the
-      untrained model generates the secret too, its excess must be significant instead (Fisher's exact test, one-sided,
-      at 5 % divided by the number of secrets).
+    - The mean: its excess over the untrained model, paired by secret, is significant (one-sided t
+      test). The error includes the spread over secrets and the error of what the score subtracts:
+      `logprob` subtracts the gain of control secrets, whose error is part of the score's own
+      standard error. If the test's threshold exceeds the spread over secrets, the test could not
+      detect a leak, and the configuration counts as leaking.
+    - The worst secret of a logarithmic score: its excess is an outlier among the secrets' (median
+      and median absolute deviation, at 5 % divided by the number of secrets).
+    - The worst secret of a probability: its excess is at least 0.001. If the values are shares of
+      generations and the untrained model generates the secret too, its excess must be significant
+      instead (Fisher's exact test, one-sided, at 5 % divided by the number of secrets).
 
-    Each test is at 5 % for one configuration, not for all together. Spread over seeds is not counted as error. This is
-    on purpose: a false alarm only leaves the choice to the scores, but a missed leak would select a leaking
-    configuration. The tests treat the secrets as a sample of their kind and, except for the exact test, their values as
-    Gaussian. A negative result does not prove that nothing leaks: `detectable` gives the mean excess that the test
-    would have detected.
+    Each test is at 5 % for one configuration, not for all together. Spread over seeds is not
+    counted as error. This is on purpose: a false alarm only leaves the choice to the scores, but a
+    missed leak would select a leaking configuration. The tests treat the secrets as a sample of
+    their kind and, except for the exact test, their values as Gaussian. A negative result does not
+    prove that nothing leaks: `detectable` gives the mean excess that the test would have detected.
     """
     from scipy.special import stdtrit
 
@@ -94,6 +101,7 @@ def measured_leakage(
     secrets, name = by_secret
     base, num_samples = _untrained(secrets, name)
     of_models = means_by_secret(points, secrets, name)
+    # The tests are paired by secret, so both models need values of the same secrets.
     if base is None or len(base) != of_models.shape[1] or len(base) < FEWEST_SECRETS:
         return None
     # The test of the mean.
@@ -102,6 +110,7 @@ def measured_leakage(
     error = _errors(points, excess, of_models, name)
     detectable = -stdtrit(k - 1, LEVEL) * error
     mean = excess.mean(axis=1)
+    # A test too weak to notice the spread over secrets counts as positive: err towards privacy.
     leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
     # The test of the worst secret.
     if is_logarithmic(name, logarithmic):
@@ -109,16 +118,20 @@ def measured_leakage(
     elif num_samples == 1:
         leaks |= excess.max(axis=1) >= NEGLIGIBLE
     else:
+        # A secret that the untrained model never generates needs no test: every generation is new.
         new = (base == 0) & (excess >= NEGLIGIBLE)
-        leaks |= (new | _said_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)).any(axis=1)
+        leaks |= (
+            new | _said_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)
+        ).any(axis=1)
     return Leakage(score=name, leaks=leaks, excess=mean, detectable=detectable)
 
 
 def _has_outlier(excess: Array) -> NDArray[np.bool_]:
-    """Return for each configuration whether the largest of its secrets' excesses, shape [m, k], is an outlier."""
+    """Return whether the largest of each configuration's excesses, [m, k], is an outlier."""
     from scipy.special import stdtrit
 
     k = excess.shape[1]
+    # Median and median deviation: outliers must not widen the spread that they are compared with.
     centre = np.median(excess, axis=1)
     spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
     outlier: NDArray[np.bool_] = excess.max(axis=1) - centre > -stdtrit(k - 1, LEVEL / k) * spread
@@ -126,7 +139,7 @@ def _has_outlier(excess: Array) -> NDArray[np.bool_]:
 
 
 def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
-    """Return the untrained model's values by secret name, shape [k] or None, and the generations per value."""
+    """Return the untrained model's values by secret, [k] or None, and generations per value."""
     rows = secrets[(secrets["score"] == name) & (secrets["run_id"] == UNTRAINED)]
     values = rows.set_index("secret_id")["value"].sort_index().to_numpy(dtype=np.float64)
     if not len(values) or not np.isfinite(values).all():
@@ -134,14 +147,17 @@ def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
     return values, int(rows["num_samples"].max()) if "num_samples" in rows else 1
 
 
-def _said_more(of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_samples: int) -> NDArray[np.bool_]:
-    """Return whether a configuration generates a secret significantly more often than the untrained model, [m, k].
+def _said_more(
+    of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_samples: int
+) -> NDArray[np.bool_]:
+    """Return which secrets a model generates significantly more than the untrained one, [m, k].
 
     Source: Fisher 1935; the tail of the hypergeometric distribution.
     """
     from scipy.stats import hypergeom
 
     ours = (num_seeds * num_samples)[:, None]
+    # Fisher's test is of counts: recover them from the shares.
     hits, theirs = np.rint(of_models * ours), np.rint(base * num_samples)
     tail = hypergeom.sf(hits - 1, ours + num_samples, hits + theirs, ours)
     more: NDArray[np.bool_] = tail < LEVEL / len(base)
@@ -149,13 +165,14 @@ def _said_more(of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_
 
 
 def _errors(points: pd.DataFrame, excess: Array, of_models: Array, name: str) -> Array:
-    """Return the standard errors of the mean excess, over secrets and over the score's controls. Shape [m]."""
+    """Return the standard errors of the mean excess, over secrets and over controls, [m]."""
     k = excess.shape[1]
     of_secrets: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
     column = f"{PREFIX}{name}{ERROR}"
     if column not in points:
         return of_secrets
-    # The part of a score's own standard error beyond the spread over secrets is the error of its controls.
+    # The part of a score's own standard error beyond the spread over secrets is the error of its
+    # controls.
     own = with_settings(points).groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
     of_controls = np.nan_to_num(own**2 - of_models.var(axis=1, ddof=1) / k).clip(min=0)
     combined: Array = np.sqrt(of_secrets**2 + of_controls)

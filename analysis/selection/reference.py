@@ -1,8 +1,8 @@
-"""Selection rules for the three settings of training and reference data (Kaplan et al. 2024, section 4.4).
+"""Selection rules for three settings of training and reference data (Kaplan et al. 2024, §4.4).
 
-Each rule keeps the models that meet a bound on the membership inference accuracy of one or both sets, and selects the
-best utility among them. The rules are not entries of `RULES`, because they need two scores and may validly leave no
-model.
+Each rule keeps the models that meet a bound on the membership inference accuracy of one or both
+sets, and selects the best utility among them. The rules are not entries of `RULES`, because they
+need two scores and may validly leave no model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 Pool = NDArray[np.bool_]
 
 HARDLY_FOUND = 0.51
-"""The highest membership inference accuracy that counts as protected (sections 4.4.2 and 4.4.4). Chance is 1/2."""
+"""Highest inference accuracy that counts as protected (§4.4.2 and §4.4.4). Chance is 1/2."""
 ALIKE = 0.04
 """Largest difference of the two accuracies that counts as equal (section 4.4.3)."""
 SLACK = 1e-9
@@ -34,7 +34,8 @@ class ReferenceSetting:
 
     Attributes:
         text: the bound, in words.
-        keeps: (scores of the training data, scores of the reference data) -> whether each model meets the bound.
+        keeps: (scores of the training data, scores of the reference data) -> whether each model
+            meets the bound.
     """
 
     text: str
@@ -50,13 +51,16 @@ class ReferenceSetting:
         kept = self.keeps(training, reference)
         if not kept.any():
             raise ValueError(
-                f"rule must leave a configuration, got none to {self.text}: the lowest score of the training data is "
-                f"{training.min():.4g}, that of the reference data {reference.min():.4g}, the smallest difference "
-                f"{np.abs(training - reference).min():.4g}. Train with another weight of the reference data."
+                f"rule must leave a configuration, got none to {self.text}: the lowest score of "
+                f"the training data is {training.min():.4g}, that of the reference data "
+                f"{reference.min():.4g}, the smallest difference "
+                f"{np.abs(training - reference).min():.4g}. Train with another weight of the "
+                "reference data."
             )
         return "reference setting", self.text, kept
 
 
+# The settings of sections 4.4.2, 4.4.3 and 4.4.4, in this order.
 REFERENCE_RULES: dict[str, ReferenceSetting] = {
     "public-reference": ReferenceSetting(
         text=f"keep a score of the training data of at most {HARDLY_FOUND:g}",
@@ -73,14 +77,18 @@ REFERENCE_RULES: dict[str, ReferenceSetting] = {
 }
 
 
-def best_instance(setting: str, utility_loss: Array, training: Array, reference: Array) -> int | None:
-    """Return the position of the model with the lowest utility loss among the models that meet a setting's bound.
+def best_instance(
+    setting: str, utility_loss: Array, training: Array, reference: Array
+) -> int | None:
+    """Return the position of the lowest utility loss among models that meet a setting's bound.
 
-    The first of several is returned, or None if no model meets the bound (the dash in the paper's Table 2).
+    The first of several is returned, or None if no model meets the bound (the dash in the paper's
+    Table 2).
 
     Args:
         setting: a name in `REFERENCE_RULES`.
-        utility_loss, training, reference: [m] each model's loss and its two scores, which are accuracies.
+        utility_loss, training, reference: [m] each model's loss and its two scores, which are
+            accuracies.
     """
     kept = REFERENCE_RULES[setting].keeps(training, reference)
     return int(np.where(kept, utility_loss, np.inf).argmin()) if kept.any() else None
@@ -97,14 +105,16 @@ def score_columns(points: pd.DataFrame) -> tuple[str, str]:
         for column in map(str, points)
         if column.endswith(SUFFIX) and column.removesuffix(SUFFIX) in points
     ]
+    # Of two pairs, nobody has said which one the rule is about.
     if len(pairs) != 1:
         raise ValueError(
-            f"points must have one score of training and of reference data for this rule, got {len(pairs)} pairs. "
-            "Measure mia_outputs and mia_outputs_of_reference, or mia and mia_of_reference."
+            "points must have one score of training and of reference data for this rule, got "
+            f"{len(pairs)} pairs. Measure mia_outputs and mia_outputs_of_reference, or mia and "
+            "mia_of_reference."
         )
     if missing := int(points[list(pairs[0])].isna().any(axis=1).sum()):
         raise ValueError(
-            f"{pairs[0][0]} and {pairs[0][1]} must be given in every finished row, got {missing} rows without. Run "
-            "`raydp score` for them."
+            f"{pairs[0][0]} and {pairs[0][1]} must be given in every finished row, got {missing} "
+            "rows without. Run `raydp score` for them."
         )
     return pairs[0]

@@ -1,7 +1,10 @@
-"""Selection rules, and the registry of them. Each rule is a list of steps that narrow a pool of configurations.
+"""Selection rules, and the registry of them.
 
-A new rule is one step and one line in `RULES`. A rule of another package is an entry point. Steps work on whole arrays
-of pools at once, so selecting from one table and evaluating the risk at every threshold use the same code.
+Each rule is a list of steps that narrow a pool of configurations.
+
+A new rule is one step and one line in `RULES`. A rule of another package is an entry point. Steps
+work on whole arrays of pools at once, so selecting from one table and evaluating the risk at every
+threshold use the same code.
 """
 
 from __future__ import annotations
@@ -39,8 +42,10 @@ class Layout:
         score: [..., m], higher is more leakage; `procedure` does not use it.
         models: models of the figures, fitted when a rule first needs them.
         leaks: [m] which configurations leak measurably (see `leakage`), None if that is unknown.
-        certainty: [..., m] probability that a configuration keeps to the utility threshold, None if it is not asked.
-        precision: the confidence, and what makes scores equivalent. None: no scores are, and the score alone decides.
+        certainty: [..., m] probability that a configuration keeps to the utility threshold, None if
+            it is not asked.
+        precision: the confidence, and what makes scores equivalent. None: no scores are, and the
+            score alone decides.
     """
 
     coded: Coded
@@ -73,12 +78,12 @@ class Layout:
         )
 
     def with_certainty(self, certainty: Array | None) -> Layout:
-        """Return the layout with the probabilities that configurations keep to a utility threshold."""
+        """Return the layout with the probabilities that configurations keep to a threshold."""
         return replace(self, certainty=certainty)
 
     @property
     def predicted_score(self) -> Array:
-        """Return the scores smoothed by a surface over the configurations' coordinates, shape [..., m]."""
+        """Return the scores smoothed by a surface over configurations' coordinates, [..., m]."""
         return self.models.surface.smoothed(self.score)
 
     @property
@@ -116,7 +121,9 @@ class Models:
     @cached_property
     def scores(self) -> Posterior:
         """Return the posterior of the scores."""
-        return score_posterior(self.means, by_secret=self.by_secret, logarithmic=self.logarithmic, pool=self.pool)
+        return score_posterior(
+            self.means, by_secret=self.by_secret, logarithmic=self.logarithmic, pool=self.pool
+        )
 
     @cached_property
     def losses(self) -> Posterior:
@@ -125,14 +132,18 @@ class Models:
 
     @cached_property
     def loss_error(self) -> Array:
-        """Return the standard errors over seeds of the mean utility losses, [m]; 0 if they are not known."""
-        noise = SeedNoise.of(self.means["utility_loss_std"].to_numpy(), self.means["num_seeds"].to_numpy())
+        """Return the standard errors over seeds of the mean utility losses, [m]; 0 if unknown."""
+        noise = SeedNoise.of(
+            self.means["utility_loss_std"].to_numpy(), self.means["num_seeds"].to_numpy()
+        )
         return np.zeros(len(self.means)) if noise is None else noise.std_error()
 
     @cached_property
     def compute(self) -> Array:
         """Return the training compute of one run of each configuration, b·T, [m]."""
-        compute: Array = self.means["batch_size"].to_numpy(dtype=np.float64) * self.means["num_steps"].to_numpy()
+        compute: Array = (
+            self.means["batch_size"].to_numpy(dtype=np.float64) * self.means["num_steps"].to_numpy()
+        )
         return compute
 
 
@@ -144,6 +155,11 @@ class RuleStep:
         name: short name, for records.
         text: the step's rule in words.
         keep: (layout, pools [..., m]) -> pools [..., m]. It never empties a pool that has a member.
+            `Unbeaten`, `Extreme` and the functions of this module implement it.
+
+    Example:
+        step = RuleStep(name="low", text="keep the lowest score", keep=Extreme("score", "lowest"))
+        RULES["low"] = (step,)
     """
 
     name: str
@@ -164,11 +180,12 @@ class Unbeaten:
             return _least_of_groups(coded.same_updates, coded.learning_rate, pools)
         if self.heuristic == "compute":
             return _least_of_groups(coded.same_compute, -coded.batch_size, pools)
+        # The individual heuristic has no groups: compare all pairs, in blocks.
         flat = pools.reshape(-1, pools.shape[-1])
         members = np.flatnonzero(flat.any(axis=0))
         inside = flat[:, members].astype(np.float32)
-        # Count the members that beat each one. The sums of 0s and 1s are exact in float32 below 2^24, and unlike bool
-        # arrays, float32 arrays are multiplied by BLAS.
+        # Count the members that beat each one. The sums of 0s and 1s are exact in float32 below
+        # 2^24, and unlike bool arrays, float32 arrays are multiplied by BLAS.
         beaten = np.zeros_like(inside)
         for rows, columns, holds in pair_blocks(coded.take(members), "individual"):
             beaten[:, columns] += inside[:, rows] @ holds.astype(np.float32)
@@ -192,41 +209,50 @@ class Extreme:
     def __call__(self, layout: Layout, pools: Pools) -> Pools:
         """Keep the best members of each pool, ties included."""
         figure = self.figure(layout)
+        # Configurations outside a pool are infinite, so that the minimum is over its members.
         at_end: Pools = figure == np.where(pools, figure, np.inf).min(axis=-1, keepdims=True)
         return pools & at_end
 
 
 def lowest_loss_without_leakage(layout: Layout, pools: Pools) -> Pools:
-    """Keep only the lowest loss if no pool member leaks measurably. The lower score decides between equal losses."""
+    """Keep only the lowest loss, of equal ones the lower score, if no member leaks measurably."""
     if layout.leaks is None:
         return pools
     quiet = ~(pools & layout.leaks).any(axis=-1, keepdims=True)
     useful = _LOWEST_SCORE(layout, _LOWEST_LOSS(layout, pools))
+    # Only pools without a leak are settled here.
     return np.where(quiet, _first(useful), pools)
 
 
 def likely_useful(layout: Layout, pools: Pools) -> Pools:
-    """Keep the members that keep to the utility threshold with the confidence, or the most probable ones."""
+    """Keep the members that keep to the utility threshold with the confidence, or the likeliest."""
     if layout.certainty is None:
         return pools
     certain = pools & (layout.certainty >= (layout.precision or Precision()).confidence)
+    # Configurations outside a pool get -1, below every probability.
     inside = np.where(pools, layout.certainty, -1.0)
     most = pools & (inside == inside.max(axis=-1, keepdims=True))
     return np.where(certain.any(axis=-1, keepdims=True), certain, most)
 
 
 def most_useful_equivalent(layout: Layout, pools: Pools) -> Pools:
-    """Keep one of the members whose scores are equivalent, by utility and compute. Keep a pool that has none as it is.
+    """Keep one of the members whose scores are equivalent, by utility and compute.
+
+    Keep a pool that has none as it is.
 
     The members' scores and losses must be the measured ones.
     """
     if layout.precision is None:
         return pools
     models, flat = layout.models, pools.reshape(-1, pools.shape[-1])
-    close = equivalents(models.means, models.scores, flat, layout.precision, logarithmic=models.logarithmic)
+    close = equivalents(
+        models.means, models.scores, flat, layout.precision, logarithmic=models.logarithmic
+    )
     kept = flat.copy()
     for at in np.flatnonzero(close.any(axis=1)):
-        kept[at] = cheapest_of_the_most_useful(close[at], layout.utility_loss, models.loss_error, models.compute)
+        kept[at] = cheapest_of_the_most_useful(
+            close[at], layout.utility_loss, models.loss_error, models.compute
+        )
     return kept.reshape(pools.shape)
 
 
@@ -239,7 +265,8 @@ def _first(pools: Pools) -> Pools:
 def dominates(layout: Layout, position: NDArray[np.intp]) -> Pools:
     """Return which configurations dominate a given one, shape [..., m].
 
-    A configuration dominates if its loss and its score are no higher and at least one of them is lower.
+    A configuration dominates if its loss and its score are no higher and at least one of them is
+    lower.
 
     Args:
         layout: the configurations.
@@ -247,8 +274,12 @@ def dominates(layout: Layout, position: NDArray[np.intp]) -> Pools:
     """
     shape = np.broadcast_shapes(layout.score.shape, (*position.shape[:-1], layout.score.shape[-1]))
     loss, score = np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(layout.score, shape)
-    own_loss, own_score = (np.take_along_axis(values, position, axis=-1) for values in (loss, score))
-    dominating: Pools = (loss <= own_loss) & (score <= own_score) & ((loss < own_loss) | (score < own_score))
+    own_loss, own_score = (
+        np.take_along_axis(values, position, axis=-1) for values in (loss, score)
+    )
+    dominating: Pools = (
+        (loss <= own_loss) & (score <= own_score) & ((loss < own_loss) | (score < own_score))
+    )
     return dominating
 
 
@@ -258,7 +289,8 @@ def _knee(layout: Layout, pools: Pools) -> Pools:
 
 
 def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
-    """Keep the members of each pool that have the least rank among the pool's members of their group."""
+    """Keep each pool's members of the least rank in their group."""
+    # Sorted by group, every group is one segment of reduceat.
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     no_rank = np.iinfo(np.int32).max
@@ -270,11 +302,19 @@ def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
 Rule = tuple[RuleStep, ...]
 
 _LOWEST_LOSS, _LOWEST_SCORE = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
-_LOWEST_SCORE_STEP = RuleStep(name="lowest score", text="keep the lowest measured score", keep=_LOWEST_SCORE)
-WORST_UTILITY: Rule = (
-    RuleStep(name="worst utility", text="keep the highest utility loss", keep=Extreme("utility_loss", "highest")),
+_LOWEST_SCORE_STEP = RuleStep(
+    name="lowest score", text="keep the lowest measured score", keep=_LOWEST_SCORE
 )
-BEST_UTILITY: Rule = (RuleStep(name="best utility", text="keep the lowest utility loss", keep=_LOWEST_LOSS),)
+WORST_UTILITY: Rule = (
+    RuleStep(
+        name="worst utility",
+        text="keep the highest utility loss",
+        keep=Extreme("utility_loss", "highest"),
+    ),
+)
+BEST_UTILITY: Rule = (
+    RuleStep(name="best utility", text="keep the lowest utility loss", keep=_LOWEST_LOSS),
+)
 ORACLE: Rule = (_LOWEST_SCORE_STEP,)
 PROCEDURE: Rule = (
     RuleStep(
@@ -295,8 +335,11 @@ PROCEDURE: Rule = (
     ),
     *WORST_UTILITY,
 )
-"""Algorithm 1 of Hu et al. 2025. The paper varies b, T and η alone, so its first three steps compare configurations
-with the same further fields; the last step compares what is left of all of them."""
+"""Algorithm 1 of Hu et al. 2025, with further fields.
+
+The paper varies b, T and η alone, so the first three steps compare configurations with the same
+further fields. The last step compares what is left of all of them.
+"""
 LEAKAGE_CHECK, UTILITY_CHECK = "leakage check", "utility check"
 INFORMED: Rule = (
     RuleStep(
@@ -313,7 +356,8 @@ INFORMED: Rule = (
     RuleStep(
         name="equivalent scores",
         text="if no score is known to be the lowest, but some are known to be within the tolerance of the lowest, keep "
-        "of these the lowest utility loss, and of losses within one standard error of that loss the cheapest to train",
+        "of these the lowest utility loss, and of losses within one standard error of that loss "
+        "the cheapest to train",
         keep=most_useful_equivalent,
     ),
     RuleStep(
@@ -321,11 +365,17 @@ INFORMED: Rule = (
         text="keep the lowest expected score, given all scores, their errors and a smooth surface through them",
         keep=Extreme("expected_score", "lowest"),
     ),
-    RuleStep(name="best utility", text="of equal expected scores, keep the lowest utility loss", keep=_LOWEST_LOSS),
+    RuleStep(
+        name="best utility",
+        text="of equal expected scores, keep the lowest utility loss",
+        keep=_LOWEST_LOSS,
+    ),
 )
-"""The most useful of the configurations whose scores are equivalent to the lowest; without such, the least expected
-regret. A configuration's regret is its score minus the lowest of the pool; because the lowest is the same for all
-members, the member with the lowest expected score has the least expected regret."""
+"""The most useful of the scores equivalent to the lowest; without such, the least expected regret.
+
+A configuration's regret is its score minus the lowest of the pool. The lowest is the same for all
+members, so the member with the lowest expected score has the least expected regret.
+"""
 PARETO_KNEE: Rule = (
     RuleStep(
         name="knee",
@@ -372,6 +422,7 @@ def rule_steps(rule: str) -> Rule:
     Raises:
         ValueError: the rule is unknown. The message names the nearest rule.
     """
+    # Built-in names come first, so that no installed package can replace a built-in rule.
     if rule in RULES:
         return RULES[rule]
     for entry in entry_points(group=ENTRY_POINTS, name=rule):
@@ -389,9 +440,11 @@ def choose(rule: str, layout: Layout, pools: Pools) -> NDArray[np.intp]:
         pools: [..., m], true for the members of a pool; none is empty.
 
     Returns:
-        [...] positions. If a rule leaves several members, the first in the order (T, b, η) is selected.
+        [...] positions. If a rule leaves several members, the first in the order (T, b, η) is
+        selected.
     """
     for step in rule_steps(rule):
         pools = step.keep(layout, pools)
+    # The first True: ties go to the first in the order (T, b, η).
     first: NDArray[np.intp] = pools.argmax(axis=-1)
     return first

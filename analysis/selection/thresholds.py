@@ -1,4 +1,4 @@
-"""A rule's selection at every utility threshold, computed without evaluating each pool if possible."""
+"""A rule's selection at every utility threshold, if possible without evaluating each pool."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from raydp.analysis.selection.rules import (
 )
 
 _CELLS_AT_ONCE = 4_000_000  # pool members evaluated together: 16 MB as float32
-_LAYOUT_CELLS = 100_000  # configurations of the layouts evaluated together: their arrays fit a processor's cache
+# configurations of the layouts evaluated together: their arrays fit a processor's cache
+_LAYOUT_CELLS = 100_000
 
 
 def select_at_thresholds(rule: str, layout: Layout) -> Positions:
-    """Return a rule's selection from P_u = {utility_loss <= u} at the utility u of every configuration.
+    """Return a rule's selection from P_u = {utility_loss <= u} at every configuration's u.
 
     Args:
         rule: a name in `RULES`.
         layout: m configurations in the order (T, b, η), utility_loss and score [layouts, m].
 
     Returns:
-        [layouts, m] position of the configuration selected at the utility of each, as `choose` selects on every pool.
-        Every pool holds the measured losses up to its threshold; `Layout.certainty`, which belongs to one threshold, is
-        not used. Nor is `Layout.precision`, because the errors belong to the measured scores, not to redrawn ones.
-        The built-in rules need memory in proportion to layouts · m, because they process configurations as they enter
+        [layouts, m] position of the configuration selected at the utility of each, as `choose`
+        selects on every pool. Every pool holds the measured losses up to its threshold;
+        `Layout.certainty`, which belongs to one threshold, is not used. Nor is `Layout.precision`,
+        because the errors belong to the measured scores, not to redrawn ones. The built-in rules
+        need memory in proportion to layouts · m, because they process configurations as they enter
         the pool. Other rules evaluate every pool, which takes m² cells, processed in parts.
     """
     of_rule = rule_steps(rule)
@@ -43,6 +45,7 @@ def select_at_thresholds(rule: str, layout: Layout) -> Positions:
     parts = []
     for part in _chunks(len(layout.score), layout.score.shape[1]):
         some = replace(layout, utility_loss=layout.utility_loss[part], score=layout.score[part])
+        # The built-in rules need not see every pool: they follow configurations as they enter.
         if len(steps) == 1 and isinstance(steps[0], Extreme):
             parts.append(_extreme(some, steps[0]))
         elif of_rule is PROCEDURE:
@@ -60,6 +63,7 @@ def select_at_thresholds(rule: str, layout: Layout) -> Positions:
 def _extreme(layout: Layout, *steps: Extreme) -> Positions:
     """Return the running best by the steps' figures in turn, then by position."""
     entries = Entries.of(layout.utility_loss)
+    # The best of a growing pool is the least rank so far.
     best_first = np.lexsort([step.figure(layout) for step in reversed(steps)], axis=1)
     rank = np.argsort(best_first, axis=1)
     so_far = np.minimum.accumulate(np.take_along_axis(rank, entries.order, axis=1), axis=1)
@@ -67,12 +71,15 @@ def _extreme(layout: Layout, *steps: Extreme) -> Positions:
 
 
 def _informed(layout: Layout) -> Positions:
-    """Return the running lowest expected score, ties by loss; or the lowest loss while no member leaks measurably."""
-    selected = _extreme(layout, Extreme("expected_score", "lowest"), Extreme("utility_loss", "lowest"))
+    """Return the running lowest expected score, ties by loss; the lowest loss until one leaks."""
+    selected = _extreme(
+        layout, Extreme("expected_score", "lowest"), Extreme("utility_loss", "lowest")
+    )
     if layout.leaks is None:
         return selected
     entries = Entries.of(layout.utility_loss)
     leaks = np.broadcast_to(layout.leaks, layout.score.shape)
+    # A growing pool leaks from its first leaking member on.
     any_so_far = np.logical_or.accumulate(np.take_along_axis(leaks, entries.order, axis=1), axis=1)
     any_member = np.take_along_axis(any_so_far, entries.last, axis=1)
     useful = _extreme(layout, Extreme("utility_loss", "lowest"), Extreme("score", "lowest"))

@@ -9,31 +9,42 @@ from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.search_spaces.configuration import Configuration
 
 NOT_MEASURED = (
-    "No score was measured: the rule looked at hyperparameters and utility alone. How much the model leaks, and how "
-    "probable it is that another leaks less, is not known."
+    "No score was measured: the rule looked at hyperparameters and utility alone. How much the "
+    "model leaks, and how probable it is that another leaks less, is not known."
 )
 _LARGEST_SHARE = 10.0
 """A larger share of the lowest score is not shown as a percentage."""
 
 
 def in_words(selection: Selection) -> list[str]:
-    """Return sentences that say how sure a selection is, what it may cost and what else could be chosen.
+    """Say in sentences how sure a selection is, what it may cost and what else could be chosen.
 
-    They follow a line that names the selected configuration. The list is empty if there is no decision though there
-    are scores.
+    They follow a line that names the selected configuration. The list is empty if there is no
+    decision though there are scores.
     """
     decision = selection.decision
     if selection.score is None:
         return [NOT_MEASURED, *_changes(selection)]
     if decision is None:
         return []
+    # How sure the choice is comes first: it tells what the other figures are worth.
     first = _alone(decision) if decision.pool_size == 1 else _state(decision)
     sentences = [first, *_equivalents(decision, selection.rule)]
-    if decision.reason is not None and decision.state != "only one" and decision.reason not in first:
+    # The first sentence may have given the reason already.
+    if (
+        decision.reason is not None
+        and decision.state != "only one"
+        and decision.reason not in first
+    ):
         sentences.append(f"{_capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
         sentences += _estimate(selection, decision)
-    further = [f"{name} {score:.4g}" for name, score in selection.scores.items() if name != selection.score_name]
+    # The figures beside the decision: other scores, utility, alternatives.
+    further = [
+        f"{name} {score:.4g}"
+        for name, score in selection.scores.items()
+        if name != selection.score_name
+    ]
     if further:
         sentences.append(f"Its other scores: {', '.join(further)}.")
     if decision.utility_probability is not None:
@@ -65,18 +76,17 @@ def _alone(decision: Decision) -> str:
 
 
 def _state(decision: Decision) -> str:
-    """Say how probable it is that the selected configuration has the lowest score, and what it may cost."""
+    """Say how probable the selected configuration is the lowest, and what it may cost."""
     if decision.probability is None or decision.probability_within is None:
-        return (
-            f"Undecided: it is not known which of the {decision.pool_size} that may be selected has the lowest score."
-        )
+        return f"Undecided: it is not known which of the {decision.pool_size} that may be selected has the lowest score."
     lowest = f"it has the lowest score of the {decision.pool_size} that may be selected with a probability of"
+    # The scores speak against the choice, which "undecided" would hide.
     if decision.probability_within < 1 - decision.confidence:
         start = "Not the lowest:"
     elif decision.state == "equivalent":
         start = (
-            f"Equivalent to the best: its score is within {100 * decision.tolerance:g} % of the lowest with a "
-            f"probability of {chance(decision.probability_within)};"
+            f"Equivalent to the best: its score is within {100 * decision.tolerance:g} % of the "
+            f"lowest with a probability of {chance(decision.probability_within)};"
         )
     else:
         start = f"{_capitalised(decision.state)}:"
@@ -92,34 +102,44 @@ def _regret(decision: Decision) -> str:
 
 
 def _equivalents(decision: Decision, rule: str) -> list[str]:
-    """Return why this one of equivalent configurations was selected, or which others are equivalent to the lowest."""
+    """Say why this one of equivalent configurations was selected, or which others are close."""
     others = decision.equivalents
     if not others:
         return []
     close = f"within {100 * decision.tolerance:g} % of the lowest with a probability of at least"
     if decision.state == "decided" or rule != DEFAULT_RULE:
-        first = f"{Configuration.from_json(others[0])}, {_loss_in_words(others[0]['loss_difference'])}"
+        first = (
+            f"{Configuration.from_json(others[0])}, {_loss_in_words(others[0]['loss_difference'])}"
+        )
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         return [f"Also {close} {chance(decision.confidence)}: {first}{more}."]
     useful = others[0]["loss_difference"]
     reason = "has the lowest utility loss"
     if useful < 0:
         reason = (
-            f"costs the least to train of those whose utility loss is within one standard error of the lowest, which "
-            f"is {-useful:.3g} less, of {Configuration.from_json(others[0])}"
+            "costs the least to train of those whose utility loss is within one standard error of "
+            f"the lowest, which is {-useful:.3g} less, of {Configuration.from_json(others[0])}"
         )
     return [f"Of {len(others) + 1} that are {close} {chance(decision.confidence)}, it {reason}."]
 
 
 def _estimate(selection: Selection, decision: Decision) -> list[str]:
-    """Return the expected score with its interval and the errors that it leaves out; nothing if it is not known."""
+    """Return the expected score, its interval and the errors left out; nothing if unknown."""
     if decision.interval is None:
         return []
     low, high = decision.interval
-    digits = 3 if float(f"{low:.3g}") <= float(f"{decision.estimate:.4g}") <= float(f"{high:.3g}") else 4
-    chosen = decision.pool_size > 1 and selection.rule not in WITHOUT_SCORES  # such a rule does not bias the score
+    # Three digits, unless rounding would push the estimate out of its own interval.
+    digits = (
+        3 if float(f"{low:.3g}") <= float(f"{decision.estimate:.4g}") <= float(f"{high:.3g}") else 4
+    )
+    # A rule that ignores scores does not bias the score of what it selects.
+    chosen = decision.pool_size > 1 and selection.rule not in WITHOUT_SCORES
     levels = () if selection.contenders is None else selection.contenders.levels
-    alone = " over seeds alone, without the choice of secrets or examples" if levels == ("seeds",) else ""
+    alone = (
+        " over seeds alone, without the choice of secrets or examples"
+        if levels == ("seeds",)
+        else ""
+    )
     corrected = ", corrected for having been selected" if chosen else ""
     return [
         f"Its expected score is {decision.estimate:.4g}{corrected}; "
@@ -129,8 +149,8 @@ def _estimate(selection: Selection, decision: Decision) -> list[str]:
 
 def _alternative(other: Alternative) -> str:
     return (
-        f"{Configuration.from_json(other)} with {chance(other['probability'])}, expected score {other['score']:.4g}, "
-        f"{_loss_in_words(other['loss_difference'])}"
+        f"{Configuration.from_json(other)} with {chance(other['probability'])}, expected score "
+        f"{other['score']:.4g}, {_loss_in_words(other['loss_difference'])}"
     )
 
 
@@ -144,8 +164,8 @@ def _loss_in_words(loss_difference: float) -> str:
 def _change(other: ThresholdChange) -> str:
     score = "" if other.score is None else f" and score {other.score:.4g}"
     return (
-        f"at a utility threshold of {other.text} the rule selects {other.configuration}, with utility loss "
-        f"{other.utility_loss:.4f}{score}"
+        f"at a utility threshold of {other.text} the rule selects {other.configuration}, with "
+        f"utility loss {other.utility_loss:.4f}{score}"
     )
 
 

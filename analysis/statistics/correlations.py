@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.intervals import RESAMPLES, TAILS, resampled
 from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.statistics.spread import unit_of
 from raydp.analysis.tables.per_secret import score_names, score_values
@@ -17,8 +16,10 @@ from raydp.analysis.tables.points import KEY, require_hyperparameters
 
 Array = NDArray[np.float64]
 
+RESAMPLES = 2000
+TAILS = (0.025, 0.975)
 MIN_DEFINED = 0.9
-"""The share of resamples in which a correlation must be defined. It is undefined if one figure is constant."""
+"""The share of resamples in which a correlation must be defined: no figure may be constant."""
 
 
 class Correlations(Reason):
@@ -30,11 +31,16 @@ class Correlations(Reason):
     pearson_interval: list[float] | None
 
 
-class ScorePair(Correlations):
-    """The correlations of two figures over models."""
+class CorrelatedPair(Correlations):
+    """Both correlations of two named figures."""
 
     a: str
     b: str
+
+
+class ScorePair(CorrelatedPair):
+    """The correlations of two figures over models."""
+
     models: int
 
 
@@ -47,39 +53,47 @@ class ScoreCorrelations(TypedDict):
     pairs: list[ScorePair]
 
 
-def score_correlations(points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0) -> ScoreCorrelations:
-    """Compute Spearman's and Pearson's correlation over models of every two scores, and of each with the utility loss.
+def score_correlations(
+    points: pd.DataFrame, *, num_resamples: int = RESAMPLES, seed: int = 0
+) -> ScoreCorrelations:
+    """Compute both correlations of every two scores, and of each score with the utility loss.
 
     Args:
         points: a points table with columns score.<name>; one row is one model.
         num_resamples: number of bootstrap resamples.
         seed: seed of the bootstrap.
 
-    The 95 % intervals are percentiles of a bootstrap over configurations. A configuration is drawn with all its seeds,
-    because models of one configuration are not independent.
+    The 95 % intervals are percentiles of a bootstrap over configurations. A configuration is drawn
+    with all its seeds, because models of one configuration are not independent.
 
     Returns:
-        {"models", "configurations", "resamples", "pairs": [{"a", "b", "models" (number that have both figures),
-        "spearman", "spearman_interval": [low, high], "pearson", "pearson_interval"}]}. Undefined figures are None, with
-        a "reason".
+        {"models", "configurations", "resamples", "pairs": [{"a", "b", "models" (number that have
+        both figures), "spearman", "spearman_interval": [low, high], "pearson",
+        "pearson_interval"}]}. Undefined figures are None, with a "reason".
 
     Raises:
         ValueError: as `require_hyperparameters`, or the table has no column score.<name>.
 
-    Source: Hu et al. 2025, section 5.1 (Spearman); Efron and Tibshirani 1993 (percentile bootstrap of clusters).
+    Source: Hu et al. 2025, section 5.1 (Spearman); Efron and Tibshirani 1993 (percentile bootstrap
+    of clusters).
     """
     points = require_hyperparameters(points)
     names = score_names(points)
     if not names:
-        raise ValueError("points must have a column score.<name>, got none. Use a sweep's own table.")
+        raise ValueError(
+            "points must have a column score.<name>, got none. Use a sweep's own table."
+        )
     figures = {name: score_values(points, name).to_numpy() for name in names}
     figures["utility_loss"] = points["utility_loss"].to_numpy(dtype=np.float64)
     groups = points.groupby(KEY, sort=True).ngroup().to_numpy()
     pairs: list[ScorePair] = []
     for a, b in combinations(figures, 2):
         both = np.isfinite(figures[a]) & np.isfinite(figures[b])
+        # Every pair sees the same resamples, so that intervals can be compared.
         seeded = np.random.default_rng(seed)
-        correlations = correlate(figures[a][both], figures[b][both], groups[both], num_resamples, seeded)
+        correlations = correlate(
+            figures[a][both], figures[b][both], groups[both], num_resamples, seeded
+        )
         pairs.append({"a": a, "b": b, "models": int(both.sum()), **correlations})
     return {
         "models": len(points),
@@ -98,7 +112,7 @@ def correlate(
     *,
     of: str = "model",
 ) -> Correlations:
-    """Compute both correlations of two figures of n models, with bootstrap intervals over groups of models.
+    """Compute both correlations of two figures of n models, with intervals over groups of models.
 
     Args:
         one, other: [n] finite values.
@@ -111,10 +125,13 @@ def correlate(
     if min(np.ptp(one), np.ptp(other)) == 0:
         return _undefined(f"one of the two is the same in every {of}")
     _, of_group = np.unique(groups, return_inverse=True)
+    # A correlation has no unit: choose one in which squares neither vanish nor overflow.
     one, other = one / unit_of(one), other / unit_of(other)
     weights = resampled(rng, num_resamples, int(of_group.max()) + 1)[:, of_group]
     everything = np.ones((1, len(one)))
-    of_ranks, of_values = (_interval(_correlation(one, other, weights, ranked)) for ranked in (True, False))
+    of_ranks, of_values = (
+        _interval(_correlation(one, other, weights, ranked)) for ranked in (True, False)
+    )
     few = "too few configurations differ for an interval"
     return {
         "spearman": float(_correlation(one, other, everything, ranked=True)[0]),
@@ -124,6 +141,11 @@ def correlate(
         "pearson_interval": of_values,
         **because(few if of_values is None else None),
     }
+
+
+def resampled(rng: np.random.Generator, num_resamples: int, size: int) -> Array:
+    """Return how often each item occurs in draws with replacement, [num_resamples, size]."""
+    return rng.multinomial(size, np.full(size, 1 / size), num_resamples).astype(np.float64)
 
 
 def _undefined(reason: str) -> Correlations:
@@ -138,7 +160,7 @@ def _undefined(reason: str) -> Correlations:
 
 
 def _interval(draws: Array) -> list[float] | None:
-    """Return the percentiles of a correlation in resamples. Return None if it is undefined in too many of them."""
+    """Return percentiles of a correlation in resamples, None if too few define it."""
     defined = draws[np.isfinite(draws)]
     if len(defined) < MIN_DEFINED * len(draws):
         return None
@@ -146,7 +168,7 @@ def _interval(draws: Array) -> list[float] | None:
 
 
 def spearman(one: Array, others: Array) -> Array:
-    """Return the rank correlations of values [n] with each row of [B, n], shape [B]. No row may be constant."""
+    """Return the rank correlations of values, [n], with rows that vary, [B, n]: shape [B]."""
     from scipy.stats import rankdata
 
     a, b = rankdata(one) - (len(one) + 1) / 2, rankdata(others, axis=1) - (len(one) + 1) / 2
@@ -155,21 +177,31 @@ def spearman(one: Array, others: Array) -> Array:
 
 
 def _correlation(one: Array, other: Array, weights: Array, ranked: bool) -> Array:
-    """Return the correlation in each resample, [B]: value i occurs weights[b, i] times. NaN if a figure is constant."""
-    a, b = (_ranks(values, weights) if ranked else np.tile(values, (len(weights), 1)) for values in (one, other))
+    """Return correlations, [B], with value i weights[b, i] times; NaN if a figure is constant."""
+    a, b = (
+        _ranks(values, weights) if ranked else np.tile(values, (len(weights), 1))
+        for values in (one, other)
+    )
     total = weights.sum(axis=1, keepdims=True)
     a, b = (values - (weights * values).sum(axis=1, keepdims=True) / total for values in (a, b))
-    covariance, spread = (weights * a * b).sum(axis=1), [(weights * v * v).sum(axis=1) for v in (a, b)]
+    covariance, spread = (
+        (weights * a * b).sum(axis=1),
+        [(weights * v * v).sum(axis=1) for v in (a, b)],
+    )
     scale = np.sqrt(spread[0] * spread[1])
+    # So small a spread is the rounding of a constant figure.
     smallest = 1e-12 * np.sqrt(np.prod([(v * v).max(axis=1) * total[:, 0] for v in (a, b)], axis=0))
-    correlations: Array = np.divide(covariance, scale, out=np.full(len(weights), np.nan), where=scale > smallest)
+    correlations: Array = np.divide(
+        covariance, scale, out=np.full(len(weights), np.nan), where=scale > smallest
+    )
     return correlations
 
 
 def _ranks(values: Array, weights: Array) -> Array:
-    """Return the average ranks in resamples in which value i occurs weights[b, i] times. Shape [B, n]."""
+    """Return the average ranks, [B, n], if value i occurs weights[b, i] times."""
     _, level = np.unique(values, return_inverse=True)
     at_level = np.zeros((len(weights), int(level.max()) + 1))
     np.add.at(at_level.T, level, weights.T)
+    # Average ranks: all values of lower levels, and half of the level's own.
     ranks: Array = (at_level.cumsum(axis=1) - at_level + (at_level + 1) / 2)[:, level]
     return ranks

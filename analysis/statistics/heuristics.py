@@ -1,6 +1,7 @@
 """The pairwise heuristics of Hu et al. (2025), §4.2, and their accuracy (Fig. 7).
 
-The paper varies b, T and η alone. Configurations that set different further fields are therefore never compared.
+The paper varies b, T and η alone. Configurations that set different further fields are therefore
+never compared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Accuracy(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Coded:
-    """Integer codes of m distinct configurations in the order (T, b, η, settings), for the heuristics to compare.
+    """Integer codes of m distinct configurations in the order (T, b, η, settings).
 
     C = b·T and U = C·η are compared exactly, as fractions, before they are coded.
 
@@ -57,7 +58,11 @@ class Coded:
     def of(cls, means: pd.DataFrame) -> Coded:
         """Return the codes of a table of configuration means."""
         ranks = {name: _ranks(means[name].to_numpy()) for name in HYPERPARAMETERS}
-        compute = [b * t for b, t in zip(means["batch_size"].tolist(), means["num_steps"].tolist(), strict=True)]
+        # Products of Python's integers are exact at any size.
+        compute = [
+            b * t
+            for b, t in zip(means["batch_size"].tolist(), means["num_steps"].tolist(), strict=True)
+        ]
         rates = _whole(means["learning_rate"].tolist())
         settings = _codes(means[SETTINGS].tolist())
         of = settings.tolist()
@@ -65,7 +70,9 @@ class Coded:
             **ranks,
             same_settings=settings,
             same_compute=_codes(list(zip(of, compute, rates, strict=True))),
-            same_updates=_codes([(s, c * rate) for s, c, rate in zip(of, compute, rates, strict=True)]),
+            same_updates=_codes(
+                [(s, c * rate) for s, c, rate in zip(of, compute, rates, strict=True)]
+            ),
         )
 
     def __len__(self) -> int:
@@ -76,16 +83,19 @@ class Coded:
         return Coded(**{field.name: getattr(self, field.name)[members] for field in fields(self)})
 
 
-def pair_blocks(coded: Coded, heuristic: str) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+def pair_blocks(
+    coded: Coded, heuristic: str
+) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
     """Yield the pairs that satisfy a heuristic's condition, in blocks, to save memory.
 
     Args:
         coded: the configurations. Only those with the same further fields are compared.
-        heuristic: "individual": T, b and η of i are at most j's, and one is smaller; "compute": C and η are equal, and
-            b is larger; "updates": U is equal, and η is smaller.
+        heuristic: "individual": T, b and η of i are at most j's, and one is smaller; "compute": C
+            and η are equal, and b is larger; "updates": U is equal, and η is smaller.
 
     Yields:
-        rows [r], columns [c], and holds [r, c]: whether configuration rows[i] should leak less than columns[j].
+        rows [r], columns [c], and holds [r, c]: whether configuration rows[i] should leak less than
+        columns[j].
 
     Source: Hu et al. 2025, §4.2.
     """
@@ -101,11 +111,13 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
     """Return how often each heuristic names the configuration with the lower mean score.
 
     Args:
-        points: a points table; configurations with the same further fields are compared by their means over seeds.
+        points: a points table; configurations with the same further fields are compared by their
+            means over seeds.
 
     Returns:
-        heuristic -> {"correct", "pairs", "accuracy"}: accuracy = correct / all pairs that satisfy the condition. A tie
-        in the score is not correct. If no pair satisfies the condition, accuracy is None and "reason" is given.
+        heuristic -> {"correct", "pairs", "accuracy"}: accuracy = correct / all pairs that satisfy
+        the condition. A tie in the score is not correct. If no pair satisfies the condition,
+        accuracy is None and "reason" is given.
 
     Raises:
         ValueError: as `configuration_means`.
@@ -113,6 +125,7 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
     Source: Hu et al. 2025, §4.2, Fig. 7 and App. D.1.
     """
     means = configuration_means(points)
+    # Ranks compare as the scores do, and integers compare faster.
     coded, score = Coded.of(means), _ranks(means["score"].to_numpy())
     result: dict[str, Accuracy] = {}
     for name in HEURISTICS:
@@ -120,27 +133,37 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
         for rows, columns, holds in pair_blocks(coded, name):
             pairs += int(np.count_nonzero(holds))
             correct += int(np.count_nonzero(holds & (score[rows, None] < score[columns])))
-        result[name] = {"correct": correct, "pairs": pairs, "accuracy": correct / pairs if pairs else None}
+        result[name] = {
+            "correct": correct,
+            "pairs": pairs,
+            "accuracy": correct / pairs if pairs else None,
+        }
         if not pairs:
-            result[name]["reason"] = f"no two configurations satisfy the condition of the {name} heuristic"
+            result[name]["reason"] = (
+                f"no two configurations satisfy the condition of the {name} heuristic"
+            )
     return result
 
 
 def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
-    """Yield pairs of the individual heuristic. A smaller configuration always comes first in the order (T, b, η)."""
+    """Yield pairs of the individual heuristic: the smaller is earlier in the order (T, b, η)."""
     size, start = len(coded), 0
     while start < size:
+        # The columns become fewer with each block, so later blocks take more rows.
         end = min(size, start + max(1, _CELLS_AT_ONCE // (size - start)))
         rows, columns = np.arange(start, end), np.arange(start, size)
         holds = coded.batch_size[rows, None] <= coded.batch_size[columns]
         holds &= coded.learning_rate[rows, None] <= coded.learning_rate[columns]
         holds &= coded.same_settings[rows, None] == coded.same_settings[columns]
+        # Within the block's own rows, only a later configuration can be larger.
         holds[:, : end - start] &= np.triu(np.ones((end - start, end - start), dtype=np.bool_), k=1)
         yield rows, columns, holds
         start = end
 
 
-def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
+def _within_groups(
+    groups: Codes, smaller: Codes
+) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:
     """Yield pairs within each group whose first member has the smaller figure."""
     order = np.argsort(groups, kind="stable")
     sizes = np.bincount(groups)
@@ -154,15 +177,18 @@ def _within_groups(groups: Codes, smaller: Codes) -> Iterator[tuple[Indices, Ind
 
 
 def _whole(values: Sequence[float]) -> list[int]:
-    """Return the written decimals, multiplied to be whole. Integers are hashed faster than fractions."""
+    """Return the written decimals, multiplied to integers, which hash faster than fractions."""
     fractions = {value: exact(value) for value in dict.fromkeys(values)}
     common = math.lcm(*(fraction.denominator for fraction in fractions.values()))
-    scaled = {value: fraction.numerator * (common // fraction.denominator) for value, fraction in fractions.items()}
+    scaled = {
+        value: fraction.numerator * (common // fraction.denominator)
+        for value, fraction in fractions.items()
+    }
     return [scaled[value] for value in values]
 
 
 def _codes(values: Sequence[Hashable]) -> Codes:
-    """Return integers from 0 that are equal if the values are equal. The values may be integers of any size."""
+    """Return integers from 0 that are equal if the values are, such as integers of any size."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     return np.array([codes[value] for value in values], dtype=np.int32)
 
@@ -170,8 +196,8 @@ def _codes(values: Sequence[Hashable]) -> Codes:
 def _ranks(values: NDArray[np.generic]) -> Codes:
     """Return integers in the order of the values, equal if the values are equal.
 
-    Two learning rates are equal as decimals if and only if they are equal as doubles, because each double stands for
-    its shortest decimal.
+    Two learning rates are equal as decimals if and only if they are equal as doubles, because each
+    double stands for its shortest decimal.
     """
     ranks: Codes = np.unique(values, return_inverse=True)[1].astype(np.int32)
     return ranks

@@ -1,4 +1,4 @@
-"""Errors of a configuration's mean score, from the few seeds and the few secrets that were measured."""
+"""Errors of a configuration's mean score, from the few measured seeds and secrets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ Array = NDArray[np.float64]
 FARTHEST = 1e100
 """Larger errors are clipped to this value, whose square is still a double."""
 _MIN_VARIANCES = 3  # fewer positive variances do not tell how much variances differ
-_PRIOR_DEGREES = (
-    2.0,
-    1000.0,
-)  # least and largest degrees of freedom of the prior; at the largest, all share a variance
+# least and largest degrees of freedom of the prior; at the largest, all share a variance
+_PRIOR_DEGREES = (2.0, 1000.0)
 _LARGEST_LOG = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedNoise:
-    """Spread of the score over the seeds of each configuration, with information shared between configurations.
+    """Spread of the score over each configuration's seeds, with shared information.
 
-    With two or three seeds, a configuration's own standard deviation is hardly known. The variances are therefore
-    modelled as draws from one scaled inverse χ² distribution, whose two parameters are estimated from all of them
-    (`_prior`). A configuration's variance is then the average of the prior variance and its own, weighted by degrees of
-    freedom.
+    With two or three seeds, a configuration's own standard deviation is hardly known. The variances
+    are therefore modelled as draws from one scaled inverse χ² distribution, whose two parameters
+    are estimated from all of them (`_prior`). A configuration's variance is then the average of the
+    prior variance and its own, weighted by degrees of freedom.
 
     Attributes:
         std: [m] moderated standard deviation of one run's score.
@@ -49,7 +47,7 @@ class SeedNoise:
 
     @classmethod
     def of(cls, std: Array, num_seeds: NDArray[np.int64]) -> SeedNoise | None:
-        """Return the noise from standard deviations over seeds (ddof = 1, NaN with one seed). None if all are NaN."""
+        """Return the noise from stds over seeds (ddof = 1, NaN with one seed), None if all NaN."""
         own = num_seeds - 1
         several = own > 0
         if not several.any():
@@ -58,18 +56,27 @@ class SeedNoise:
         std, total = std / unit, float(own.sum())
         variances = std[several] ** 2
         prior = _prior(variances, own[several].astype(np.float64))
-        if prior is None:  # the variances differ by no more than chance, so all configurations share one variance
+        # The variances differ by no more than chance, so all configurations share one.
+        if prior is None:
             pooled = float((own[several] * variances).sum()) / total
             variance, degrees = np.full(len(std), pooled), np.full(len(std), total)
         else:
             scale, prior_degrees = prior
+            # Smyth 2004, section 3: prior and own variance, averaged by degrees of freedom.
             degrees = prior_degrees + own
             variance = (prior_degrees * scale + own * np.where(several, std, 0.0) ** 2) / degrees
-        return cls(std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds, shared=prior is None)
+        return cls(
+            std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds, shared=prior is None
+        )
 
     def take(self, members: NDArray[np.intp]) -> SeedNoise:
         """Return the noise of some configurations."""
-        return replace(self, std=self.std[members], degrees=self.degrees[members], num_seeds=self.num_seeds[members])
+        return replace(
+            self,
+            std=self.std[members],
+            degrees=self.degrees[members],
+            num_seeds=self.num_seeds[members],
+        )
 
     def over(self, unit: float) -> SeedNoise:
         """Return the noise in another unit of the score."""
@@ -81,41 +88,47 @@ class SeedNoise:
         return error
 
     def draw_ratios(self, rng: np.random.Generator, num_draws: int) -> Array:
-        """Draw the ratios of the true variances to their estimates, scaled inverse χ², shape [num_draws, m]."""
+        """Draw ratios of true variances to their estimates, scaled inverse χ², [num_draws, m]."""
         size = (num_draws, 1 if self.shared else len(self.std))
         degrees = self.degrees[: size[1]]
         ratios: Array = degrees / rng.chisquare(degrees, size).clip(min=1 / FARTHEST)
         return np.broadcast_to(ratios, (num_draws, len(self.std)))
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
-        """Draw errors of the means, [num_draws, m], from Student's t with the variance's degrees of freedom."""
-        # If the configurations' spreads disagree, one with a single seed has few degrees of freedom, and a draw of its
-        # error may exceed the range of doubles.
-        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(-FARTHEST, FARTHEST)
+        """Draw errors of the means, [num_draws, m], from Student's t with the noise's degrees."""
+        # If the configurations' spreads disagree, one with a single seed has few degrees of
+        # freedom, and a draw of its error may exceed the range of doubles.
+        drawn: Array = rng.standard_t(self.degrees, (num_draws, len(self.std))).clip(
+            -FARTHEST, FARTHEST
+        )
         drawn *= self.std_error()
         return drawn
 
 
 def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
-    """Return the scale and the degrees of freedom of the variances' prior that make the variances most likely.
+    """Return the most likely scale and degrees of freedom of the variances' prior.
 
     None if the variances differ by no more than chance, or too few of them are positive to tell.
 
-    Given the prior, variance / scale has an F distribution, whose density is finite in everything but the variance at
-    0. So a few seeds that agree by chance say little about the prior. (The moments of the logarithms, which Smyth uses,
-    would take them for a sign that all variances differ.) A prior with 2 degrees of freedom or fewer has no mean, and
-    would leave each configuration alone with its own few seeds; the degrees are at least that.
+    Given the prior, variance / scale has an F distribution, whose density is finite in everything
+    but the variance at 0. So a few seeds that agree by chance say little about the prior. (The
+    moments of the logarithms, which Smyth uses, would take them for a sign that all variances
+    differ.) A prior with 2 degrees of freedom or fewer has no mean, and would leave each
+    configuration alone with its own few seeds; the degrees are at least that.
 
-    Source: Wright and Simon 2003, "A random variance model for detection of differential gene expression in small
-    microarray experiments", section 2; Gelman et al. 2013, table A.1, for the mean.
+    Source: Wright and Simon 2003, "A random variance model for detection of differential gene
+    expression in small microarray experiments", section 2; Gelman et al. 2013, table A.1, for the
+    mean.
     """
     from scipy.optimize import brentq, minimize_scalar
     from scipy.special import betaln
 
     positive = variances > 0
-    too_few = (degrees + _PRIOR_DEGREES[0])[positive].sum() <= degrees.sum()  # the most likely scale would be 0
+    # With so few positive variances, the most likely scale would be 0.
+    too_few = (degrees + _PRIOR_DEGREES[0])[positive].sum() <= degrees.sum()
     if too_few or positive.sum() < max(_MIN_VARIANCES, len(variances) / 2):
         return None
+    # In units of the largest variance, so that the exponentials below stay in range.
     largest = float(variances.max())
     squares = degrees * variances / largest
 
@@ -129,7 +142,7 @@ def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
         return float(brentq(slope, -_LARGEST_LOG, _LARGEST_LOG))
 
     def lost(log_prior: float) -> float:
-        """Return minus the log-likelihood of the degrees of freedom, but for terms of the variances alone."""
+        """Return minus the log-likelihood of the degrees, but for terms of the variances alone."""
         prior = float(np.exp(log_prior))
         log = log_scale(prior) + log_prior
         terms = (degrees + prior) / 2 * np.log1p(squares * np.exp(-log)) + degrees / 2 * log
@@ -137,29 +150,33 @@ def _prior(variances: Array, degrees: Array) -> tuple[float, float] | None:
 
     bounds = np.log(_PRIOR_DEGREES)
     fitted = minimize_scalar(lost, bounds=bounds, method="bounded")
+    # The bounded search never returns an end itself, so compare the ends too.
     best = min((float(fitted.x), *bounds), key=lost)
+    # At the largest degrees, the prior says that all variances are equal.
     if best >= bounds[1]:
         return None
     return float(np.exp(log_scale(float(np.exp(best))))) * largest, float(np.exp(best))
 
 
 def means_by_secret(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
-    """Return the means over seeds of a score's values by secret, [m, k], configurations in the order (T, b, η).
+    """Return a score's means over seeds by secret, [m, k], in the order (T, b, η).
 
     Raises:
-        ValueError: the score has no values by secret, or a finished run lacks the value of a secret.
+        ValueError: the score has no values by secret, or a finished run lacks the value of a
+            secret.
     """
     return mean_over_seeds(points, _complete(points, secrets, name))
 
 
 def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
-    """Return each run's values by secret and, if the score subtracts the mean of controls, by control, [run, k + j].
+    """Return each run's values by secret, and by control if the score subtracts any, [run, k + j].
 
-    Without controls these are the values of the k secrets. With j controls, the score is the mean of one sample minus
-    the mean of another one. A row is then scaled so that it can be treated as one sample of independent values: its
-    mean is the score, and the standard error of its mean (ddof = 1) is sqrt(var_secrets / k + var_controls / j). The
-    same holds for the covariance between two rows, because all models have the same secrets and controls. If the values
-    of a control are not known for every run, the controls are left out.
+    Without controls these are the values of the k secrets. With j controls, the score is the mean
+    of one sample minus the mean of another one. A row is then scaled so that it can be treated as
+    one sample of independent values: its mean is the score, and the standard error of its mean
+    (ddof = 1) is sqrt(var_secrets / k + var_controls / j). The same holds for the covariance
+    between two rows, because all models have the same secrets and controls. If the values of a
+    control are not known for every run, the controls are left out.
 
     Raises:
         ValueError: as `means_by_secret`.
@@ -175,12 +192,13 @@ def measured_values(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> A
         return values
     n, score = k + j, values.mean(axis=1, keepdims=True)
     parts = [(values - score, k), (subtracted.mean(axis=1, keepdims=True) - subtracted, j)]
+    # The factor makes the error of a row's mean sqrt(var_secrets / k + var_controls / j).
     scaled = [score + np.sqrt(n * (n - 1) / (size * (size - 1))) * part for part, size in parts]
     return np.concatenate(scaled, axis=1)
 
 
 def mean_over_seeds(points: pd.DataFrame, values: Array) -> Array:
-    """Return the means of runs' values ([run, n]) over seeds, [m, n], configurations in the order (T, b, η)."""
+    """Return the means over seeds of runs' values, [run, n]: [m, n] in the order (T, b, η)."""
     groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
     sums = np.zeros((groups.max() + 1, values.shape[1]))
     np.add.at(sums, groups, values)
@@ -194,25 +212,26 @@ def _complete(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
     lacking = int((~np.isfinite(values)).any(axis=1).sum())
     if lacking:
         raise ValueError(
-            f"secrets must have a finite value of {name!r} for every finished run and secret, got {lacking} runs "
-            "without. Run `raydp score SWEEP` for it again."
+            f"secrets must have a finite value of {name!r} for every finished run and secret, got "
+            f"{lacking} runs without. Run `raydp score SWEEP` for it again."
         )
     return values
 
 
 def secret_errors(means: Array, rng: np.random.Generator, num_draws: int) -> tuple[Array, Array]:
-    """Draw the errors of the mean scores that come from measuring these secrets instead of other similar ones.
+    """Draw the errors of the mean scores that come from the choice of the secrets.
 
     Args:
         means: [m, k] means by secret, k >= 2.
         rng, num_draws: generator and number of the draws.
 
     Returns:
-        [num_draws, m] errors, and the [m, m] matrix S/k, where S is the covariance over secrets (ddof = 1). A draw is
-        Gaussian with covariance S/k, times a Student factor with k - 1 degrees of freedom that all configurations
-        share. The errors are correlated because all configurations were measured on the same secrets, so a secret that
-        every model knows does not blur a comparison. A bootstrap of a handful of secrets has too little spread: with
-        five secrets, its 95 % interval covers 81 of 100.
+        [num_draws, m] errors, and the [m, m] matrix S/k, where S is the covariance over secrets
+        (ddof = 1). A draw is Gaussian with covariance S/k, times a Student factor with k - 1
+        degrees of freedom that all configurations share. The errors are correlated because all
+        configurations were measured on the same secrets, so a secret that every model knows does
+        not blur a comparison. A bootstrap of a handful of secrets has too little spread: with five
+        secrets, its 95 % interval covers 81 of 100.
     """
     size = means.shape[1]
     centred = (means - means.mean(axis=1, keepdims=True)) / np.sqrt(size * (size - 1))
@@ -228,9 +247,10 @@ def secret_covariance(by_secret: Array) -> Array:
         by_secret: [m, k] means by secret, k >= 2.
 
     Returns:
-        The sample covariance divided by k, shrunk towards a matrix with the same variances in which all pairs have the
-        mean correlation. A sample covariance of more configurations than secrets has directions without any variance,
-        which would be taken for differences that are known exactly.
+        The sample covariance divided by k, shrunk towards a matrix with the same variances in which
+        all pairs have the mean correlation. A sample covariance of more configurations than secrets
+        has directions without any variance, which would be taken for differences that are known
+        exactly.
 
     Source: Ledoit and Wolf 2004, "Honey, I shrunk the sample covariance matrix", appendix B.
     """
@@ -239,16 +259,20 @@ def secret_covariance(by_secret: Array) -> Array:
     x = by_secret / largest
     x = x - x.mean(axis=1, keepdims=True)
     sample = x @ x.T / k
+    # The target: the sample's variances, and the mean correlation for every pair.
     std = np.sqrt(np.diag(sample))
     outer = np.outer(std, std)
     correlation = np.divide(sample, outer, out=np.zeros_like(sample), where=outer > 0)
     mean_correlation = (correlation.sum() - np.trace(correlation)) / max(1, m * (m - 1))
     target = mean_correlation * outer
     np.fill_diagonal(target, std**2)
-    # Estimate the best share of the target: the error of the sample against the error of the target.
+    # Estimate the best share of the target: the error of the sample against the error of the
+    # target.
+    # pi, rho and gamma are named as in the appendix.
     pi = (x**2 @ (x**2).T) / k - sample**2
     cubes = (x**3 @ x.T) / k
-    theta = cubes - (std**2)[:, None] * sample  # covariance of the i-th variance with the (i, j)-th covariance
+    # Covariance of the i-th variance with the (i, j)-th covariance.
+    theta = cubes - (std**2)[:, None] * sample
     ratio = np.divide(std[None, :], std[:, None], out=np.zeros_like(sample), where=std[:, None] > 0)
     off = ~np.eye(m, dtype=np.bool_)
     rho = np.trace(pi) + mean_correlation * (ratio * theta)[off].sum()
@@ -259,8 +283,10 @@ def secret_covariance(by_secret: Array) -> Array:
     return covariance
 
 
-def common_effect(measured: Array, by_secret: Array, *, ratio: bool, rng: np.random.Generator, num_draws: int) -> Array:
-    """Draw the error that all configurations share, because these secrets may be easier than others of their kind.
+def common_effect(
+    measured: Array, by_secret: Array, *, ratio: bool, rng: np.random.Generator, num_draws: int
+) -> Array:
+    """Draw the error that all configurations share: the secrets may be easier than others.
 
     Args:
         measured: [m] mean scores, of a magnitude near 1.
@@ -269,8 +295,8 @@ def common_effect(measured: Array, by_secret: Array, *, ratio: bool, rng: np.ran
         rng, num_draws: generator and number of the draws.
 
     Returns:
-        [num_draws, 1] factors if `ratio`, else addends. A few secrets may hold most of a rate, so Student's t is
-        corrected for the skewness of the sample.
+        [num_draws, 1] factors if `ratio`, else addends. A few secrets may hold most of a rate, so
+        Student's t is corrected for the skewness of the sample.
 
     Source: Hall 1992, "On the removal of skewness by transformation", section 2.
     """
@@ -287,9 +313,11 @@ def common_effect(measured: Array, by_secret: Array, *, ratio: bool, rng: np.ran
     skewness = float((centred**3).mean()) / spread**3 if spread else 0.0
     student = rng.standard_t(size - 1, (num_draws, 1)).clip(-FARTHEST, FARTHEST)
     c = skewness / (3 * np.sqrt(size))
+    # Hall's cubic transformation, inverted. Without skewness it is Student's t.
     if abs(c) > 1e-6:
         student = (np.cbrt(1 + 3 * c * (student - skewness / (6 * np.sqrt(size)))) - 1) / c
     drawn: Array = -error * student
+    # A factor below 0 would change a score's sign.
     return np.maximum(1 + drawn, 0.0) if ratio else drawn
 
 
@@ -302,7 +330,9 @@ def combined_degrees(first: Array, degrees: Array, second: Array, degrees_of_sec
     """
     both = np.hypot(first, second)
     share = np.divide(second, both, out=np.zeros_like(both), where=both > 0) ** 2
-    degrees_of_both: Array = 1 / np.maximum(share**2 / degrees_of_second + (1 - share) ** 2 / degrees, 1e-12)
+    degrees_of_both: Array = 1 / np.maximum(
+        share**2 / degrees_of_second + (1 - share) ** 2 / degrees, 1e-12
+    )
     return degrees_of_both
 
 
@@ -314,12 +344,12 @@ def upper_limit(
     Args:
         points: a checked points table.
         means: its configuration means.
-        by_secret: the content of the sweep's secrets.parquet and the score's name; None if the choice of secrets is not
-            counted.
+        by_secret: the content of the sweep's secrets.parquet and the score's name; None if the
+            choice of secrets is not counted.
 
-    The errors over seeds are Student's t with the moderated variances. The errors over secrets are Student's t with one
-    degree of freedom less than the number of secrets. Both are combined after Welch and Satterthwaite. Without seeds
-    and secrets, the limit is the mean itself.
+    The errors over seeds are Student's t with the moderated variances. The errors over secrets are
+    Student's t with one degree of freedom less than the number of secrets. Both are combined after
+    Welch and Satterthwaite. Without seeds and secrets, the limit is the mean itself.
     """
     from scipy.stats import t as student
 
@@ -331,6 +361,7 @@ def upper_limit(
         levels.append("seeds")
     if by_secret is not None:
         of_secrets = mean_over_seeds(points, measured_values(points, *by_secret))
+        # One secret does not tell how far others may differ.
         if (size := of_secrets.shape[1]) > 1:
             own = of_secrets.std(axis=1, ddof=1) / np.sqrt(size)
             error, degrees = np.hypot(error, own), combined_degrees(error, degrees, own, size - 1)

@@ -1,9 +1,11 @@
-"""Common parts of results: the reason of an undefined figure, and p-values that are corrected for multiple tests."""
+"""Common parts of results: reasons of undefined figures, and p-values after Holm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, TypeVar
+
+T = TypeVar("T")
 
 
 class Reason(TypedDict):
@@ -16,20 +18,27 @@ class Reason(TypedDict):
     reason: NotRequired[str]
 
 
+def given(**fields: T | None) -> dict[str, T]:
+    """Return the fields that are not None, for an answer that leaves out what is unknown."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def because(*reasons: str | None) -> Reason:
-    """Return the entry that gives the reasons, or no entry if there are none. None is not a reason."""
+    """Return the entry that gives the reasons other than None, or no entry without any."""
     given = [reason for reason in reasons if reason is not None]
     return {"reason": "; ".join(given)} if given else {}
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values, in the order given (Holm 1979).
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return Holm's adjusted p-values, in the order given; None where nothing was tested.
 
-    Rejecting the hypotheses whose adjusted p is at most α rejects any true hypothesis with probability at most α, for
-    any dependence between the tests.
+    Rejecting the hypotheses whose adjusted p is at most α rejects any true hypothesis with
+    probability at most α, for any dependence between the tests (Holm 1979).
     """
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest, tested = 0.0, sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    for rank, (p, i) in enumerate(tested):
+        # The running maximum keeps adjusted values in the order of the p-values.
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
         adjusted[i] = largest
     return adjusted

@@ -20,7 +20,11 @@ def unit_of(values: Array) -> float:
 
     In this unit, squares of deviations neither vanish nor overflow. Dividing by it loses no digit.
     """
-    return math.ldexp(1.0, math.frexp(float(np.ptp(values)))[1]) if len(values) and np.ptp(values) > 0 else 1.0
+    return (
+        math.ldexp(1.0, math.frexp(float(np.ptp(values)))[1])
+        if len(values) and np.ptp(values) > 0
+        else 1.0
+    )
 
 
 def std(values: Array) -> float:
@@ -30,17 +34,19 @@ def std(values: Array) -> float:
 
 
 def _log_std(values: Array) -> float:
-    """Return the logarithm of the standard deviation of unequal values, which itself may be too small for a double."""
+    """Return the logarithm of unequal values' std, which itself may be too small for a double."""
     unit = unit_of(values)
     return float(np.log((values / unit).std(ddof=1))) + math.log(unit)
 
 
 def std_interval(values: Array) -> list[float] | None:
-    """Return the 95 % interval of a standard deviation (ddof = 1). None with fewer than 4 values or equal values.
+    """Return the 95 % interval of a standard deviation (ddof = 1).
 
-    The interval is the jackknife on the logarithm, with Student's quantiles. On 8 to 60 values it covers the truth in
-    91 to 94 of 100 Gaussian samples and 87 to 90 of 100 gamma samples of shape 2. A bootstrap (BCa) covers it in 76 to
-    92 and in 68 to 88.
+    None with fewer than 4 values or equal values.
+
+    The interval is the jackknife on the logarithm, with Student's quantiles. On 8 to 60 values it
+    covers the truth in 91 to 94 of 100 Gaussian samples and 87 to 90 of 100 gamma samples of shape
+    2. A bootstrap (BCa) covers it in 76 to 92 and in 68 to 88.
 
     Source: Miller 1968 (jackknifing variances).
     """
@@ -55,14 +61,15 @@ def std_interval(values: Array) -> list[float] | None:
 
 
 def log_std_pseudovalues(values: Array) -> Array | None:
-    """Return the pseudovalues of ln std, n ln s - (n - 1) ln s without one, shape [n]. None if one is undefined."""
+    """Return pseudovalues of ln std, n ln s - (n - 1) ln s without one, [n]; None if undefined."""
     size = len(values)
     if size < _FEWEST:
         return None
     unit = unit_of(values)
     squares = (values / unit - (values / unit).mean()) ** 2
     total = squares.sum()
-    without = total - squares * size / (size - 1)  # for each value, the sum of squares about the mean without it
+    # For each value, the sum of squares about the mean without it.
+    without = total - squares * size / (size - 1)
     if (without <= 1e-12 * total).any():
         return None
     logs = 0.5 * np.log(without / (size - 2))
@@ -84,13 +91,14 @@ class Ratio(Reason):
 
 
 def std_ratio(one: Array, other: Array, *, paired: bool) -> Ratio:
-    """Return the ratio of the standard deviation of `other` to the one of `one`, with a 95 % interval and a p-value.
+    """Return the ratio of `other`'s standard deviation to `one`'s, with a 95 % interval and p.
 
     The p-value is for the hypothesis that both standard deviations are equal.
 
     Args:
         one, other: [n], [m] values.
-        paired: whether values at the same position belong to one configuration, so that they are correlated; n = m.
+        paired: whether values at the same position belong to one configuration, so that they are
+            correlated; n = m.
 
     Returns:
         {"ratio", "interval", "p"}. Undefined figures are None, with a "reason".
@@ -105,13 +113,18 @@ def std_ratio(one: Array, other: Array, *, paired: bool) -> Ratio:
         return {"ratio": None, "interval": None, "p": None, "reason": reason}
     centre = _log_std(other) - _log_std(one)
     if paired:
+        # Pairs are correlated, so the error is the error of their pseudovalues' difference.
         error = float((second - first).std(ddof=1) / np.sqrt(len(first)))
         degrees = len(first) - 1.0
     else:
+        # Welch 1947: independent samples of unequal variances.
         parts = [p.var(ddof=1) / len(p) for p in (first, second)]
         error = float(np.sqrt(sum(parts)))
-        degrees = sum(parts) ** 2 / sum(v**2 / (len(p) - 1) for v, p in zip(parts, (first, second), strict=True))
+        degrees = sum(parts) ** 2 / sum(
+            v**2 / (len(p) - 1) for v, p in zip(parts, (first, second), strict=True)
+        )
     margin = float(student.ppf(0.975, degrees)) * error
+    # Without an error, only equal standard deviations agree.
     p = float(2 * student.sf(abs(centre) / error, degrees)) if error > 0 else float(centre == 0)
     interval = [float(np.exp(centre - margin)), float(np.exp(centre + margin))]
     return {"ratio": float(np.exp(centre)), "interval": interval, "p": p}

@@ -1,4 +1,4 @@
-"""Empirical privacy variance: the score's spread over hyperparameters and over seeds (Hu et al. 2025, Table 8)."""
+"""Empirical privacy variance over hyperparameters and over seeds (Hu et al. 2025, Table 8)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Correlation(Reason):
 
 
 class Variance(Components, Reason):
-    """The spread of the scores over configurations and over seeds (`score_variance` explains the figures)."""
+    """The spread of the scores over configurations and over seeds (see `score_variance`)."""
 
     configurations: int
     seed_configurations: int
@@ -51,32 +51,36 @@ class Variance(Components, Reason):
 
 
 def score_variance(points: pd.DataFrame) -> Variance:
-    """Return the spread of the scores under one (ε, δ), over configurations and over seeds, with ddof = 1.
+    """Return the spread of the scores under one (ε, δ), over configurations and seeds (ddof = 1).
 
     Args:
         points: a points table.
 
     Returns:
-        "configurations": their number. "score_std": standard deviation over configurations of their means. "seed_std":
-        mean over the "seed_configurations" (configurations with several seeds) of the standard deviation over seeds.
-        Both have a 95 % "..._interval" (see `std_interval`). "score_min", "score_max": extremes of the means.
+        "configurations": their number. "score_std": standard deviation over configurations of their
+        means. "seed_std": mean over the "seed_configurations" (configurations with several seeds)
+        of the standard deviation over seeds. Both have a 95 % "..._interval" (see `std_interval`).
+        "score_min", "score_max": extremes of the means.
 
-        "total_std": standard deviation over all rows, regardless of configuration. "configuration_std": score_std
-        without the contribution of seeds to a mean, sqrt(max(0, score_std² - mean of s² / number of seeds)).
-        "configuration_share": the part of one run's variance that its hyperparameters decide, which is
-        configuration_std² / (configuration_std² + mean of s²). "f_test": {"f", "p"} of the hypothesis that the
-        hyperparameters have no effect, by one-way analysis of variance.
+        "total_std": standard deviation over all rows, regardless of configuration.
+        "configuration_std": score_std without the contribution of seeds to a mean, sqrt(max(0,
+        score_std² - mean of s² / number of seeds)). "configuration_share": the part of one run's
+        variance that its hyperparameters decide, which is configuration_std² / (configuration_std²
+        + mean of s²). "f_test": {"f", "p"} of the hypothesis that the hyperparameters have no
+        effect, by one-way analysis of variance.
 
-        "utility_correlation": {"pearson", "spearman"} between mean utility_loss and mean score. Undefined figures are
-        None, with a "reason".
+        "utility_correlation": {"pearson", "spearman"} between mean utility_loss and mean score.
+        Undefined figures are None, with a "reason".
 
     Raises:
         ValueError: as `configuration_means`.
 
-    Source: Hu et al. 2025, App. C.3, Table 8; Searle, Casella and McCulloch 1992, section 3.6 (components).
+    Source: Hu et al. 2025, App. C.3, Table 8; Searle, Casella and McCulloch 1992, section 3.6
+    (components).
     """
     means = configuration_means(points)
     score = means["score"]
+    # A configuration with one seed has no standard deviation.
     seeds = means["score_std"].dropna()
     score_std = std(score.to_numpy()) if len(means) > 1 else None
     score_std_interval = std_interval(score.to_numpy())
@@ -122,7 +126,11 @@ def _components(means: pd.DataFrame) -> Components:
         "configuration_share": None,
         "f_test": None,
     }
-    seeds, size = means["score_std"].fillna(0.0).to_numpy(), means["num_seeds"].to_numpy(dtype=np.float64)
+    # A configuration with one seed has no degree of freedom, so that its 0 counts for nothing.
+    seeds, size = (
+        means["score_std"].fillna(0.0).to_numpy(),
+        means["num_seeds"].to_numpy(dtype=np.float64),
+    )
     score = means["score"].to_numpy()
     unit = unit_of(np.concatenate([score - score.min(), seeds]))
     score, seeds = score / unit, seeds / unit
@@ -137,6 +145,7 @@ def _components(means: pd.DataFrame) -> Components:
         return result
     # Variance components.
     of_seeds = within / (runs - count)
+    # A mean over k seeds holds a k-th of the seeds' variance: subtract it (Searle et al., 3.6).
     of_configurations = max(0.0, float(score.var(ddof=1)) - of_seeds * float((1 / size).mean()))
     result["configuration_std"] = unit * float(np.sqrt(of_configurations))
     if of_configurations + of_seeds > 0:
@@ -148,7 +157,7 @@ def _components(means: pd.DataFrame) -> Components:
 
 
 def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
-    """Return the 95 % interval of a mean of standard deviations, by Student's t. The lower end is at least 0."""
+    """Return the 95 % interval of a mean of standard deviations, by Student's t, from 0 up."""
     from scipy.stats import t as student
 
     if len(values) < 2:
@@ -163,6 +172,7 @@ def _correlation(utility_loss: pd.Series, score: pd.Series) -> Correlation:
     if constant:
         reason = f"{' and '.join(constant)} is the same in every configuration"
         return {"pearson": None, "spearman": None, "reason": reason}
+    # In units in which no product overflows. Ranks need none.
     loss_unit, unit = unit_of(utility_loss.to_numpy()), unit_of(score.to_numpy())
     return {
         "pearson": float(np.corrcoef(utility_loss / loss_unit, score / unit)[0, 1]),

@@ -1,4 +1,4 @@
-"""The hierarchical model on one scale: a smooth surface, an effect of each configuration, and errors of its mean."""
+"""Hierarchical model on one scale: smooth surface, configurations' effects, errors of means."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from raydp.analysis.tables.coordinates import Coordinates
 
 Array = NDArray[np.float64]
 
-_FEWEST, _MOST, _WORK = 20, 1000, 2e8  # limits of the draws of the hyperparameters, and of what they cost together
-_FEWEST_POINTS, _MOST_POINTS, _POINTS = 64, 256, 12_800  # likelihoods in each round of the sampler, and times the rows
+# limits of the draws of the hyperparameters, and of what they cost together
+_FEWEST, _MOST, _WORK = (20, 1000, 2e8)
+# likelihoods in each round of the sampler, and times the rows
+_FEWEST_POINTS, _MOST_POINTS, _POINTS = (64, 256, 12_800)
 _MOST_DENSITIES = 400  # draws of the hyperparameters that tell which scale is better
 _CELLS = 500_000  # numbers of the matrices that are factorised together
-_FARTHEST_SECRET = 1e6  # in standard deviations of the figure; farther values are not of this figure
+# in standard deviations of the figure; farther values are not of this figure
+_FARTHEST_SECRET = 1e6
 _VAGUE = 100.0  # prior variance of the level, in variances of the figure
 _JITTER = 1e-10
 _SAME = 2.0**-20  # of the unit
 _FARTHEST_BELOW = 4.0  # units
-_LARGEST_RATIO = 1e6  # of a drawn variance to its estimate, which has no upper limit with few degrees of freedom
+# of a drawn variance to its estimate, which has no upper limit with few degrees of freedom
+_LARGEST_RATIO = 1e6
 
-# Means and standard deviations of the Gaussian priors of the logarithms of the hyperparameters, in standard deviations
-# of the inputs and of the figure: size of the nonlinear part, a length scale, size of the slopes, effect of a
-# configuration, and error of a mean, which is only used where no seeds tell it.
+# Means and standard deviations of the Gaussian priors of the logarithms of the hyperparameters, in
+# standard deviations of the inputs and of the figure: size of the nonlinear part, a length scale,
+# size of the slopes, effect of a configuration, and error of a mean, which is only used where no
+# seeds tell it.
 _SIZE, _LENGTH = (np.log(0.3), 1.0), (np.log(1.5), 0.7)
 _REST = ((np.log(0.4), 1.0), (np.log(0.15), 1.0), (np.log(0.2), 1.0))
 _SLOPE, _CONFIGURATION, _UNKNOWN_ERROR = -3, -2, -1
@@ -46,7 +51,8 @@ class HierarchicalModel:
         rows: [n] positions of the modelled configurations.
         inputs: [n, d] standardised coordinates of the configurations.
         values: [n] standardised means.
-        level, unit: mean and standard deviation of the means before; the unit is at least their typical error.
+        level, unit: mean and standard deviation of the means before; the unit is at least their
+            typical error.
         logarithm: whether the values are logarithms.
         noise: the errors over seeds, None if they are unknown.
         of_secrets: [n, n] covariance of the errors over secrets.
@@ -91,15 +97,18 @@ class HierarchicalModel:
         """
         num_seeds = means["num_seeds"].to_numpy()
         rest = np.setdiff1d(np.arange(len(means)), rows)
-        all_values, all_std = (np.log(measured), std / measured) if logarithm else (measured, std)  # to first order
+        # A logarithm has the standard deviation std / measured to first order (delta method).
+        all_values, all_std = (np.log(measured), std / measured) if logarithm else (measured, std)
         values = all_values[rows]
         own, of_rest = None, np.zeros(len(rest))
+        # Without the secrets' common effect, which cancels in every comparison.
         if by_secret is not None:
             of_all = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)
             own, of_rest = of_all[rows], of_all[rest].var(axis=1) / by_secret.shape[1]
         level = float(values.mean())
         noise_of_all = SeedNoise.of(all_std, num_seeds)
         noise = None if noise_of_all is None else noise_of_all.take(rows)
+        # Standardised over the modelled configurations, so that one prior suits every figure.
         unit = _unit(values - level, noise, own)
         scale = unit or 1.0
         own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
@@ -129,7 +138,8 @@ class HierarchicalModel:
     def fitted(self, rng: np.random.Generator) -> HierarchicalModel:
         """Draw the hyperparameters from their posterior."""
         mean, std = np.transpose([_SIZE, *[_LENGTH] * self.inputs.shape[1], *_REST])
-        # A matrix of n rows costs n³ to factorise, and about 20 for each of its covariances with the remaining ones.
+        # A matrix of n rows costs n³ to factorise, and about 20 for each of its covariances with
+        # the remaining ones.
         n, r = len(self.values), len(self.remaining.rows)
         drawn = posterior_draws(
             self._log_likelihoods,
@@ -142,23 +152,29 @@ class HierarchicalModel:
         return replace(self, hyperparameters=drawn)
 
     def log_densities(self) -> Array:
-        """Return the log density of each configuration's mean given the others (leave one out), on the own scale, [n].
+        """Return each mean's log density given the others (leave one out), on the own scale, [n].
 
         Source: Rasmussen and Williams 2006, equations 5.10 to 5.12.
         """
         densities = []
         for h in self._parts(self.hyperparameters[:_MOST_DENSITIES]):
-            inverse = np.linalg.inv(self._prior(h) + self._errors(h, self._seed_variances, np.ones(len(h))))
+            inverse = np.linalg.inv(
+                self._prior(h) + self._errors(h, self._seed_variances, np.ones(len(h)))
+            )
             variance = 1 / np.diagonal(inverse, axis1=1, axis2=2)
             residual = (inverse @ self.values) * variance
             densities.append(-0.5 * (np.log(2 * np.pi * variance) + residual**2 / variance))
         every = np.concatenate(densities)
+        # Average the densities over the hyperparameters, not their logarithms.
         mixed: Array = np.logaddexp.reduce(every, axis=0) - np.log(len(every) * (self.unit or 1.0))
         if self.logarithm:
-            mixed -= self.level + self.unit * self.values  # the density of a value is that of its logarithm over it
+            # The density of a value is the density of its logarithm divided by the value.
+            mixed -= self.level + self.unit * self.values
         return mixed
 
-    def posterior(self, measured: Array, rng: np.random.Generator, common: Array, *, ratio: bool) -> Posterior:
+    def posterior(
+        self, measured: Array, rng: np.random.Generator, common: Array, *, ratio: bool
+    ) -> Posterior:
         """Return the posterior of all m configurations.
 
         Args:
@@ -167,14 +183,18 @@ class HierarchicalModel:
             common: the error that all configurations share.
             ratio: whether the figure is a rate, which is never negative.
 
-        Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between what was measured
-        and what the draw would have given (Wilson et al. 2020, equation 9). `RemainingConfigurations` adds the rest.
+        Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between
+        what was measured and what the draw would have given (Wilson et al. 2020, equation 9).
+        `RemainingConfigurations` adds the rest.
         """
         size, times = len(self.values), len(self.hyperparameters)
         drawn = np.empty((len(common), len(measured)))
         matrix, posterior_mean = np.zeros((size, size)), np.zeros(size)
         rest = self.remaining
-        rest_mean, rest_share, rest_matrix = (np.zeros((len(rest.rows), *shape)) for shape in ((), (), (size,)))
+        rest_mean, rest_share, rest_matrix = (
+            np.zeros((len(rest.rows), *shape)) for shape in ((), (), (size,))
+        )
+        # Every draw of the hyperparameters makes its share of the joint draws.
         sizes = [len(part) for part in np.array_split(common, times)]
         ends = np.cumsum(sizes)
         shares = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -190,10 +210,14 @@ class HierarchicalModel:
             matrix += gain.sum(axis=0) / times
             # Joint draws.
             diagonal = np.arange(size)
+            # The covariance of a smooth surface is nearly singular: keep it positive definite.
             prior[:, diagonal, diagonal] *= 1 + _JITTER
             normal = rng.standard_normal((2, len(h), size, max(sizes)))
             prior_draws = np.linalg.cholesky(prior) @ normal[0]
-            truth = prior_draws + gain @ (self.values[:, None] - prior_draws - self._root(errors) @ normal[1])
+            # Matheron's rule (Wilson et al. 2020, equation 9).
+            truth = prior_draws + gain @ (
+                self.values[:, None] - prior_draws - self._root(errors) @ normal[1]
+            )
             on_scale = self._on_own_scale(truth)
             for share, of_one in zip(own, on_scale, strict=True):
                 drawn[share, self.rows] = of_one[:, : share.stop - share.start].T
@@ -203,20 +227,32 @@ class HierarchicalModel:
                     cross, variances = self._remaining_prior(one)
                     own_errors = self._remaining_errors(one, factor, rng)
                     given = rest.conditioned(cross, variances, own_errors, solved, self.values)
-                    drawn[share, rest.rows] = self._on_own_scale(given.draw(rng, share.stop - share.start))
+                    drawn[share, rest.rows] = self._on_own_scale(
+                        given.draw(rng, share.stop - share.start)
+                    )
                     rest_mean += given.mean / times
                     rest_share += given.share / times
                     rest_matrix += given.weights / times
+        # The model is Gaussian, so that a draw of a rate may fall below 0.
         if ratio:
             np.maximum(drawn, 0.0, out=drawn)
         own_mean = self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
+        # The same model as a linear smoother, for figures that are redrawn later.
         scale = np.log if self.logarithm else np.positive
         operator = Smoother(
-            rows=self.rows, matrix=matrix, rest=rest.rows, rest_matrix=rest_matrix, rest_share=rest_share,
-            measured=scale(measured), expected=scale(own_mean), lowest=self.level - _FARTHEST_BELOW * self.unit,
+            rows=self.rows,
+            matrix=matrix,
+            rest=rest.rows,
+            rest_matrix=rest_matrix,
+            rest_share=rest_share,
+            measured=scale(measured),
+            expected=scale(own_mean),
+            lowest=self.level - _FARTHEST_BELOW * self.unit,
             logarithm=self.logarithm,
-        )  # fmt: skip
-        return Posterior(draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),))
+        )
+        return Posterior(
+            draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),)
+        )
 
     def _own_mean(self, drawn: Array, of_modelled: Array, of_rest: Array, *, ratio: bool) -> Array:
         """Return the posterior means, [m].
@@ -227,6 +263,7 @@ class HierarchicalModel:
             ratio: as in `posterior`.
         """
         if self.logarithm:
+            # If variances are hardly known, the mean of an exponential is infinite: limit it first.
             low, high = np.quantile(drawn, LIMITS, axis=0)
             means: Array = drawn.clip(low, high).mean(axis=0)
             return means
@@ -234,7 +271,9 @@ class HierarchicalModel:
         means[self.rows], means[self.remaining.rows] = of_modelled, of_rest
         means = self.level + self.unit * means
         digits = (self.unit or _SAME) * _SAME  # differences that come from rounding decide nothing
-        rounded: Array = np.round(np.maximum(means, 0.0) / digits if ratio else means / digits) * digits
+        rounded: Array = (
+            np.round(np.maximum(means, 0.0) / digits if ratio else means / digits) * digits
+        )
         return rounded
 
     def _on_own_scale(self, standard: Array) -> Array:
@@ -248,11 +287,15 @@ class HierarchicalModel:
     def _parts(self, hyperparameters: Array) -> Iterator[Array]:
         """Return draws of the hyperparameters in parts whose matrices fit the memory."""
         step = max(1, _CELLS // len(self.values) ** 2)
-        return (hyperparameters[start : start + step] for start in range(0, len(hyperparameters), step))
+        return (
+            hyperparameters[start : start + step] for start in range(0, len(hyperparameters), step)
+        )
 
     @cached_property
     def _level_variance(self) -> float:
-        return _VAGUE * (1 + float(np.diag(self.of_secrets).mean()) + float(self._seed_variances.mean()))
+        return _VAGUE * (
+            1 + float(np.diag(self.of_secrets).mean()) + float(self._seed_variances.mean())
+        )
 
     @cached_property
     def _products(self) -> Array:
@@ -266,7 +309,7 @@ class HierarchicalModel:
         return squares.reshape(len(squares), -1)
 
     def _prior(self, h: Array) -> Array:
-        """Return the prior covariances of some hyperparameters, [k, n, n]: level, slopes, remainder and effects."""
+        """Return prior covariances, [k, n, n]: level, slopes, remainder and effects."""
         size, slope, effect = np.exp(2 * h[:, [0, _SLOPE, _CONFIGURATION]]).T[:, :, None, None]
         squares = np.exp(-2 * h[:, 1:_SLOPE]) @ self._squares
         covariance: Array = size * matern(squares.reshape(-1, *self._products.shape))
@@ -276,24 +319,37 @@ class HierarchicalModel:
         return covariance
 
     def _remaining_prior(self, h: Array) -> tuple[Array, Array]:
-        """Return the prior covariance of the remaining configurations with the modelled ones, and their variances."""
+        """Return the rest's prior covariance with the modelled configurations, and variances."""
         inputs = self.remaining.inputs
         squares = np.zeros((len(inputs), len(self.inputs)))
+        # One coordinate at a time: all at once would take r · n · d numbers.
         for at, weight in enumerate(np.exp(-2 * h[1:_SLOPE])):
             squares += weight * (inputs[:, at, None] - self.inputs[None, :, at]) ** 2
         size, slope = np.exp(2 * h[0]), np.exp(2 * h[_SLOPE])
-        cross: Array = size * matern(squares) + self._level_variance + slope * (inputs @ self.inputs.T)
-        own: Array = size + self._level_variance + slope * (inputs**2).sum(axis=1) + np.exp(2 * h[_CONFIGURATION])
+        cross: Array = (
+            size * matern(squares) + self._level_variance + slope * (inputs @ self.inputs.T)
+        )
+        own: Array = (
+            size
+            + self._level_variance
+            + slope * (inputs**2).sum(axis=1)
+            + np.exp(2 * h[_CONFIGURATION])
+        )
         return cross, own
 
-    def _remaining_errors(self, h: Array, factor_of_secrets: float, rng: np.random.Generator) -> Array:
+    def _remaining_errors(
+        self, h: Array, factor_of_secrets: float, rng: np.random.Generator
+    ) -> Array:
         """Draw the variances of the errors of the remaining configurations' means."""
-        of_seeds, of_secrets = self.remaining.seed_variances(rng, 1, _LARGEST_RATIO)[0], self.remaining.of_secrets
+        of_seeds, of_secrets = (
+            self.remaining.seed_variances(rng, 1, _LARGEST_RATIO)[0],
+            self.remaining.of_secrets,
+        )
         errors: Array = of_seeds + factor_of_secrets * of_secrets + self._unknown_error(h) + _JITTER
         return errors
 
     def _unknown_error(self, h: Array) -> Array:
-        """Return the variances of a mean's error where no seeds tell it, else 0, in the shape of h without its last."""
+        """Return a mean's error variance where no seeds tell it, else 0, shaped as h[..., 0]."""
         return np.exp(2 * h[..., _UNKNOWN_ERROR]) if self.noise is None else np.zeros(h.shape[:-1])
 
     def _errors(self, h: Array, of_seeds: Array, factors: Array) -> Array:
@@ -333,25 +389,33 @@ class HierarchicalModel:
         return root
 
     def _log_likelihoods(self, h: Array) -> Array:
-        """Return the log-likelihoods of some hyperparameters, [k]; -inf where rounding leaves no covariance."""
+        """Return log-likelihoods of hyperparameters, [k]; -inf if rounding leaves no covariance."""
         found = []
         for part in self._parts(h):
-            covariance = self._prior(part) + self._errors(part, self._seed_variances, np.ones(len(part)))
+            covariance = self._prior(part) + self._errors(
+                part, self._seed_variances, np.ones(len(part))
+            )
             sign, log_determinant = np.linalg.slogdet(covariance)
-            solved = np.linalg.solve(covariance, np.broadcast_to(self.values[:, None], (*covariance.shape[:2], 1)))
+            solved = np.linalg.solve(
+                covariance, np.broadcast_to(self.values[:, None], (*covariance.shape[:2], 1))
+            )
             fit = (solved[..., 0] * self.values).sum(axis=1)
             found.append(np.where((sign > 0) & (fit >= 0), -0.5 * (fit + log_determinant), -np.inf))
         return np.concatenate(found)
 
 
 def _unit(centred: Array, noise: SeedNoise | None, of_secrets: Array | None) -> float:
-    """Return the unit of the values: their standard deviation, or their typical error if that is larger.
+    """Return the unit of the values: their standard deviation, or their larger typical error.
 
-    Values that are closer than their errors are expressed in units of their errors. Otherwise the prior would take it
-    for known that they hardly differ.
+    Values that are closer than their errors are expressed in units of their errors. Otherwise the
+    prior would take it for known that they hardly differ.
     """
     errors = [] if noise is None else [float(np.sqrt((noise.std_error() ** 2).mean()))]
-    errors += [] if of_secrets is None else [float(np.sqrt((of_secrets.var(axis=1) / of_secrets.shape[1]).mean()))]
+    errors += (
+        []
+        if of_secrets is None
+        else [float(np.sqrt((of_secrets.var(axis=1) / of_secrets.shape[1]).mean()))]
+    )
     return max(float(centred.std()), *errors, 0.0)
 
 
@@ -366,7 +430,8 @@ def interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
     if not ratio:
         rest: Array = by_secret - by_secret.mean(axis=0)
         return rest
-    # The projection takes the unit vector, because the factors of tiny means can be larger than a double.
+    # The projection takes the unit vector, because the factors of tiny means can be larger than a
+    # double.
     largest = float(np.abs(measured).max())
     direction = measured / largest if largest else measured
     direction = direction / (float(np.linalg.norm(direction)) or 1.0)

@@ -1,4 +1,4 @@
-"""The true figures of configurations, given measured ones: a hierarchical model on the scale that fits better."""
+"""Configurations' true figures, given measured ones: a hierarchical model on the better scale."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ Array = NDArray[np.float64]
 
 DRAWS = 8000
 MOST_MODELLED = 150
-"""The largest number of configurations that are modelled jointly. The cost grows with the cube of it. On tables of 500
-configurations the errors of the estimates are as small as with 500 modelled ones."""
+"""The largest number of configurations that are modelled jointly. The cost grows with its cube.
+
+On tables of 500 configurations, the estimates' errors are as small as if all 500 were modelled.
+"""
 _FEWEST_DRAWS, _FEWER_DRAWS = 400, 4000
-_MANY_CELLS, _MOST_CELLS = 1_000_000, 8_000_000  # draws times configurations: more need fewer draws
+_MANY_CELLS, _MOST_CELLS = 1_000_000, 4_000_000  # draws times configurations: more need fewer draws
 _BOOTSTRAP, _NEGLIGIBLE = 1000, 0.01
 _KEPT_POSTERIORS = 4
 _ONE_FIT = threading.Lock()
@@ -46,22 +48,26 @@ def score_posterior(
     Args:
         means: configuration means.
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
-        logarithmic: whether the score is a logarithm, so that secrets differ by differences. Other scores that are
-            nowhere negative are rates, whose secrets differ by factors.
-        pool: [m] the configurations that may be selected; None for all. Of more than 150 configurations, 150 are
-            modelled jointly: 75 of those with the lowest scores, and 75 evenly among the others by their scores. Each
-            of the rest is conditioned on them and on its own mean (see `Remaining`).
+        logarithmic: whether the score is a logarithm, so that secrets differ by differences. Other
+            scores that are nowhere negative are rates, whose secrets differ by factors.
+        pool: [m] the configurations that may be selected; None for all. Of more than 150
+            configurations, 150 are modelled jointly: 75 of those with the lowest scores, and 75
+            evenly among the others by their scores. Each of the rest is conditioned on them and on
+            its own mean (see `Remaining`).
         seed: seed of the draws.
 
-    The model: a configuration's true score is a plane over its coordinates, plus a smooth remainder (Matérn-5/2), plus
-    an independent effect of the configuration. The coordinates are ln b, ln T, ln η and the coordinates of further
-    fields (see `Coordinates`). The slopes of the plane have no expected sign. The configuration's measured mean adds
-    the errors over seeds, whose variances are from `SeedNoise`, and the errors over secrets, whose covariance is
-    the sample's, shrunk. A secret that is easier for every model moves all configurations alike; that part is
-    `Posterior.common`. The hyperparameters and the variances are drawn from their posteriors. A positive rate is
-    modelled on its own scale and by its logarithm, and both count as far as they predict left-out configurations.
+    The model: a configuration's true score is a plane over its coordinates, plus a smooth remainder
+    (Matérn-5/2), plus an independent effect of the configuration. The coordinates are ln b, ln T,
+    ln η and the coordinates of further fields (see `Coordinates`). The slopes of the plane have no
+    expected sign. The configuration's measured mean adds the errors over seeds, whose variances are
+    from `SeedNoise`, and the errors over secrets, whose covariance is the sample's, shrunk. A
+    secret that is easier for every model moves all configurations alike; that part is
+    `Posterior.common`. The hyperparameters and the variances are drawn from their posteriors. A
+    positive rate is modelled on its own scale and by its logarithm, and both count as far as they
+    predict left-out configurations.
 
-    Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical models).
+    Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical
+    models).
     """
     given = _Measured.of(means, "score", by_secret, pool, logarithmic=logarithmic, seed=seed)
     return _remembered(given)
@@ -70,14 +76,17 @@ def score_posterior(
 def loss_posterior(means: pd.DataFrame, *, seed: int = 0) -> Posterior:
     """Return the posterior of the utility losses by the same model, with errors over seeds.
 
-    The held-out examples are the same for all configurations; the error of their choice is not counted.
+    The held-out examples are the same for all configurations; the error of their choice is not
+    counted.
     """
     return _remembered(_Measured.of(means, "utility_loss", None, None, logarithmic=True, seed=seed))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """The inputs that a posterior depends on. Equal content is fitted once, since one report selects by many rules.
+    """The inputs that a posterior depends on.
+
+    Equal content is fitted once, since one report selects by many rules.
 
     Attributes:
         content: everything as bytes, which equality compares.
@@ -105,15 +114,28 @@ class _Measured:
         seed: int,
     ) -> _Measured:
         """Gather what a posterior depends on."""
-        columns = means[[*HYPERPARAMETERS, "num_seeds", figure, f"{figure}_std"]].to_numpy(dtype=np.float64)
+        columns = means[[*HYPERPARAMETERS, "num_seeds", figure, f"{figure}_std"]].to_numpy(
+            dtype=np.float64
+        )
         settings = tuple(with_settings(means)[SETTINGS])
         values = means[figure].to_numpy(dtype=np.float64)
         # The members of the pool come first, then the others, each from the lowest to the highest.
         outside = np.zeros(len(values), dtype=np.bool_) if pool is None else ~pool
         order = np.lexsort([values, outside])
         lowest, others = order[: MOST_MODELLED // 2], order[MOST_MODELLED // 2 :]
-        rows = np.sort(np.append(lowest, others[evenly(len(others), MOST_MODELLED // 2)] if len(others) else others))
-        content = (settings, columns.tobytes(), rows.tobytes(), None if by_secret is None else by_secret.tobytes())
+        # The lowest figures may be selected. As many others, evenly spread, show the whole surface.
+        rows = np.sort(
+            np.append(
+                lowest, others[evenly(len(others), MOST_MODELLED // 2)] if len(others) else others
+            )
+        )
+        # Bytes compare exactly and fast: equal content has an equal posterior.
+        content = (
+            settings,
+            columns.tobytes(),
+            rows.tobytes(),
+            None if by_secret is None else by_secret.tobytes(),
+        )
         return cls(
             content=content,
             rows=rows,
@@ -127,10 +149,11 @@ class _Measured:
 
 @lru_cache(maxsize=_KEPT_POSTERIORS)
 def _remembered(given: _Measured) -> Posterior:
-    """Fit the model on each scale that the figure allows, and return the average of their posteriors.
+    """Fit the model on each scale that the figure allows, and average the posteriors.
 
-    The matrices are small and many. Threads would wait for each other, which takes three times as long on busy cores.
-    The limit is the whole process's, so only one fit at a time sets it and takes it back.
+    The matrices are small and many. Threads would wait for each other, which takes three times as
+    long on busy cores. The limit is the whole process's, so only one fit at a time sets it and
+    takes it back.
     """
     with _ONE_FIT, threadpool_limits(1, user_api="blas"):
         return _fitted(given)
@@ -141,23 +164,31 @@ def _fitted(given: _Measured) -> Posterior:
     measured = given.means[given.figure].to_numpy(dtype=np.float64)
     unit = math.ldexp(1.0, max(-1000, math.frexp(float(np.abs(measured).max()))[1]))
     std = given.means[f"{given.figure}_std"].to_numpy(dtype=np.float64) / unit
-    by_secret = None if given.by_secret is None or given.by_secret.shape[1] < 2 else given.by_secret / unit
+    by_secret = (
+        None if given.by_secret is None or given.by_secret.shape[1] < 2 else given.by_secret / unit
+    )
     measured = measured / unit
     ratio = not given.logarithmic and bool(measured.min() >= 0)
+    # Only a rate without zeros has a logarithm, and a logarithmic score is one already.
     scales = [False, True] if ratio and measured.min() > 0 else [False]
     fitted = [
-        HierarchicalModel.of(given.means, given.rows, measured, std, by_secret, ratio=ratio, logarithm=scale).fitted(
-            np.random.default_rng(given.seed)
-        )
+        HierarchicalModel.of(
+            given.means, given.rows, measured, std, by_secret, ratio=ratio, logarithm=scale
+        ).fitted(np.random.default_rng(given.seed))
         for scale in scales
     ]
     rng = np.random.default_rng([given.seed, 1])
     num_draws = _num_draws(len(measured))
+    # The error that all configurations share, because the secrets may be easier than others.
     common = np.full((num_draws, 1), 1.0 if ratio else 0.0)
     if by_secret is not None:
         common = common_effect(measured, by_secret, ratio=ratio, rng=rng, num_draws=num_draws)
     # Average over the scales. Each gets its share of the draws.
-    weights = scale_weights(*(model.log_densities() for model in fitted)) if len(fitted) > 1 else np.ones(1)
+    weights = (
+        scale_weights(*(model.log_densities() for model in fitted))
+        if len(fitted) > 1
+        else np.ones(1)
+    )
     ends = np.rint(num_draws * weights.cumsum()).astype(int)
     parts = [
         (weight, model.posterior(measured, rng, part, ratio=ratio))
@@ -173,11 +204,12 @@ def scale_weights(plain: Array, logarithm: Array) -> Array:
     Args:
         plain, logarithm: [n] log densities of each figure given the others, by each model.
 
-    The weights are pseudo-BMA+: the share of each model's density, averaged over a Bayesian bootstrap of the figures.
-    So models that predict equally well both count, and a small change of a density changes little.
+    The weights are pseudo-BMA+: the share of each model's density, averaged over a Bayesian
+    bootstrap of the figures. So models that predict equally well both count, and a small change of
+    a density changes little.
 
-    Source: Yao, Vehtari, Simpson and Gelman 2018, "Using stacking to average Bayesian predictive distributions",
-    section 3.4.
+    Source: Yao, Vehtari, Simpson and Gelman 2018, "Using stacking to average Bayesian predictive
+    distributions", section 3.4.
     """
     from scipy.special import expit
 
@@ -190,4 +222,6 @@ def scale_weights(plain: Array, logarithm: Array) -> Array:
 
 def _num_draws(size: int) -> int:
     """Return the number of draws of so many configurations. Large tables get fewer, for memory."""
-    return max(_FEWEST_DRAWS, min(DRAWS, max(_FEWER_DRAWS, _MANY_CELLS // size), _MOST_CELLS // size))
+    return max(
+        _FEWEST_DRAWS, min(DRAWS, max(_FEWER_DRAWS, _MANY_CELLS // size), _MOST_CELLS // size)
+    )

@@ -17,7 +17,9 @@ from raydp.search_spaces.configuration import Hyperparameters
 MOST_SEEDS = 1024
 """So many seeds leave hardly any error over seeds."""
 _MOST_SECRETS = 64  # times as many as were measured
-_REMEDY = "Measure more secrets (more lines of the secrets file, or more canaries of the task `planted`)"
+_REMEDY = (
+    "Measure more secrets (more lines of the secrets file, or more canaries of the task `planted`)"
+)
 
 
 class FurtherSeeds(Hyperparameters):
@@ -28,13 +30,13 @@ class FurtherSeeds(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The seeds and secrets that would decide between some configurations if the means stayed as they are.
+    """The seeds and secrets that would decide if the means stayed as they are.
 
     Attributes:
-        further_seeds: the configurations that need further seeds, each with their number. Empty if nothing is left to
-            decide, if no number of seeds would decide, or if it is not known.
-        times_secrets: how many times as many secrets would decide without further seeds. None if no such number
-            would, if further seeds would, or if it is not known.
+        further_seeds: the configurations that need further seeds, each with their number. Empty if
+            nothing is left to decide, if no number of seeds would decide, or if it is not known.
+        times_secrets: how many times as many secrets would decide without further seeds. None if no
+            such number would, if further seeds would, or if it is not known.
         sentence: the answer in words.
     """
 
@@ -43,7 +45,9 @@ class Outlook:
     sentence: str
 
 
-def outlook(measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
+def outlook(
+    measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float
+) -> Outlook:
     """Return what would decide between the members of a pool if the means stayed as they are.
 
     Args:
@@ -55,36 +59,54 @@ def outlook(measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: fl
     decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
     # Each try fits a model. If the largest number does not decide, no smaller one is tried.
     if decided(num_seeds=MOST_SEEDS):
-        needed = _smallest([*_doubled(now, MOST_SEEDS), MOST_SEEDS], lambda count: decided(num_seeds=count))
+        needed = _smallest(
+            [*_doubled(now, MOST_SEEDS), MOST_SEEDS], lambda count: decided(num_seeds=count)
+        )
         assert needed is not None
         sentence = f"If the means stayed as they are, about {needed} seeds of each configuration would decide."
         members = np.flatnonzero(pool)
-        listed, counts = configurations(measured.means.iloc[members]), measured.means["num_seeds"].to_numpy()[members]
+        listed, counts = (
+            configurations(measured.means.iloc[members]),
+            measured.means["num_seeds"].to_numpy()[members],
+        )
+        # Some configurations may have that many seeds already.
         more: list[FurtherSeeds] = [
             {**configuration.to_json(), "seeds": needed - int(count)}
             for configuration, count in zip(listed, counts, strict=True)
             if count < needed
         ]
         return Outlook(further_seeds=tuple(more), sentence=sentence)
+    # Seeds would not decide. Without values by secret, nothing is known of more secrets.
     if measured.of_secrets is None:
         sentence = "The scores differ too little: if the means stayed as they are, no number of seeds would decide."
         return Outlook(sentence=sentence)
     by_secrets = more_secrets(measured, pool, confidence=confidence, tolerance=tolerance)
-    sentence = f"If the means stayed as they are, no number of seeds would decide. {by_secrets.sentence}"
+    sentence = (
+        f"If the means stayed as they are, no number of seeds would decide. {by_secrets.sentence}"
+    )
     return replace(by_secrets, sentence=sentence)
 
 
-def more_secrets(measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float) -> Outlook:
-    """Return how many secrets would decide if the means stayed as they are; the arguments as `outlook`'s."""
+def more_secrets(
+    measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float
+) -> Outlook:
+    """Return how many secrets would decide if the means stayed as they are; see `outlook`."""
     decided = partial(settled, measured, pool, confidence=confidence, tolerance=tolerance)
     times = _smallest(_doubled(1, _MOST_SECRETS), lambda count: decided(times_secrets=count))
     if times is not None:
-        sentence = f"{_REMEDY}: about {times} times as many would decide if the means stayed as they are."
+        sentence = (
+            f"{_REMEDY}: about {times} times as many would decide if the means stayed as they are."
+        )
         return Outlook(times_secrets=times, sentence=sentence)
+    # Neither alone decides, but both together may.
     if decided(num_seeds=MOST_SEEDS, times_secrets=_MOST_SECRETS):
-        sentence = f"{_REMEDY}, and many more seeds: it would take both if the means stayed as they are."
+        sentence = (
+            f"{_REMEDY}, and many more seeds: it would take both if the means stayed as they are."
+        )
         return Outlook(sentence=sentence)
-    return Outlook(sentence="The scores differ too little to be told apart by more seeds or more secrets.")
+    return Outlook(
+        sentence="The scores differ too little to be told apart by more seeds or more secrets."
+    )
 
 
 def settled(
@@ -96,7 +118,7 @@ def settled(
     num_seeds: int = 0,
     times_secrets: int = 1,
 ) -> bool:
-    """Return whether so many measurements with the same means show that a member is the lowest or close to it.
+    """Return whether so many measurements show that a member is the lowest or close to it.
 
     Args:
         measured, pool, confidence, tolerance: as for `outlook`.
@@ -108,7 +130,7 @@ def settled(
 
 
 def _smallest(counts: Sequence[int], decides_fn: Callable[[int], bool]) -> int | None:
-    """Return the smallest of rising numbers that decides, by bisection: if a number decides, larger ones do."""
+    """Return the smallest of rising numbers that decides, by bisection: larger ones decide too."""
     place = bisect_left(counts, True, key=decides_fn)
     return counts[place] if place < len(counts) else None
 

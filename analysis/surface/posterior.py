@@ -22,12 +22,14 @@ class Posterior:
     """The true figures of m configurations, given what was measured.
 
     Attributes:
-        draws: [num_draws, m] joint draws, without the error that all configurations share. Compare configurations by
-            them.
-        common: [num_draws, 1] the shared error, from the choice of the secrets: a factor if `ratio`, else an addend.
+        draws: [num_draws, m] joint draws, without the error that all configurations share. Compare
+            configurations by them.
+        common: [num_draws, 1] the shared error, from the choice of the secrets: a factor if
+            `ratio`, else an addend.
         ratio: whether secrets differ by factors, not by differences.
-        own_mean: [m] posterior means. If logarithms were modelled, they are the means of the draws limited to their
-            95 % interval, because the whole mean is infinite if the variances are hardly known.
+        own_mean: [m] posterior means. If logarithms were modelled, they are the means of the draws
+            limited to their 95 % interval, because the whole mean is infinite if the variances are
+            hardly known.
         operators: smooth other values of the figure, with the weight of each.
     """
 
@@ -38,18 +40,20 @@ class Posterior:
     operators: tuple[tuple[float, Smoother], ...]
 
     def times(self, unit: float) -> Posterior:
-        """Return the posterior of the figure in another unit. Its draws replace the old ones, for memory."""
+        """Return the posterior in another unit. Its draws replace the old ones, for memory."""
         return replace(
             self,
             draws=np.multiply(self.draws, unit, out=self.draws),
             common=self.common if self.ratio else self.common * unit,
             own_mean=self.own_mean * unit,
-            operators=tuple((weight, replace(operator, unit=unit)) for weight, operator in self.operators),
+            operators=tuple(
+                (weight, replace(operator, unit=unit)) for weight, operator in self.operators
+            ),
         )
 
     @property
     def absolute(self) -> Array:
-        """Return the draws with the shared error, for intervals of one configuration's figure. [num_draws, m]."""
+        """Return draws with the shared error, for one configuration's intervals, [num_draws, m]."""
         return self.absolute_of(slice(None))
 
     def absolute_of(self, configurations: slice) -> Array:
@@ -57,29 +61,35 @@ class Posterior:
         draws = self.draws[:, configurations]
         return draws * self.common if self.ratio else draws + self.common  # a rate stays above 0
 
-    def chances(self, pool: NDArray[np.bool_], tolerance: float, *, logarithmic: bool) -> tuple[Array, Array]:
-        """Return the probability that each configuration is the lowest of a pool, and that it is within a tolerance.
+    def chances(
+        self, pool: NDArray[np.bool_], tolerance: float, *, logarithmic: bool
+    ) -> tuple[Array, Array]:
+        """Return each configuration's probability to be the lowest of a pool, and to be near it.
 
         Args:
             pool: [m] the configurations that are compared.
             tolerance, logarithmic: as for `highest_within`.
 
         Returns:
-            [m] and [m]. Several configurations may share the lowest draw, such as zeros; each of them counts.
+            [m] and [m]. Several configurations may share the lowest draw, such as zeros; each of
+            them counts.
         """
         lowest = self.draws[:, pool].min(axis=1)
         highest = self.highest_within(lowest, tolerance, logarithmic=logarithmic)
-        return (self.draws <= lowest[:, None]).mean(axis=0), (self.draws <= highest[:, None]).mean(axis=0)
+        return (self.draws <= lowest[:, None]).mean(axis=0), (self.draws <= highest[:, None]).mean(
+            axis=0
+        )
 
     def highest_within(self, lowest: Array, tolerance: float, *, logarithmic: bool) -> Array:
-        """Return the highest figure within a tolerance of each lowest one, in the shape of `lowest`.
+        """Return the highest figure within a tolerance of each lowest figure, in the same shape.
 
         Args:
             lowest: figures.
-            tolerance: 0.1 allows a figure that is 10 % higher; of a logarithm, a difference of ln 1.1.
+            tolerance: 0.1 allows a figure 10 % higher; of a logarithm, a difference of ln 1.1.
             logarithmic: whether the figure is a logarithm.
 
-        A share of a figure means nothing if the figure can be negative and is no logarithm. It then has no tolerance.
+        A share of a figure means nothing if the figure can be negative and is no logarithm. It then
+        has no tolerance.
         """
         if logarithmic:
             return lowest + math.log1p(tolerance)
@@ -89,27 +99,32 @@ class Posterior:
         """Return the posterior means, [..., m].
 
         Args:
-            values: [..., m] measured means. Others than those that were fitted, such as redrawn ones, are smoothed with
-                the same hyperparameters, without fitting again.
+            values: [..., m] measured means. Others than those that were fitted, such as redrawn
+                ones, are smoothed with the same hyperparameters, without fitting again.
         """
-        smooth: Array = np.sum([weight * operator(values) for weight, operator in self.operators], axis=0)
+        smooth: Array = np.sum(
+            [weight * operator(values) for weight, operator in self.operators], axis=0
+        )
         return smooth
 
     @cached_property
     def limited(self) -> Array:
-        """Return the draws, each limited to the 95 % interval of its configuration, for expectations."""
+        """Return the draws, each limited to its configuration's 95 % interval, for expectations."""
+        # The tails of hardly known variances would otherwise decide an expectation.
         low, high = np.quantile(self.draws, LIMITS, axis=0)
         return self.draws.clip(low, high)
 
 
 def mixed(parts: Sequence[tuple[float, Posterior]]) -> Posterior:
-    """Return the average of posteriors of the same figures, each with its weight and its share of the draws."""
+    """Return the average of posteriors of the same figures, by weights and shares of the draws."""
     return Posterior(
         draws=np.concatenate([part.draws for _, part in parts]),
         common=np.concatenate([part.common for _, part in parts]),
         ratio=parts[0][1].ratio,
         own_mean=np.sum([weight * part.own_mean for weight, part in parts], axis=0),
-        operators=tuple((weight * own, operator) for weight, part in parts for own, operator in part.operators),
+        operators=tuple(
+            (weight * own, operator) for weight, part in parts for own, operator in part.operators
+        ),
     )
 
 
@@ -121,9 +136,11 @@ class Smoother:
         rows: [n] positions of the modelled configurations.
         matrix: [n, n] smoother, the mean over the draws of the hyperparameters.
         rest: [r] positions of the other configurations.
-        rest_matrix, rest_share: [r, n] and [r] how far each of these follows the modelled ones, and its own value.
+        rest_matrix, rest_share: [r, n] and [r] how far each of these follows the modelled ones, and
+            its own value.
         measured, expected: [m] the measured values and their posterior means on the modelled scale.
-        lowest: logarithm of a value. On the logarithmic scale, values below it are raised to it before the logarithm.
+        lowest: logarithm of a value. On the logarithmic scale, values below it are raised to it
+            before the logarithm.
         logarithm: whether the modelled scale is the logarithm.
         unit: values are divided by it before smoothing, and multiplied by it afterwards.
     """
@@ -143,16 +160,20 @@ class Smoother:
         """Smooth values, [..., m]."""
         given = np.asarray(values, dtype=np.float64) / self.unit
         if self.logarithm:
+            # Redrawn values may be 0 or less, where there is no logarithm.
             given = np.log(np.maximum(given, math.exp(self.lowest)))
+        # Linear in the changes, so that the fitted values give the posterior means exactly.
         changes = given - self.measured
         of_modelled, moved = changes[..., self.rows], np.empty_like(changes)
         moved[..., self.rows] = of_modelled @ self.matrix.T
-        moved[..., self.rest] = of_modelled @ self.rest_matrix.T + changes[..., self.rest] * self.rest_share
+        moved[..., self.rest] = (
+            of_modelled @ self.rest_matrix.T + changes[..., self.rest] * self.rest_share
+        )
         smooth: Array = self.expected + moved
         return self.unit * (bounded_exp(smooth) if self.logarithm else smooth)
 
 
 def bounded_exp(logarithms: Array, most: float = _MOST_LOG) -> Array:
-    """Return the exponential of logarithms that are limited to [-most, most], by default so that it can be squared."""
+    """Return the exponential of logarithms limited to [-most, most]. The default can be squared."""
     exponential: Array = np.exp(np.clip(logarithms, -most, most))
     return exponential

@@ -1,4 +1,4 @@
-"""Configurations that a hierarchical model leaves out, because there are too many: each is conditioned on the model."""
+"""Configurations that a hierarchical model leaves out: each is conditioned on the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Array = NDArray[np.float64]
 class RemainingConfigurations:
     """r configurations beside the n modelled ones, standardised like them.
 
-    The true figure of each is normal given the modelled means (kriging), and again given its own mean. What is left out
-    are the correlations among these configurations, given the model.
+    The true figure of each is normal given the modelled means (kriging), and again given its own
+    mean. What is left out are the correlations among these configurations, given the model.
 
     Attributes:
         rows: [r] positions of the configurations.
@@ -43,11 +43,15 @@ class RemainingConfigurations:
         """
         if self.noise is None:
             return np.zeros((num_draws, len(self.rows)))
-        variances: Array = self.noise.std_error() ** 2 * self.noise.draw_ratios(rng, num_draws).clip(max=largest)
+        variances: Array = self.noise.std_error() ** 2 * self.noise.draw_ratios(
+            rng, num_draws
+        ).clip(max=largest)
         return variances
 
-    def conditioned(self, cross: Array, own: Array, errors: Array, inverse: Array, values: Array) -> Conditioned:
-        """Return the distribution of the true figures, given the modelled means and the configurations' own means.
+    def conditioned(
+        self, cross: Array, own: Array, errors: Array, inverse: Array, values: Array
+    ) -> Conditioned:
+        """Return the true figures' distribution, given the modelled means and their own means.
 
         Args:
             cross: [r, n] prior covariance with the modelled configurations.
@@ -56,8 +60,10 @@ class RemainingConfigurations:
             inverse: [n, n] inverse covariance of the modelled means.
             values: [n] modelled means.
         """
+        # Kriging: the prediction from the modelled means, and the variance that it leaves.
         weights = cross @ inverse
         variance = np.maximum(own - (cross * weights).sum(axis=1), 0.0)
+        # Weigh the prediction against the configuration's own mean by their precision.
         share = variance / (variance + errors)
         predicted = weights @ values
         return Conditioned(
@@ -85,5 +91,7 @@ class Conditioned:
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """Draw true figures, [num_draws, r]."""
-        drawn: Array = self.mean + np.sqrt(self.variance) * rng.standard_normal((num_draws, len(self.mean)))
+        drawn: Array = self.mean + np.sqrt(self.variance) * rng.standard_normal(
+            (num_draws, len(self.mean))
+        )
         return drawn

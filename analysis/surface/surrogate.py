@@ -1,4 +1,4 @@
-"""A smooth surface over the coordinates of configurations through the measured figures, to predict others."""
+"""A smooth surface through the measured figures, over coordinates, to predict others."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ Array = NDArray[np.float64]
 Figure = Literal["score", "utility_loss"]
 
 SLOPES: dict[Figure, float] = {"score": 0.35, "utility_loss": -0.35}
-"""Prior mean of each slope, in standard deviations of the figure per standard deviation of ln b, ln T or ln η. The
-score is expected to rise and the loss to fall with each of them (Hu et al. 2025, Table 2 and Fig. 5). The slopes along
-further fields have the prior mean 0."""
+"""Prior mean of each slope, in standard deviations of the figure per one of ln b, ln T or ln η.
+
+The score is expected to rise and the loss to fall with each of them (Hu et al. 2025, Table 2 and
+Fig. 5). The slopes along further fields have the prior mean 0.
+"""
 
 MOST_ROWS = 1500
 
 _SLOPE_STD = 0.35  # so that a slope of 0 is one standard deviation away
 _LEVEL_STD = 1.0
-_MOST_INFORMATIVE = 250  # rows used to learn a surface's hyperparameters; the cost grows with the cube of the rows
+# rows used to learn a surface's hyperparameters; the cost grows with the cube of the rows
+_MOST_INFORMATIVE = 250
 _BURN_IN, _KEPT, _THINNED = 40, 20, 5
 _JITTER = 1e-8
 
-# Means and standard deviations of the Gaussian priors of the logarithms of a surface's hyperparameters, in standard
-# deviations of the inputs and of the figure: size of the nonlinear part, a length scale, unknown noise.
+# Means and standard deviations of the Gaussian priors of the logarithms of a surface's
+# hyperparameters, in standard deviations of the inputs and of the figure: size of the nonlinear
+# part, a length scale, unknown noise.
 _SIZE, _LENGTH, _NOISE = (np.log(0.5), 0.7), (np.log(1.5), 0.7), (np.log(0.2), 1.0)
 
 
@@ -43,20 +47,23 @@ class TooManyError(ValueError):
 class Surface:
     """A Gaussian process with linear mean: slopes with a prior sign, and a Matérn-5/2 remainder.
 
-    Fixing its hyperparameters at their most likely values is overconfident with few points. They are therefore drawn
-    from their posterior by elliptical slice sampling, and figures are averages over the draws.
+    Fixing its hyperparameters at their most likely values is overconfident with few points. They
+    are therefore drawn from their posterior by elliptical slice sampling, and figures are averages
+    over the draws.
 
     Attributes:
         coordinates: the d coordinates of a configuration.
         centre, spread: [d] mean and standard deviation of the inputs.
-        level, unit: mean and standard deviation of the figure, which is modelled as level + unit · (...).
+        level, unit: mean and standard deviation of the figure, which is modelled as level + unit ·
+            (...).
         slopes: [d] prior means of the slopes.
         inputs: [m, d] standardised inputs.
         residuals: [m] the standardised figure minus its prior mean.
         noise: [m] known variances of the standardised figure, NaN where they are learnt.
         hyperparameters: [draws, d + 2] draws of the hyperparameters' logarithms.
 
-    Source: Rasmussen and Williams 2006, sections 2.2, 2.7; Murray, Adams and MacKay 2010 (elliptical slice sampling).
+    Source: Rasmussen and Williams 2006, sections 2.2, 2.7; Murray, Adams and MacKay 2010
+    (elliptical slice sampling).
     """
 
     coordinates: Coordinates
@@ -83,20 +90,23 @@ class Surface:
         """Fit a surface.
 
         Args:
-            table: one row per configuration with batch_size, num_steps, learning_rate and the figure.
+            table: one row per configuration with batch_size, num_steps, learning_rate and the
+                figure.
             figure: "score" or "utility_loss".
-            variance: [m] variances of the figures' errors over seeds. None if they are unknown; then one is learnt.
-            coordinates: the coordinates of all configurations that the surface will be asked for. None: those that tell
-                the table's own configurations apart.
+            variance: [m] variances of the figures' errors over seeds. None if they are unknown;
+                then one is learnt.
+            coordinates: the coordinates of all configurations that the surface will be asked for.
+                None: those that tell the table's own configurations apart.
             seed: seed of the draws of the hyperparameters.
 
         Raises:
-            TooManyError: the table has more than 1,500 rows. The cost grows with the cube of the rows.
+            TooManyError: the table has more than 1,500 rows. The cost grows with the cube of the
+                rows.
         """
         if len(table) > MOST_ROWS:
             raise TooManyError(
-                f"points must have at most {MOST_ROWS} configurations for a surface through them, got {len(table)}. "
-                "Leave some out."
+                f"points must have at most {MOST_ROWS} configurations for a surface through them, "
+                f"got {len(table)}. Leave some out."
             )
         # Standardise inputs and figure.
         coordinates = coordinates or Coordinates.of(table)
@@ -105,8 +115,10 @@ class Surface:
         spread = np.where(spread > 0, spread, 1.0)
         level, unit = float(y.mean()), float(y.std()) or 1.0
         inputs = (z - centre) / spread
+        # Only b, T and η have an expected sign.
         slopes = np.zeros(coordinates.size)
         slopes[: len(HYPERPARAMETERS)] = SLOPES[figure]
+        # NaN marks a variance that is learnt.
         known = np.full(len(y), np.nan) if variance is None else variance / unit**2
         surface = cls(
             coordinates=coordinates,
@@ -128,28 +140,30 @@ class Surface:
         return replace(surface, hyperparameters=drawn)
 
     def predict(self, table: pd.DataFrame) -> tuple[Array, Array]:
-        """Return means [k] and standard deviations [k] of the figure's expectation over seeds, at a table's rows."""
+        """Return mean and std, [k] each, of a figure's expectation over seeds at a table's rows."""
         means, stds = self.components(table)
+        # The law of total variance, over the draws of the hyperparameters.
         return means.mean(axis=0), np.sqrt((stds**2).mean(axis=0) + means.var(axis=0))
 
     def components(self, table: pd.DataFrame) -> tuple[Array, Array]:
-        """Return the means and standard deviations of `predict` by draw of the hyperparameters, each [draws, k]."""
+        """Return means and stds of `predict` by draw of the hyperparameters, each [draws, k]."""
         points = self._standard(table)
         parts = [self._posterior(h, points, full=False) for h in self.hyperparameters]
         means, variances = np.array([p[0] for p in parts]), np.array([p[1] for p in parts])
         return self.level + self.unit * means, self.unit * np.sqrt(variances)
 
     def log_density(self) -> float:
-        """Return the sum over configurations of the log density of each figure given the others (leave one out)."""
-        return float(np.logaddexp.reduce([self._left_out(h) for h in self.hyperparameters], axis=0).sum()) - len(
-            self.residuals
-        ) * float(np.log(len(self.hyperparameters) * self.unit))
+        """Return the sum of the figures' log densities, each given the others (leave one out)."""
+        return float(
+            np.logaddexp.reduce([self._left_out(h) for h in self.hyperparameters], axis=0).sum()
+        ) - len(self.residuals) * float(np.log(len(self.hyperparameters) * self.unit))
 
     def draw(self, table: pd.DataFrame, num_draws: int, *, seed: int) -> Array:
         """Draw whole surfaces at other configurations, shape [num_draws, k]."""
         rng = np.random.default_rng(seed)
         points = self._standard(table)
         drawn = []
+        # Every draw of the hyperparameters gives its share of the surfaces.
         shares = np.array_split(np.arange(num_draws), len(self.hyperparameters))
         for share, h in zip(shares, self.hyperparameters, strict=True):
             mean, covariance = self._posterior(h, points, full=True)
@@ -157,7 +171,7 @@ class Surface:
         return self.level + self.unit * np.concatenate(drawn)
 
     def smoothed(self, values: Array) -> Array:
-        """Return surfaces through other values [..., m] at the fitted configurations, with the same hyperparameters."""
+        """Return surfaces through other values, [..., m], with the same hyperparameters."""
         line = self.level + self.unit * (self.inputs @ self.slopes)
         matrix = np.mean([self._smoother(h) for h in self.hyperparameters], axis=0)
         smooth: Array = line + (values - line) @ matrix.T
@@ -168,7 +182,9 @@ class Surface:
         return standard
 
     def _some(self, rows: NDArray[np.intp]) -> Surface:
-        return replace(self, inputs=self.inputs[rows], residuals=self.residuals[rows], noise=self.noise[rows])
+        return replace(
+            self, inputs=self.inputs[rows], residuals=self.residuals[rows], noise=self.noise[rows]
+        )
 
     def _noise(self, hyperparameters: Array) -> Array:
         learnt = np.exp(2 * hyperparameters[-1])
@@ -185,7 +201,8 @@ class Surface:
         return products
 
     def _log_likelihood(self, hyperparameters: Array) -> float:
-        from scipy.linalg.lapack import dpotrs  # cho_solve takes 8 times as long for matrices of this size
+        # cho_solve takes 8 times as long for matrices of this size.
+        from scipy.linalg.lapack import dpotrs
 
         covariance = _covariance(self._products, self._squares, hyperparameters)
         covariance.flat[:: len(covariance) + 1] += self._noise(hyperparameters)
@@ -193,8 +210,10 @@ class Surface:
         fit = self.residuals @ dpotrs(factor, self.residuals, lower=1)[0]
         return float(-0.5 * fit - np.log(np.diag(factor)).sum())
 
-    def _posterior(self, hyperparameters: Array, points: Array, *, full: bool) -> tuple[Array, Array]:
-        """Return the standardised mean at some points, with its variances, or its covariance if `full`."""
+    def _posterior(
+        self, hyperparameters: Array, points: Array, *, full: bool
+    ) -> tuple[Array, Array]:
+        """Return the standardised mean at some points, and variances, or a covariance if `full`."""
         from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
         covariance = _kernel(self.inputs, self.inputs, hyperparameters)
@@ -205,11 +224,14 @@ class Surface:
         narrowed = solve_triangular(factor[0], across, lower=True)
         if full:
             return mean, _kernel(points, points, hyperparameters) - narrowed.T @ narrowed
-        prior = np.exp(2 * hyperparameters[0]) + _LEVEL_STD**2 + _SLOPE_STD**2 * (points**2).sum(axis=1)
+        # A point is at distance 0 from itself, so its prior variance needs no kernel.
+        prior = (
+            np.exp(2 * hyperparameters[0]) + _LEVEL_STD**2 + _SLOPE_STD**2 * (points**2).sum(axis=1)
+        )
         return mean, np.maximum(prior - (narrowed**2).sum(axis=0), 0.0)
 
     def _left_out(self, hyperparameters: Array) -> Array:
-        """Return the standardised log densities, [m] (Rasmussen and Williams 2006, equations 5.10 to 5.12)."""
+        """Return standardised log densities, [m] (Rasmussen and Williams 2006, 5.10 to 5.12)."""
         covariance = _kernel(self.inputs, self.inputs, hyperparameters)
         inverse = np.linalg.inv(covariance + np.diag(self._noise(hyperparameters)))
         variance = 1 / np.diag(inverse)
@@ -236,7 +258,9 @@ def _covariance(products: Array, squares: Array, hyperparameters: Array) -> Arra
         squares: [m, k, d] squared differences of the inputs.
         hyperparameters: as `Surface.hyperparameters`.
     """
-    remainder = np.exp(2 * hyperparameters[0]) * matern(squares @ np.exp(-2 * hyperparameters[1:-1]))
+    remainder = np.exp(2 * hyperparameters[0]) * matern(
+        squares @ np.exp(-2 * hyperparameters[1:-1])
+    )
     covariance: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * products + remainder
     return covariance
 
@@ -247,7 +271,8 @@ def matern(squared_distance: Array) -> Array:
     Source: Rasmussen and Williams 2006, equation 4.17.
     """
     distance = np.sqrt(5 * squared_distance)
-    correlation: Array = distance / 3  # in place from here, because most of the time of a fit is spent here
+    # In place from here, because most of the time of a fit is spent here.
+    correlation: Array = distance / 3
     correlation += 1
     correlation *= distance
     correlation += 1
@@ -255,8 +280,10 @@ def matern(squared_distance: Array) -> Array:
     return correlation
 
 
-def slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Generator, mean: Array, std: Array) -> Array:
-    """Draw from the posterior of hyperparameters by elliptical slice sampling, shape [_KEPT, len(mean)].
+def slice_samples(
+    log_likelihood: Callable[[Array], float], rng: np.random.Generator, mean: Array, std: Array
+) -> Array:
+    """Draw hyperparameters from their posterior by elliptical slice sampling, [_KEPT, size].
 
     Args:
         log_likelihood: of the hyperparameters.
@@ -275,9 +302,11 @@ def slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Gener
         return np.tile(mean, (_KEPT, 1))
     for iteration in range(_BURN_IN + _KEPT * _THINNED):
         other = rng.standard_normal(len(state))
+        # The level of the slice, and a bracket around the whole ellipse.
         level = current + np.log(rng.uniform())
         angle = rng.uniform(0, 2 * np.pi)
         low, high = angle - 2 * np.pi, angle
+        # Shrink the bracket towards the state until the proposal lies on the slice.
         while True:
             proposal = state * np.cos(angle) + other * np.sin(angle)
             current = value(proposal)
@@ -292,7 +321,7 @@ def slice_samples(log_likelihood: Callable[[Array], float], rng: np.random.Gener
 
 
 def _root(covariance: Array) -> Array:
-    """Return a root of the covariance. Small eigenvalues that rounding made negative are set to 0."""
+    """Return a root of the covariance, with eigenvalues that rounding made negative as 0."""
     values, vectors = np.linalg.eigh(covariance)
     root: Array = vectors * np.sqrt(np.maximum(values, 0))
     return root

@@ -1,4 +1,4 @@
-"""The certainty that the scores would have with more seeds or more secrets, if the means stayed as they are."""
+"""How certain scores would be with more seeds or secrets, if the means stayed as they are."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MeasuredScores:
     Attributes:
         means: configuration means.
         of_secrets: [m, k] means of `measured_values`, None if the values by secret are not known.
-        over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the secret explain. NaN
-            for a configuration with one seed.
+        over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the
+            secret explain. NaN for a configuration with one seed.
         logarithmic: whether the score is a logarithm.
     """
 
@@ -35,7 +35,9 @@ class MeasuredScores:
     logarithmic: bool
 
     @classmethod
-    def of(cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool) -> MeasuredScores:
+    def of(
+        cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool
+    ) -> MeasuredScores:
         """Gather the figures of a points table; `secrets` as for `select`."""
         means = configuration_means(points)
         unknown = np.full(len(means), np.nan)
@@ -44,24 +46,28 @@ class MeasuredScores:
         values = measured_values(points, *secrets)
         of_secrets = mean_over_seeds(points, values)
         groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
+        # A two-way layout: what neither the run nor the secret explains.
         rest = values - of_secrets[groups]
         rest = rest - rest.mean(axis=1, keepdims=True)
         squares = np.bincount(groups, (rest**2).sum(axis=1))
         degrees = (np.bincount(groups) - 1) * (values.shape[1] - 1)
         over_seeds = np.divide(squares, degrees, out=unknown, where=degrees > 0)
-        return cls(means=means, of_secrets=of_secrets, over_seeds=over_seeds, logarithmic=logarithmic)
+        return cls(
+            means=means, of_secrets=of_secrets, over_seeds=over_seeds, logarithmic=logarithmic
+        )
 
     def posterior(self, *, num_seeds: int = 0, times_secrets: int = 1) -> Posterior:
         """Return the posterior of the scores if there were more measurements with the same means.
 
         Args:
-            num_seeds: least number of seeds of every configuration. What the secrets' values vary by from seed to seed
-                shrinks too.
+            num_seeds: least number of seeds of every configuration. What the secrets' values vary
+                by from seed to seed shrinks too.
             times_secrets: how many times as many secrets.
         """
         seeds, std = self.means["num_seeds"].to_numpy(), self.means["score_std"].to_numpy()
         more = np.maximum(seeds, num_seeds)
-        # A configuration with one seed has no spread of its own. Its further seeds have the spread that it borrows now.
+        # A configuration with one seed has no spread of its own. Its further seeds have the spread
+        # that it borrows now.
         if (noise := SeedNoise.of(std, seeds)) is not None:
             std = np.where(np.isnan(std) & (more > seeds), noise.std, std)
         of_secrets = self.of_secrets
@@ -76,6 +82,7 @@ class MeasuredScores:
         known = np.isfinite(self.over_seeds)
         score = self.means["score"].to_numpy()
         own = interactions(score, of_secrets, ratio=not self.logarithmic and bool(score.min() >= 0))
+        # The interactions include the noise that more seeds would remove.
         size = float((own[known] ** 2).mean(axis=1).sum())
         gone = float((self.over_seeds * (1 / seeds - 1 / more))[known].sum())
         kept = np.sqrt(max(0.0, 1 - gone / size)) if size > 0 else 1.0

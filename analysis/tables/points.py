@@ -1,4 +1,4 @@
-"""The points table: one row per (configuration, seed), checked once, and its means per configuration."""
+"""The points table: one row per (configuration, seed), checked once; configuration means."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from raydp.analysis.tables.rounded_means import rounded_means
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 from raydp.search_spaces.configuration import exact as exact
 from raydp.search_spaces.names import cell_in_words, familiar, unknown_name
-from raydp.search_spaces.settings import EMPTY, settings_of, settings_text
+from raydp.search_spaces.settings import Settings
 
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
 OPTIONAL_NUMBERS = ("epsilon", "delta", "base_utility_loss")
 """Columns of numbers that a table may lack, and whose cells may be null."""
 SETTINGS = "settings"
-"""The column of the further fields that a configuration sets, each cell as
-`raydp.search_spaces.settings.settings_text`. A table without the column is one whose configurations set none."""
+"""The column of the further fields that a configuration sets, each cell as by `Settings.text`.
+
+In a table without the column, configurations set none.
+"""
 KEY = ["num_steps", "batch_size", "learning_rate", SETTINGS]
-"""The columns that distinguish configurations: (T, b, η) and the further fields. They are the order of rows, and of the
-first among ties."""
+"""The columns that tell configurations apart, in the order of rows and of the first among ties."""
 _INTEGERS = {"batch_size", "num_steps", "seed"}
 _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
@@ -34,21 +35,21 @@ _OTHER_ROWS = "other_rows"
 _STATUSES = {"failed", "stopped", "pending", "running", "skipped", "unknown"}
 """Known statuses of unfinished rows. Any other word may be private text and is not repeated."""
 _ROUNDING = 2.0**-40
-"""The rounding of a mean of a few thousand values that were added in another order, in units of the mean."""
+"""The relative rounding of a mean of a few thousand values that were added in another order."""
 _LARGEST_INTEGER = 2**53
 """The largest magnitude up to which doubles represent all integers."""
 LARGEST = 1e100
-"""Largest magnitude of losses and scores. They are squared and multiplied, and products of larger values are no
-longer doubles."""
+"""Largest magnitude of losses and scores: products of larger values are no longer doubles."""
 
 
 def load_points(path: str | Path, *, by: str | None = None, scored: bool = True) -> pd.DataFrame:
     """Read a points table.
 
     Args:
-        path: a .csv or .parquet file with the columns batch_size, num_steps, learning_rate, seed, utility_loss (nats,
-            lower is better) and score (higher is more leakage); other columns are kept. If there is a column `status`,
-            only rows with "finished" are used. A column `settings` has the further fields that a configuration sets.
+        path: a .csv or .parquet file with the columns batch_size, num_steps, learning_rate, seed,
+            utility_loss (nats, lower is better) and score (higher is more leakage); other columns
+            are kept. If there is a column `status`, only rows with "finished" are used. A column
+            `settings` has the further fields that a configuration sets.
         by: a column that splits the table into groups, each a points table of its own (`split_by`).
         scored: as in `check_points`.
 
@@ -56,19 +57,32 @@ def load_points(path: str | Path, *, by: str | None = None, scored: bool = True)
         The finished rows in the file's order, checked as by `check_points`.
 
     Raises:
-        ValueError: there is no such file, the extension is unknown, or `check_points` refuses the table.
+        ValueError: there is no such file, the extension is unknown, or `check_points` refuses the
+            table.
+    """
+    return check_points(read_points(path), by=by, scored=scored)
+
+
+def read_points(path: str | Path, *, content: str | None = None) -> pd.DataFrame:
+    """Read a points table that `check_points` has still to check.
+
+    Args:
+        path: the file.
+        content: the content of a CSV file that is not read from the disk.
     """
     path = Path(path)
     if path.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"points must be a .csv or .parquet file, got {str(path)!r}. Convert it, or rename it.")
-    if not path.is_file():
+        raise ValueError(
+            f"points must be a .csv or .parquet file, got {str(path)!r}. Convert it, or rename it."
+        )
+    if content is None and not path.is_file():
         raise ValueError(f"points must be an existing file, got {str(path)!r}. Check the path.")
     # The real columns are read as text, because pandas' parser does not promise the nearest double.
-    table = read_table(path, as_text=[*_REALS, SETTINGS])
+    table = read_table(path, as_text=[*_REALS, SETTINGS], content=content)
     for name in table.columns:
         if str(name).startswith("score.") and not pd.api.types.is_numeric_dtype(table[name]):
             table[name] = numbers(table[name])
-    return check_points(table, by=by, scored=scored)
+    return table
 
 
 def save_points(points: pd.DataFrame, path: str | Path) -> None:
@@ -79,8 +93,11 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
     """
     path = Path(path)
     if not path.parent.is_dir():  # pandas would raise a plain OSError
-        raise ValueError(f"points must go into an existing folder, got {str(path)!r}. Create it, or correct the path.")
-    if SETTINGS in points.columns and not points[SETTINGS].fillna(EMPTY).astype(bool).any():
+        raise ValueError(
+            f"points must go into an existing folder, got {str(path)!r}. Create it, or correct the "
+            "path."
+        )
+    if SETTINGS in points.columns and not points[SETTINGS].fillna("").astype(bool).any():
         points = points.drop(columns=SETTINGS)  # `load_points` adds it again
     if path.suffix == ".parquet":
         with path.open("wb") as stream:  # neither pandas nor pyarrow opens every path
@@ -88,50 +105,57 @@ def save_points(points: pd.DataFrame, path: str | Path) -> None:
     elif path.suffix == ".csv":
         points.to_csv(path.absolute(), index=False)
     else:
-        raise ValueError(f"points must go to a .csv or .parquet file, got {str(path)!r}. Rename it.")
+        raise ValueError(
+            f"points must go to a .csv or .parquet file, got {str(path)!r}. Rename it."
+        )
 
 
-def check_points(table: pd.DataFrame, *, by: str | None = None, scored: bool = True) -> pd.DataFrame:
+def check_points(
+    table: pd.DataFrame, *, by: str | None = None, scored: bool = True
+) -> pd.DataFrame:
     """Validate a points table and keep its finished rows.
 
     Args:
         table: the table to check.
         by: as in `load_points`.
-        scored: whether every finished row must have a score. If not, a table whose finished rows have none is allowed.
-            Its column `score` is NaN, and is added if it is missing.
+        scored: whether every finished row must have a score. If not, a table whose finished rows
+            have none is allowed. Its column `score` is NaN, and is added if it is missing.
 
     Returns:
-        A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and score as float64, and
-        settings as text, empty where a configuration sets no further field. A double keeps every decimal of at most 15
-        digits, so a learning rate still equals the written decimal (see `exact`). Hyperparameters may be null, for
-        methods without b, T and η. Functions that need them refuse such rows.
+        A new table: batch_size, num_steps and seed as integers, learning_rate, utility_loss and
+        score as float64, and settings as text, empty where a configuration sets no further field. A
+        double keeps every decimal of at most 15 digits, so a learning rate still equals the written
+        decimal (see `exact`). Hyperparameters may be null, for methods without b, T and η.
+        Functions that need them refuse such rows.
 
     Raises:
-        ValueError: missing columns, no finished rows, text or NaN or infinity in place of a number, values that are
-            not positive, or a (configuration, seed) that occurs twice. The message gives the row, or its line
-            in a CSV file.
+        ValueError: missing columns, no finished rows, text or NaN or infinity in place of a number,
+            values that are not positive, or a (configuration, seed) that occurs twice. The message
+            gives the row, or its line in a CSV file.
     """
     if not scored and "score" not in table.columns:
         table = table.assign(score=np.nan)
     missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
     if missing:
         raise ValueError(
-            f"points must have the columns {', '.join(REQUIRED_COLUMNS)}, got a table without {', '.join(missing)}. "
-            "Add or rename them."
+            f"points must have the columns {', '.join(REQUIRED_COLUMNS)}, got a table without "
+            f"{', '.join(missing)}. Add or rename them."
         )
     if len(table) == 0:
         raise ValueError("points must have at least one row, got none. Run the sweep first.")
+    # Only finished rows are checked: a failed run's cells may be empty.
     points, others = _finished(numbered(table))
     measured = not points["score"].isna().all()
     if scored and not measured:
         raise ValueError(
-            "score must be measured in the finished rows, got none. Measure one by `raydp score`, or select by a rule "
-            "that needs none, such as procedure."
+            "score must be measured in the finished rows, got none. Measure one by `raydp score`, "
+            "or select by a rule that needs none, such as procedure."
         )
     if not measured:
         points["score"] = np.nan
     for name in REQUIRED_COLUMNS if measured else REQUIRED_COLUMNS[:-1]:
         column = points[name]
+        # A column that is right already is not copied.
         if (checked := check_column(column)) is not column:
             points[name] = checked
     for name in OPTIONAL_NUMBERS:
@@ -139,18 +163,21 @@ def check_points(table: pd.DataFrame, *, by: str | None = None, scored: bool = T
             points[name] = numbers(points[name])
     points = with_settings(points)
     _refuse_duplicates(points, by)
+    # attrs survive copies, so that later warnings can tell how many rows were left out.
     points.attrs[_OTHER_ROWS] = others
     return points.reset_index(drop=True)
 
 
 def with_settings(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose column `settings` is text in its one form. The column is added if there is none.
+    """Return a table whose column `settings` is text in its one form.
+
+    The column is added if there is none.
 
     Raises:
         ValueError: a cell is not the JSON of some fields. The message gives the place.
     """
     if SETTINGS not in table.columns:
-        return table.assign(**{SETTINGS: pd.Series(EMPTY, index=table.index, dtype=object)})
+        return table.assign(**{SETTINGS: pd.Series("", index=table.index, dtype=object)})
     cells = table[SETTINGS].tolist()
     texts = [_one_form(cell, at, table) for at, cell in enumerate(cells)]
     if texts == cells and table[SETTINGS].dtype == object:
@@ -159,11 +186,16 @@ def with_settings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_form(cell: object, at: int, table: pd.DataFrame) -> str:
-    """Return a cell of the column `settings` in the form that `settings_text` gives."""
-    if cell is None or cell == EMPTY or (isinstance(cell, float) and math.isnan(cell)) or cell is pd.NA:
-        return EMPTY
+    """Return a cell of the column `settings` in the form that `Settings.text` gives."""
+    if (
+        cell is None
+        or cell == ""
+        or (isinstance(cell, float) and math.isnan(cell))
+        or cell is pd.NA
+    ):
+        return ""
     try:
-        return settings_text(settings_of(str(cell)))
+        return Settings.parse(str(cell)).text
     except ValueError as error:
         raise ValueError(f"{error} It is in {place_of(table, at)}.") from error
 
@@ -175,47 +207,70 @@ def other_rows(points: pd.DataFrame) -> dict[str, int]:
 
 
 def configuration_means(points: pd.DataFrame, *, scored: bool = True) -> pd.DataFrame:
-    """Return one row per configuration with averages over its seeds. All analyses start from these averages.
+    """Return one row per configuration with averages over its seeds.
+
+    All analyses start from these averages.
 
     Args:
         points: a points table, which is checked here.
         scored: as in `check_points`. The means and errors of scores that were not measured are NaN.
 
     Returns:
-        Rows sorted by (T, b, η, settings), with batch_size, num_steps, learning_rate, settings and num_seeds.
-        utility_loss and score are means, correctly rounded, so that equal samples give equal means. utility_loss_std
-        and score_std have ddof = 1 and are NaN with one seed. base_utility_loss is a mean, if the table has it.
-        model_uri is the URI of the configuration's first listed row, None if there is none.
+        Rows sorted by (T, b, η, settings), with batch_size, num_steps, learning_rate, settings and
+        num_seeds. utility_loss and score are means, correctly rounded, so that equal samples give
+        equal means. utility_loss_std and score_std have ddof = 1 and are NaN with one seed.
+        base_utility_loss is a mean, if the table has it. model_uri is the URI of the
+        configuration's first listed row, None if there is none.
 
     Raises:
-        ValueError: as `check_points`, or a finished row without batch_size, num_steps or learning_rate.
+        ValueError: as `check_points`, or a finished row without batch_size, num_steps or
+            learning_rate.
     """
     points = require_hyperparameters(points, scored=scored)
     order, starts = _by_configuration(points)
-    columns = {name: points[name].to_numpy()[order[starts]] for name in (*HYPERPARAMETERS, SETTINGS)}
+    columns = {
+        name: points[name].to_numpy()[order[starts]] for name in (*HYPERPARAMETERS, SETTINGS)
+    }
     columns["num_seeds"] = np.diff(starts, append=len(points))
+    # Correctly rounded, so that equal samples tie exactly, whatever the order of their rows.
     for name in ("utility_loss", "score"):
-        columns[name], columns[f"{name}_std"] = _mean_and_std(points[name].to_numpy()[order], starts)
+        columns[name], columns[f"{name}_std"] = _mean_and_std(
+            points[name].to_numpy()[order], starts
+        )
     if "base_utility_loss" in points.columns:
-        columns["base_utility_loss"] = rounded_means(numbers(points["base_utility_loss"])[order], starts)
-    uris = points["model_uri"].to_numpy()[order[starts]] if "model_uri" in points.columns else [None] * len(starts)
-    columns["model_uri"] = np.array([None if pd.isna(uri) else str(uri) for uri in uris], dtype=object)
+        columns["base_utility_loss"] = rounded_means(
+            numbers(points["base_utility_loss"])[order], starts
+        )
+    # The first listed seed's model stands for its configuration.
+    uris = (
+        points["model_uri"].to_numpy()[order[starts]]
+        if "model_uri" in points.columns
+        else [None] * len(starts)
+    )
+    columns["model_uri"] = np.array(
+        [None if pd.isna(uri) else str(uri) for uri in uris], dtype=object
+    )
     objects = {SETTINGS: "object", "model_uri": "object"}  # pandas would make strings of them
-    means = pd.DataFrame({name: pd.Series(values, dtype=objects.get(name)) for name, values in columns.items()})
+    means = pd.DataFrame(
+        {name: pd.Series(values, dtype=objects.get(name)) for name, values in columns.items()}
+    )
     means.attrs = dict(points.attrs)
     return means
 
 
 def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
-    """Return the means over seeds of a numeric column, [m], in the order of `configuration_means`. Null gives NaN."""
+    """Return a column's means over seeds, [m], as `configuration_means` is sorted; null is NaN."""
     order, starts = _by_configuration(points)
     return rounded_means(numbers(points[column])[order], starts)
 
 
 def _by_configuration(points: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows' positions in the order of (T, b, η, settings), [n], and where in it each configuration begins,
-    [m]. The rows of a configuration keep their order."""
+    """Return the rows' order by (T, b, η, settings), [n], and where each configuration begins, [m].
+
+    The rows of a configuration keep their order.
+    """
     key = [points[name].to_numpy() for name in KEY if name in points]
+    # lexsort sorts by its last key first.
     order = np.lexsort(key[::-1])
     changed = np.any([column[order[1:]] != column[order[:-1]] for column in key], axis=0)
     return order, np.concatenate([[0], np.flatnonzero(changed) + 1])
@@ -231,8 +286,8 @@ def require_hyperparameters(points: pd.DataFrame, *, scored: bool = True) -> pd.
     nulls = int(np.any([points[name].isna() for name in HYPERPARAMETERS], axis=0).sum())
     if nulls:
         raise ValueError(
-            f"batch_size, num_steps and learning_rate must be given in every finished row, got {nulls} of "
-            f"{len(points)} rows without. Keep the rows of methods that have them."
+            "batch_size, num_steps and learning_rate must be given in every finished row, got "
+            f"{nulls} of {len(points)} rows without. Keep the rows of methods that have them."
         )
     return points
 
@@ -240,20 +295,26 @@ def require_hyperparameters(points: pd.DataFrame, *, scored: bool = True) -> pd.
 def configurations(table: pd.DataFrame) -> list[Configuration]:
     """Return the rows of a table as configurations."""
     columns = (table[name].tolist() for name in HYPERPARAMETERS)
+    own = map(Settings.parse, with_settings(table)[SETTINGS])
     return [
-        Configuration(batch_size=int(b), num_steps=int(t), learning_rate=float(rate), settings=settings)
-        for b, t, rate, settings in zip(*columns, with_settings(table)[SETTINGS], strict=True)
+        Configuration(
+            batch_size=int(b), num_steps=int(t), learning_rate=float(rate), settings=settings
+        )
+        for b, t, rate, settings in zip(*columns, own, strict=True)
     ]
 
 
 def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Return the finished rows, and the number of other rows by status, including those of earlier checks."""
+    """Return the finished rows, and the number of other rows by status, earlier checks included."""
     others = other_rows(table)
     if "status" not in table.columns:
         return table.copy(), others
     status = table["status"].fillna("unknown").astype(str)
     finished = status == "finished"
-    for name, count in status[~finished].where(status.isin(_STATUSES), "unknown").value_counts().items():
+    # A status that is not known may be private text, so it is counted without its name.
+    for name, count in (
+        status[~finished].where(status.isin(_STATUSES), "unknown").value_counts().items()
+    ):
         others[str(name)] = others.get(str(name), 0) + int(count)
     if not finished.any():
         counts = ", ".join(f"{count} {name}" for name, count in sorted(others.items()))
@@ -262,7 +323,9 @@ def _finished(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
 
 
 def check_column(column: pd.Series) -> pd.Series:
-    """Return a column as numbers, after checking the rule of its name. Only hyperparameters may be null.
+    """Return a column as numbers, after checking the rule of its name.
+
+    Only hyperparameters may be null.
 
     Raises:
         ValueError: a value violates the rule. The message names the column and the row.
@@ -272,10 +335,16 @@ def check_column(column: pd.Series) -> pd.Series:
         return column  # a seed is a label, and one of 64 bits would lose digits as a double
     values = numbers(column)
     null = column.isna().to_numpy()
+    # One rule at a time, so that the message names the rule that is broken.
     rules = [("be a finite number", np.isfinite(values) | (null if name in _POSITIVE else False))]
     if name in _INTEGERS:
         rules.append(("be a whole number", null | (values == np.floor(values))))
-        rules.append(("be a whole number of at most 2^53 in size", null | (np.abs(values) <= _LARGEST_INTEGER)))
+        rules.append(
+            (
+                "be a whole number of at most 2^53 in size",
+                null | (np.abs(values) <= _LARGEST_INTEGER),
+            )
+        )
     if name in _POSITIVE:
         rules.append(("be > 0", null | (values > 0)))
     if name not in _INTEGERS:
@@ -284,18 +353,23 @@ def check_column(column: pd.Series) -> pd.Series:
         if not holds.all():
             at = int(np.argmin(holds))
             raise ValueError(
-                f"{name} must {rule} in every finished row, got another value in {place_of(column, at)}. Correct "
-                "the row, or leave it out."
+                f"{name} must {rule} in every finished row, got another value in "
+                f"{place_of(column, at)}. Correct the row, or leave it out."
             )
+    # Tables are checked often, so a column that is right already is not copied.
     if column.dtype == (np.int64 if name in _INTEGERS else np.float64):
         return column
     if name not in _INTEGERS:
         return pd.Series(values, index=column.index, name=name)
-    return pd.Series(values, index=column.index, name=name).astype("Int64" if null.any() else "int64")
+    return pd.Series(values, index=column.index, name=name).astype(
+        "Int64" if null.any() else "int64"
+    )
 
 
 def numbers(column: pd.Series) -> NDArray[np.float64]:
-    """Return values as doubles, null as NaN. Single precision is converted by its shortest decimal: 0.001 stays 0.001.
+    """Return values as doubles, null as NaN.
+
+    Single precision is converted by its shortest decimal: 0.001 stays 0.001.
 
     Raises:
         ValueError: a value is not a number. The message names the column and the row.
@@ -306,9 +380,11 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     values = [_number(cell) for cell in cells]
     if None in values:
         bad = values.index(None)
+        # A name that is not familiar may be private text.
         name = next(iter(familiar([column.name])), "a column of numbers")
         raise ValueError(
-            f"{name} must be a number, got {cell_in_words(cells[bad])} in {place_of(column, bad)}. Correct the row."
+            f"{name} must be a number, got {cell_in_words(cells[bad])} in {place_of(column, bad)}. "
+            "Correct the row."
         )
     return np.array(values, dtype=np.float64)
 
@@ -319,8 +395,12 @@ def known(value: float) -> float | None:
 
 
 def largest(points: pd.DataFrame, column: str) -> float | None:
-    """Return the largest value of a column, such as epsilon; None if there is no such column or a value is missing."""
-    values = pd.to_numeric(points[column], errors="coerce") if column in points.columns else pd.Series([math.nan])
+    """Return a column's largest value, such as epsilon; None if it or a value is missing."""
+    values = (
+        pd.to_numeric(points[column], errors="coerce")
+        if column in points.columns
+        else pd.Series([math.nan])
+    )
     return None if values.isna().any() else float(values.max())
 
 
@@ -337,7 +417,7 @@ def _number(cell: Any) -> float | None:
 
 
 def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
-    """Raise ValueError if a (configuration, seed) occurs twice, within one group if there are several."""
+    """Raise ValueError if a (configuration, seed) occurs twice in a table or in one group."""
     if by is not None and by not in points.columns:
         raise ValueError(unknown_name("by: the column", by, familiar(points)))
     identity = [*KEY, "seed", *([] if by is None else [by])]
@@ -358,12 +438,16 @@ def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:
 def _mean_and_std(
     values: NDArray[np.float64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation (ddof = 1) of each slice. A deviation within the values' rounding is 0."""
+    """Return each slice's mean and std (ddof = 1). A deviation within the rounding is 0."""
     sizes, means = np.diff(starts, append=len(values)), rounded_means(values, starts)
     deviations = values - np.repeat(means, sizes)
     largest = np.maximum.reduceat(np.abs(deviations), starts)
-    deviations[np.repeat(largest <= _ROUNDING * np.maximum.reduceat(np.abs(values), starts), sizes)] = 0.0
+    deviations[
+        np.repeat(largest <= _ROUNDING * np.maximum.reduceat(np.abs(values), starts), sizes)
+    ] = 0.0
     # Dividing by a power of two loses no digit, and keeps squares from vanishing.
     unit = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1])
     squares = np.add.reduceat((deviations / np.repeat(unit, sizes)) ** 2, starts)
-    return means, unit * np.sqrt(np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1))
+    return means, unit * np.sqrt(
+        np.divide(squares, sizes - 1, out=np.full(len(sizes), np.nan), where=sizes > 1)
+    )

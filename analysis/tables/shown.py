@@ -7,8 +7,10 @@ from html import escape
 
 
 def html_table(values: Mapping[str, object], caption: str) -> str:
-    """Return a table of names and values. A value with its own HTML representation is shown in it."""
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in values.items())
+    """Return a table of names and values, which are shown by their own HTML if they have it."""
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in values.items()
+    )
     return f"<table><caption>{escape(caption)}</caption>{rows}</table>"
 
 

@@ -7,5 +7,5 @@ from numpy.typing import NDArray
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
-    """Return at most `most` evenly spaced positions out of `count`, ascending, both ends included."""
+    """Return at most `most` evenly spaced positions out of `count`, ascending, with both ends."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))

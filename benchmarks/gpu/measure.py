@@ -4,10 +4,10 @@
     python benchmarks/gpu/measure.py --output gpu --device cpu --small  # small shapes, to try the script
     python benchmarks/gpu/measure.py --output gpu --parts tests steps --cases full-1b
 
-Each part is a process of its own: a part that fails or runs out of time leaves the others their result. The parts come
-in the order of their importance, and a part begins only while --seconds are left. After each part the folder holds
-gpu.json with what is known so far, and a log of each part. The cases of the step benchmark share a process, which
-writes its result after each of them.
+Each part is a process of its own: a part that fails or runs out of time leaves the others their
+result. The parts come in the order of their importance, and a part begins only while --seconds are
+left. After each part the folder holds gpu.json with what is known so far, and a log of each part.
+The cases of the step benchmark share a process, which writes its result after each of them.
 """
 
 from __future__ import annotations
@@ -46,16 +46,30 @@ def command(part: str, args: argparse.Namespace) -> list[str]:
         return [python, __file__, "--ceilings", *device, *small, "--output", file]
     if part == "generation":
         dtype = ["--dtype", "float32" if args.small else "bfloat16"]
-        size = ["--prompts", "2", "--samples", "2", "--tokens", "4", "--rounds", "1"] if args.small else []
+        size = (
+            ["--prompts", "2", "--samples", "2", "--tokens", "4", "--rounds", "1"]
+            if args.small
+            else []
+        )
         return [python, str(HERE.parent / "generation.py"), *device, *dtype, *size, "-o", file]
     if part == "steps":
         profile = ["--profile"] if args.profile else []
-        return [python, str(HERE / "steps.py"), *args.cases, *device, *small, *profile, "--output", file]
+        return [
+            python,
+            str(HERE / "steps.py"),
+            *args.cases,
+            *device,
+            *small,
+            *profile,
+            "--output",
+            file,
+        ]
     return [python, str(HERE / f"{part}.py"), *device, *small, "--output", file]
 
 
 def ceilings(device: str, *, small: bool) -> dict[str, float]:
-    """Measure what the device can do: TFLOP/s of a bf16 matrix product, and GB/s of a copy, read and written."""
+    """Measure what the device can do: TFLOP/s of a bf16 matrix product, and GB/s of a copy, read
+    and written."""
     size, repeats = (64, 2) if small else (8192, 10)
     synchronise = torch.accelerator.synchronize if device != "cpu" else lambda: None
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -81,11 +95,19 @@ def run_part(part: str, args: argparse.Namespace, left: float) -> dict[str, Any]
     """Run a part and return its result, or why there is none."""
     start, limit = time.perf_counter(), min(left, LONGEST.get(part, 120))
     log = args.output / f"{part}.log"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
     with log.open("w") as stream:
         try:
             code = subprocess.run(
-                command(part, args), cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, timeout=limit
+                command(part, args),
+                cwd=ROOT,
+                env=environment,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=limit,
             ).returncode
         except subprocess.TimeoutExpired:
             code = None
@@ -93,15 +115,28 @@ def run_part(part: str, args: argparse.Namespace, left: float) -> dict[str, Any]
     file = args.output / f"{part}.json"
     result = {"result": json.loads(file.read_text())} if file.exists() else {}
     lines = log.read_text().splitlines()
-    failed = {} if code == 0 else {"end": "out of time" if code is None else f"exit {code}", "log": lines[-15:]}
-    return {"seconds": round(seconds, 1), **result, **failed, "last_line": lines[-1] if lines else ""}
+    failed = (
+        {}
+        if code == 0
+        else {"end": "out of time" if code is None else f"exit {code}", "log": lines[-15:]}
+    )
+    return {
+        "seconds": round(seconds, 1),
+        **result,
+        **failed,
+        "last_line": lines[-1] if lines else "",
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="of the step benchmark")
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(CASES), default=list(CASES), help="of the step benchmark"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="small shapes")
     parser.add_argument("--profile", action="store_true", help="also write tables of operations")
@@ -123,7 +158,11 @@ def main() -> None:
             document["parts"][part] = run_part(part, args, left)
         (args.output / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
         outcome = document["parts"][part]
-        print(f"{part}: {outcome.get('seconds')} s {outcome.get('end', '')} {outcome.get('last_line', '')}", flush=True)
+        print(
+            f"{part}: {outcome.get('seconds')} s {outcome.get('end', '')} "
+            f"{outcome.get('last_line', '')}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

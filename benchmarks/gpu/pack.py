@@ -4,10 +4,11 @@
     python benchmarks/gpu/pack.py --without ray mlflow
     python benchmarks/gpu/pack.py --model         # writes the weights of SmolLM2 into .gpu/model.0 and .gpu/model.1
 
-The GPU machine has Python 3.12 on x86-64 Linux, torch, transformers, peft, SciPy, statsmodels and pytest. The archive
-adds Ray, MLflow and the other packages of `PACKAGES`, in the versions of constraints.txt. Files that a sweep does not
-need are left out, and the binaries lose their symbols. The script runs where there is a network, under any Python with
-pip. The commands on the GPU machine, in the repository, are:
+The GPU machine has Python 3.12 on x86-64 Linux, torch, transformers, peft, SciPy, statsmodels and
+pytest. The archive adds Ray, MLflow and the other packages of `PACKAGES`, in the versions of
+constraints.txt. Files that a sweep does not need are left out, and the binaries lose their symbols.
+The script runs where there is a network, under any Python with pip. The commands on the GPU
+machine, in the repository, are:
 
     mkdir site && tar xJf .gpu/site.tar.xz -C site
     PYTHONPATH=$PWD/site:$PWD python -m raydp sweep spec.yaml
@@ -35,7 +36,14 @@ from raydp.models.finding import smollm2_package
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
+PLATFORMS = (
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_24",
+    "manylinux_2_17",
+    "manylinux2014",
+    "manylinux1",
+)
 TARGET = (
     *("--python-version", "3.12", "--implementation", "cp", "--only-binary=:all:"),
     *(f"--platform={name}_x86_64" for name in PLATFORMS),
@@ -45,11 +53,52 @@ TARGET = (
 PACKAGES = {
     "ray": ("ray", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py"),
     "mlflow": (
-        *("mlflow", "mlflow-skinny", "mlflow-tracing", "SQLAlchemy", "alembic", "Mako", "greenlet", "sqlparse"),
-        *("Flask", "flask-cors", "itsdangerous", "blinker", "fastapi", "starlette", "uvicorn", "gunicorn", "huey"),
-        *("graphene", "graphql-core", "graphql-relay", "GitPython", "gitdb", "smmap", "docker", "cachetools"),
-        *("opentelemetry-api", "opentelemetry-proto", "opentelemetry-sdk", "opentelemetry-semantic-conventions"),
-        *("databricks-sdk", "google-auth", "pyasn1", "pyasn1_modules", "importlib_metadata", "zipp", "python-dotenv"),
+        *(
+            "mlflow",
+            "mlflow-skinny",
+            "mlflow-tracing",
+            "SQLAlchemy",
+            "alembic",
+            "Mako",
+            "greenlet",
+            "sqlparse",
+        ),
+        *(
+            "Flask",
+            "flask-cors",
+            "itsdangerous",
+            "blinker",
+            "fastapi",
+            "starlette",
+            "uvicorn",
+            "gunicorn",
+            "huey",
+        ),
+        *(
+            "graphene",
+            "graphql-core",
+            "graphql-relay",
+            "GitPython",
+            "gitdb",
+            "smmap",
+            "docker",
+            "cachetools",
+        ),
+        *(
+            "opentelemetry-api",
+            "opentelemetry-proto",
+            "opentelemetry-sdk",
+            "opentelemetry-semantic-conventions",
+        ),
+        *(
+            "databricks-sdk",
+            "google-auth",
+            "pyasn1",
+            "pyasn1_modules",
+            "importlib_metadata",
+            "zipp",
+            "python-dotenv",
+        ),
         *("skops", "prettytable", "wcwidth"),
     ),
     "raydp": (
@@ -58,15 +107,36 @@ PACKAGES = {
         *("optuna", "colorlog", "plotly", "cryptography", "cffi", "pycparser"),
     ),
     "quantization": ("bitsandbytes", "gguf"),
-    "data": ("datasets", "dill", "multiprocess", "phonenumbers", "detect-secrets", "ahocorasick-rs"),
+    "data": (
+        "datasets",
+        "dill",
+        "multiprocess",
+        "phonenumbers",
+        "detect-secrets",
+        "ahocorasick-rs",
+    ),
 }
 """Packages that the GPU machine lacks, in groups that `--without` leaves out."""
 
 TRIM = (
     *("bin", "share", "include", "examples", "benchmarks"),
-    *("**/tests", "**/*.pyi", "**/*.pyx", "**/*.pxd", "**/*.h", "**/*.map", "**/*.dist-info/RECORD"),
+    *(
+        "**/tests",
+        "**/*.pyi",
+        "**/*.pyx",
+        "**/*.pxd",
+        "**/*.h",
+        "**/*.map",
+        "**/*.dist-info/RECORD",
+    ),
     *("ray/jars", "ray/rllib", "ray/serve", "ray/llm", "ray/workflow", "ray/dashboard/client"),
-    *("mlflow/server/js", "mlflow/genai/judges/optimizers", "mlflow/assistant", "mlflow/demo", "mlflow/R"),
+    *(
+        "mlflow/server/js",
+        "mlflow/genai/judges/optimizers",
+        "mlflow/assistant",
+        "mlflow/demo",
+        "mlflow/R",
+    ),
     *("mlflow/utils/model_catalog", "plotly/labextension", "plotly/package_data/widgetbundle.js"),
     *(
         "bitsandbytes/*_rocm*.so",
@@ -80,11 +150,19 @@ TRIM = (
 
 def parse_arguments() -> argparse.Namespace:
     """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=ROOT / ".gpu", help="folder of the archive")
-    parser.add_argument("--limit-mib", type=float, default=48, help="largest archive that the GPU machine takes")
-    parser.add_argument("--without", nargs="*", choices=PACKAGES, default=[], help="groups of packages to leave out")
-    parser.add_argument("--model", action="store_true", help="split the weights of SmolLM2, and make no archive")
+    parser.add_argument(
+        "--limit-mib", type=float, default=48, help="largest archive that the GPU machine takes"
+    )
+    parser.add_argument(
+        "--without", nargs="*", choices=PACKAGES, default=[], help="groups of packages to leave out"
+    )
+    parser.add_argument(
+        "--model", action="store_true", help="split the weights of SmolLM2, and make no archive"
+    )
     return parser.parse_args()
 
 
@@ -94,11 +172,16 @@ def pinned(names: list[str]) -> list[str]:
     Raises:
         ValueError: constraints.txt does not pin a package.
     """
-    pins = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    pins = [
+        line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    ]
     by_name = {canonical(pin.split("==")[0]): pin for pin in pins}
     missing = [name for name in names if canonical(name) not in by_name]
     if missing:
-        raise ValueError(f"constraints.txt must pin every package of the archive, got no pin for {', '.join(missing)}.")
+        raise ValueError(
+            "constraints.txt must pin every package of the archive, got no pin for "
+            f"{', '.join(missing)}."
+        )
     return [by_name[canonical(name)] for name in names]
 
 
@@ -134,7 +217,10 @@ def binaries(site: Path) -> list[Path]:
 
 
 def split_model(output: Path, part_mib: int = 48) -> list[Path]:
-    """Write the file of SmolLM2's weights in parts of at most `part_mib`. Return the parts in their order."""
+    """Write the file of SmolLM2's weights in parts of at most `part_mib`.
+
+    Return the parts in their order.
+    """
     (weights,) = smollm2_package().glob("*.gguf")
     content = weights.read_bytes()
     parts = []
@@ -152,8 +238,8 @@ def pack(site: Path, archive: Path) -> dict[str, tuple[int, int]]:
         archive: path of the archive to write.
 
     Returns:
-        Bytes before and after compression of each entry of the folder. The bytes after compression are approximate,
-        because the compressor holds some data back.
+        Bytes before and after compression of each entry of the folder. The bytes after compression
+        are approximate, because the compressor holds some data back.
     """
     filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9}]
     sizes = {}
@@ -166,7 +252,10 @@ def pack(site: Path, archive: Path) -> dict[str, tuple[int, int]]:
             before = file.tell()
             tar.add(entry, entry.name)
             files = [entry, *entry.rglob("*")]
-            sizes[entry.name] = sum(path.stat().st_size for path in files if path.is_file()), file.tell() - before
+            sizes[entry.name] = (
+                sum(path.stat().st_size for path in files if path.is_file()),
+                file.tell() - before,
+            )
     return sizes
 
 
@@ -190,7 +279,12 @@ def main() -> None:
             print(f"{part}: {part.stat().st_size / MIB:.1f} MiB")
         return
     archive = args.output / "site.tar.xz"
-    names = [name for group, packages in PACKAGES.items() if group not in args.without for name in packages]
+    names = [
+        name
+        for group, packages in PACKAGES.items()
+        if group not in args.without
+        for name in packages
+    ]
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         install(pinned(names), site)
@@ -199,7 +293,9 @@ def main() -> None:
     size = archive.stat().st_size / MIB
     print(f"{archive}: {size:.1f} MiB")
     if size > args.limit_mib:
-        raise SystemExit(f"The archive must take at most {args.limit_mib:g} MiB, got {size:.1f}. Use --without.")
+        raise SystemExit(
+            f"The archive must take at most {args.limit_mib:g} MiB, got {size:.1f}. Use --without."
+        )
 
 
 if __name__ == "__main__":

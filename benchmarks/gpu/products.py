@@ -1,8 +1,10 @@
-"""Ways to the sum of weighted per-example products, Σ_i f_i · g_iᵀ x_i in bf16 with 32-bit sums, on a GPU.
+"""Ways to the sum of weighted per-example products, Σ_i f_i · g_iᵀ x_i in bf16 with 32-bit sums, on
+a GPU.
 
     python benchmarks/gpu/products.py --output products.json
 
-`plain` is the product without factors and with a 16-bit result, as the gradient of a weight without privacy.
+`plain` is the product without factors and with a 16-bit result, as the gradient of a weight without
+privacy.
 """
 
 from __future__ import annotations
@@ -23,13 +25,26 @@ try:
 except ImportError:  # no Triton, no GPU
     kernels = None
 
-SHAPES = [(64, 2048, 8192), (512, 2048, 8192), (2048, 2048, 8192), (512, 2048, 2048), (512, 768, 3072)]
+SHAPES = [
+    (64, 2048, 8192),
+    (512, 2048, 8192),
+    (2048, 2048, 8192),
+    (512, 2048, 2048),
+    (512, 768, 3072),
+]
 """Tokens of an example, inputs, outputs."""
 THIN = [(512, 4096, 16), (512, 16, 4096), (512, 14_336, 16), (512, 16, 14_336)]
 """The same of LoRA's matrices at 8B, whose per-example gradients are written out."""
 TOKENS = 8192
 TILES = [
-    {"ROWS": rows, "COLUMNS": columns, "STEPS": steps, "GROUP": 8, "num_warps": warps, "num_stages": stages}
+    {
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "STEPS": steps,
+        "GROUP": 8,
+        "num_warps": warps,
+        "num_stages": stages,
+    }
     for rows, columns, steps, warps, stages in (
         (128, 128, 64, 8, 3),
         (128, 128, 64, 8, 4),
@@ -59,7 +74,9 @@ def with_tile(tile: dict[str, int], *inputs: torch.Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="small shapes")
     parser.add_argument("--output", type=Path, required=True)
@@ -69,7 +86,10 @@ def main() -> None:
     results = {}
     for length, inputs, outputs in [(4, 8, 16), (8, 16, 4)] if args.small else [*SHAPES, *THIN]:
         count = 4 if args.small else TOKENS // length
-        x, g = (torch.randn(count, length, n, device=args.device, dtype=torch.bfloat16) for n in (inputs, outputs))
+        x, g = (
+            torch.randn(count, length, n, device=args.device, dtype=torch.bfloat16)
+            for n in (inputs, outputs)
+        )
         factors = torch.rand(count, device=args.device)
         ways: dict[str, Callable[[], object]] = {
             "plain": lambda x=x, g=g: g.flatten(0, 1).T @ x.flatten(0, 1),
@@ -84,9 +104,13 @@ def main() -> None:
         }
         if on_gpu and min(inputs, outputs) > 16:
             sums = torch.zeros(outputs, inputs, device=args.device)
-            ways["by_example"] = lambda x=x, g=g, f=factors, s=sums: narrow_products.add_by_example(s, g, x, f)
+            ways["by_example"] = lambda x=x, g=g, f=factors, s=sums: narrow_products.add_by_example(
+                s, g, x, f
+            )
             for number, tile in enumerate(TILES):
-                ways[f"triton_{number}"] = lambda x=x, g=g, f=factors, s=sums, tile=tile: with_tile(tile, s, g, x, f)
+                ways[f"triton_{number}"] = lambda x=x, g=g, f=factors, s=sums, tile=tile: with_tile(
+                    tile, s, g, x, f
+                )
         name = f"{count} examples of {length} tokens, {inputs} to {outputs}"
         results[name] = {}
         for way, call in ways.items():

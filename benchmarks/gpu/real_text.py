@@ -1,13 +1,15 @@
-"""Two sweeps of SmolLM2-135M on Enron e-mails at ε = 8 and ε = 1, as long as the paper's, on one GPU in ten minutes.
+"""Two sweeps of SmolLM2-135M on Enron e-mails at ε = 8 and ε = 1, as long as the paper's, on one
+GPU in ten minutes.
 
     python benchmarks/gpu/real_text.py --data data --output gpu                       # on a GPU
     python benchmarks/gpu/real_text.py --data data --output gpu --device cpu --small  # a hundredth of the steps
 
-Each sweep has 12 configurations × 2 seeds with up to 1,024 examples a step and up to 500 steps, so that models reach
-verbatim memorisation. Pairs of canaries are planted in 1, 16 and 64 copies. Both sweeps run at the same time and share
-the device. The runs with the largest compute start first. After --seconds the sweeps are told to stop; finished runs
-stay, and the same command goes on with the others. If time is left, ACR is measured with three random starts.
-real_text.json holds what is known, also while the sweeps run.
+Each sweep has 12 configurations × 2 seeds with up to 1,024 examples a step and up to 500 steps, so
+that models reach verbatim memorisation. Pairs of canaries are planted in 1, 16 and 64 copies. Both
+sweeps run at the same time and share the device. The runs with the largest compute start first.
+After --seconds the sweeps are told to stop; finished runs stay, and the same command goes on with
+the others. If time is left, ACR is measured with three random starts. real_text.json holds what is
+known, also while the sweeps run.
 """
 
 from __future__ import annotations
@@ -30,10 +32,25 @@ from machine import describe  # the folder of the other benchmarks
 ROOT = Path(__file__).resolve().parents[2]
 EPSILONS = (8, 1)
 POINTS = (
-    *((1024, 500, 2e-3), (1024, 125, 2e-3), (512, 250, 2e-3), (512, 60, 2e-3), (256, 500, 1e-3), (256, 500, 4e-3)),
-    *((256, 125, 2e-3), (256, 125, 8e-3), (128, 250, 4e-3), (128, 60, 4e-3), (64, 500, 2e-3), (64, 125, 4e-3)),
+    *(
+        (1024, 500, 2e-3),
+        (1024, 125, 2e-3),
+        (512, 250, 2e-3),
+        (512, 60, 2e-3),
+        (256, 500, 1e-3),
+        (256, 500, 4e-3),
+    ),
+    *(
+        (256, 125, 2e-3),
+        (256, 125, 8e-3),
+        (128, 250, 4e-3),
+        (128, 60, 4e-3),
+        (64, 500, 2e-3),
+        (64, 125, 4e-3),
+    ),
 )
-"""Configurations (b, T, η). The largest one trains on as many examples as the six next ones together."""
+"""Configurations (b, T, η). The largest one trains on as many examples as the six next ones
+together."""
 END_SECONDS = 45
 """Time that a sweep has to end after it was told to stop, and that the results need."""
 
@@ -61,26 +78,42 @@ def spec(epsilon: float, args: argparse.Namespace) -> dict[str, Any]:
         "privacy": {"target_epsilon": epsilon, "delta_exponent": 1.1, "accountant": "pld"},
         "space": {"points": points},
         "seeds": [0] if small else [0, 1],
-        "scores": [{"name": "logprob"}, {"name": "vmr_exact"}, {"name": "vmr"}, {"name": "twin_audit"}],
-        "select": {"score": "logprob", "min_utility_gain": 0.8},
+        "scores": [
+            {"name": "logprob"},
+            {"name": "vmr_exact"},
+            {"name": "vmr"},
+            {"name": "twin_audit"},
+        ],
+        "select": {"score": "logprob", "min_gain_share": 0.8},
         "cluster": {
             "gpus_per_worker": 0.5 if on_gpu else 0,
             "cpus_per_worker": 1,
             "max_concurrent_trials": 2 if on_gpu else 1,
         },
         "storage": str(args.output / "runs"),
-        "tracking": {"uri": f"sqlite:///{args.output / name}.db", "experiment": name, "registered_model": name},
+        "tracking": {
+            "uri": f"sqlite:///{args.output / name}.db",
+            "experiment": name,
+            "registered_model": name,
+        },
     }
 
 
 def raydp(*arguments: str, log: Path | None = None) -> subprocess.Popen[str]:
     """Start a command of raydp. Its output goes to a file, or can be read."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
     command = [sys.executable, "-m", "raydp", *arguments]
     if log is None:
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     with log.open("a") as stream:
-        return subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, env=environment, stdout=stream, stderr=subprocess.STDOUT, text=True
+        )
 
 
 def answer(*arguments: str) -> Any:
@@ -91,7 +124,10 @@ def answer(*arguments: str) -> Any:
 
 
 def wait(processes: list[subprocess.Popen[str]], until: float) -> list[int]:
-    """Wait for processes, and tell the ones that are left at a time to stop. Return the exit codes."""
+    """Wait for processes, and tell the ones that are left at a time to stop.
+
+    Return the exit codes.
+    """
     while time.monotonic() < until and any(process.poll() is None for process in processes):
         time.sleep(0.5)
     for process in processes:
@@ -107,13 +143,23 @@ def results(storage: str, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the e-mails and of the secrets")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the results and of the sweeps")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of the e-mails and of the secrets"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder of the results and of the sweeps"
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct-q4")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="a hundredth of the steps, small batches, one seed")
-    parser.add_argument("--configurations", type=int, default=len(POINTS), help="this many, the smaller ones first")
+    parser.add_argument(
+        "--small", action="store_true", help="a hundredth of the steps, small batches, one seed"
+    )
+    parser.add_argument(
+        "--configurations", type=int, default=len(POINTS), help="this many, the smaller ones first"
+    )
     parser.add_argument("--seconds", type=float, default=560)
     args = parser.parse_args()
     end = time.monotonic() + args.seconds - END_SECONDS
@@ -129,7 +175,10 @@ def main() -> None:
         options = ["--resume"] if begun else []
         sweeps.append(raydp("sweep", str(file), *options, log=args.output / f"{one['name']}.log"))
     codes = wait(sweeps, end)
-    document = describe("torch", "transformers", "peft", "ray") | {"device": args.device, "exit_codes": codes}
+    document = describe("torch", "transformers", "peft", "ray") | {
+        "device": args.device,
+        "exit_codes": codes,
+    }
     file = args.output / "real_text.json"
     for epsilon, one in specs.items():
         document[epsilon] = {"spec": one, **results(one["storage"], one["name"])}
@@ -143,8 +192,14 @@ def main() -> None:
         document["acr_exit_code"] = wait([raydp(*command, log=args.output / "acr.log")], end)[0]
         document[f"{EPSILONS[0]:g}"] |= results(first["storage"], first["name"])
         file.write_text(json.dumps(document, indent=1) + "\n")
-    rows = [len([p for p in document[e]["points"] or [] if p["status"] == "finished"]) for e in specs]
-    print(f"finished runs: {', '.join(f'{n} at epsilon {e}' for e, n in zip(specs, rows, strict=True))}", flush=True)
+    rows = [
+        len([p for p in document[e]["points"] or [] if p["status"] == "finished"]) for e in specs
+    ]
+    print(
+        "finished runs: "
+        f"{', '.join(f'{n} at epsilon {e}' for e, n in zip(specs, rows, strict=True))}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

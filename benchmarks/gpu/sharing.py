@@ -1,10 +1,12 @@
-"""A whole sweep on a GPU, by one, two and four trials that share it: seconds from start to end, and of training.
+"""A whole sweep on a GPU, by one, two and four trials that share it: seconds from start to end, and
+of training.
 
     python benchmarks/gpu/sharing.py --output sharing.json
     python benchmarks/gpu/sharing.py --device cpu --small --output sharing.json   # with two slots of a CPU
 
-The base model is a Llama of 135 million random weights (the shape of SmolLM2) with the tokenizer of `tiny`. The task is
-the built-in one. Every sweep has the same eight runs, with Ray, MLflow and the scores of the demo.
+The base model is a Llama of 135 million random weights (the shape of SmolLM2) with the tokenizer of
+`tiny`. The task is the built-in one. Every sweep has the same eight runs, with Ray, MLflow and the
+scores of the demo.
 """
 
 from __future__ import annotations
@@ -55,7 +57,12 @@ def spec(folder: Path, share: float, args: argparse.Namespace) -> dict[str, Any]
             "adapter": {"type": "lora", "r": 8, "alpha": 8, "target_modules": "all-linear"},
         },
         "method": {"name": "dp_adam", "max_grad_norm": 0.1},
-        "privacy": {"target_epsilon": 8, "delta_exponent": 1.1, "accountant": "pld", "noise_key": "test"},
+        "privacy": {
+            "target_epsilon": 8,
+            "delta_exponent": 1.1,
+            "accountant": "pld",
+            "noise_key": "test",
+        },
         "space": {
             "batch_size": [64, 128],
             "num_steps": [2, 4] if args.small else [20, 40],
@@ -63,7 +70,7 @@ def spec(folder: Path, share: float, args: argparse.Namespace) -> dict[str, Any]
         },
         "seeds": [0],
         "scores": [{"name": "vmr_exact"}, {"name": "air"}, {"name": "logprob"}],
-        "select": {"score": "vmr_exact", "min_utility_gain": 0},
+        "select": {"score": "vmr_exact", "min_gain_share": 0},
         "cluster": {
             "gpus_per_worker": share if on_gpu else 0,
             "cpus_per_worker": 1,
@@ -71,12 +78,18 @@ def spec(folder: Path, share: float, args: argparse.Namespace) -> dict[str, Any]
             "prefix_cache_gib": 1,
         },
         "storage": str(folder / "runs"),
-        "tracking": {"uri": f"sqlite:///{folder}/mlflow.db", "experiment": name, "registered_model": name},
+        "tracking": {
+            "uri": f"sqlite:///{folder}/mlflow.db",
+            "experiment": name,
+            "registered_model": name,
+        },
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
@@ -96,12 +109,18 @@ def main() -> None:
             results[f"{share:g}"] = {
                 "seconds": seconds,
                 "runs": len(points),
-                "train_seconds": [found.train_seconds for found in map(folder_of.result, points["run_id"]) if found],
+                "train_seconds": [
+                    found.train_seconds
+                    for found in map(folder_of.result, points["run_id"])
+                    if found
+                ],
                 "utility_loss": points["utility_loss"].tolist(),
             }
             args.output.write_text(json.dumps(results, indent=1) + "\n")
             print(f"share {share:g}: {len(points)} runs in {seconds:.1f} s", flush=True)
-            print(points[["batch_size", "num_steps", "utility_loss", "score"]].to_string(), flush=True)
+            print(
+                points[["batch_size", "num_steps", "utility_loss", "score"]].to_string(), flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
     python benchmarks/gpu/steps.py lora-8b full-1b --output steps.json      # on a GPU
     python benchmarks/gpu/steps.py lora-8b --device cpu --small --output x  # a small shape, to try the script
 
-The model has random weights in the shape of the named Llama or GPT-2. A way runs one micro-batch: forward, backward
-and, where it is private, the sum of clipped per-example gradients. `plain` and `raydp` alternate on one model, so that
-both see the same device; the other ways have a model of their own. Reported are medians of wall-clock time with the
-device synchronised, tokens a second, the peak of the allocated memory, and the norm of the sum. If a micro-batch does
-not fit, all ways are measured again with half of it. `noise` is one step's noise drawn and added on the device.
+The model has random weights in the shape of the named Llama or GPT-2. A way runs one micro-batch:
+forward, backward and, where it is private, the sum of clipped per-example gradients. `plain` and
+`raydp` alternate on one model, so that both see the same device; the other ways have a model of
+their own. Reported are medians of wall-clock time with the device synchronised, tokens a second,
+the peak of the allocated memory, and the norm of the sum. If a micro-batch does not fit, all ways
+are measured again with half of it. `noise` is one step's noise drawn and added on the device.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ways import MAX_GRAD_NORM, WAYS, Bench, Step  # the folder of the other ben
 
 from raydp.spec.sections import AdapterSpec
 from raydp.training.gradients.memory import is_out_of_memory
-from raydp.training.loop import add_noise
+from raydp.training.noise.adding import add_noise
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import add_lattice_noise, lattice_step
 from raydp.training.noise.stream import CPU, TEST_KEY, KeyedStream
@@ -68,7 +69,8 @@ TOGETHER = (("plain", "raydp"), ("plain_recomputed", "recomputed"))
 
 
 def case_of(name: str, *, small: bool) -> dict[str, Any]:
-    """Return a case for `Bench`: with `small`, of the same architecture and a hundredth of the size."""
+    """Return a case for `Bench`: with `small`, of the same architecture and a hundredth of the
+    size."""
     case = {"name": name, "tokens": 512, **CASES[name]}
     if small:
         case |= {"tokens": 16, "microbatch": 4}
@@ -88,8 +90,12 @@ def case_of(name: str, *, small: bool) -> dict[str, Any]:
             max_position_embeddings=case["tokens"],
         )  # fmt: skip
     chosen = case["config"].num_hidden_layers
-    last = tuple(range(chosen - chosen // 4, chosen)) if case.get("layers") == LAST_QUARTER else None
-    case["adapter"] = FULL if case.get("full") else LORA.model_copy(update={"layers_to_transform": last})
+    last = (
+        tuple(range(chosen - chosen // 4, chosen)) if case.get("layers") == LAST_QUARTER else None
+    )
+    case["adapter"] = (
+        FULL if case.get("full") else LORA.model_copy(update={"layers_to_transform": last})
+    )
     case["autocast"] = True  # as raydp trains in bf16 on a GPU
     return case
 
@@ -127,11 +133,15 @@ def run_group(case: dict[str, Any], ways: list[str], args: argparse.Namespace) -
             steps[way] = step = WAYS[way](bench)
             first = seconds(step, device)
             total = step()
-            norm = float(torch.stack([g.double().norm() for g in total.values()]).norm()) / 2  # two equal micro-batches
+            norm = (
+                float(torch.stack([g.double().norm() for g in total.values()]).norm()) / 2
+            )  # two equal micro-batches
         except Exception as error:
             if is_out_of_memory(error) or "out of memory" in str(error):
                 raise
-            results[way] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+            results[way] = {
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            }
             del steps[way]
             continue
         peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
@@ -148,7 +158,11 @@ def run_group(case: dict[str, Any], ways: list[str], args: argparse.Namespace) -
             times[way].append(seconds(step, device))
     for way, values in times.items():
         median = statistics.median(values)
-        results[way] |= {"seconds": median, "tokens_per_second": tokens / median, "all_seconds": values}
+        results[way] |= {
+            "seconds": median,
+            "tokens_per_second": tokens / median,
+            "all_seconds": values,
+        }
     if args.profile:
         for way, step in steps.items():
             (args.output.parent / f"{case['name']}-{way}.txt").write_text(profile(step, device))
@@ -171,9 +185,12 @@ def profile(step: Step, device: torch.device) -> str:
 
 
 def noise_seconds(bench: Bench) -> dict[str, float]:
-    """Seconds of one step's noise on the device, and of the same noise drawn on the host and copied."""
+    """Seconds of one step's noise on the device, and of the same noise drawn on the host and
+    copied."""
     stream = KeyedStream(key=TEST_KEY, run_id="benchmark")
-    totals = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in bench.parameters.items()}
+    totals = {
+        name: torch.zeros_like(p, dtype=torch.float32) for name, p in bench.parameters.items()
+    }
     parts = {name: part_of(total) for name, total in totals.items()}
     count = sum(total.numel() for total in totals.values())
     lattice = lattice_step(MAX_GRAD_NORM, count)
@@ -184,22 +201,30 @@ def noise_seconds(bench: Bench) -> dict[str, float]:
     def on_the_host() -> None:
         for name, total in totals.items():
             held = total.view(-1)[: math.ceil(share * total.numel())]
-            noise = stream.normal_on(CPU, total.numel(), step=0, purpose="noise", name=name, part=slice(0, len(held)))
+            noise = stream.normal_on(
+                CPU, total.numel(), step=0, purpose="noise", name=name, part=slice(0, len(held))
+            )
             add_lattice_noise(held, noise.to(total.device), std=MAX_GRAD_NORM, step=lattice)
 
     on_the_device()
     drawn = statistics.median(seconds(on_the_device, bench.device) for _ in range(3))
     share = min(1.0, 3e7 / count)  # on the host a part is enough
-    return {"seconds": drawn, "seconds_drawn_on_the_host": seconds(on_the_host, bench.device) / share}
+    return {
+        "seconds": drawn,
+        "seconds_drawn_on_the_host": seconds(on_the_host, bench.device) / share,
+    }
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure all ways of a case, with the largest micro-batch of at most the case's that fits every way."""
+    """Measure all ways of a case, with the largest micro-batch of at most the case's that fits
+    every way."""
     case = case_of(name, small=args.small)
     case["ways"] = [way for way in case["ways"] if args.ways is None or way in args.ways]
     groups = [[way for way in case["ways"] if way in pair] for pair in TOGETHER]
     together = [group for group in groups if group]
-    groups = together + [[way] for way in case["ways"] if not any(way in group for group in together)]
+    groups = together + [
+        [way] for way in case["ways"] if not any(way in group for group in together)
+    ]
     ways: dict[str, Any] = {}
     smaller: dict[str, int] = {}
     for group in groups:
@@ -211,7 +236,10 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
             except Exception as error:  # noqa: BLE001 - the other ways are measured all the same
                 out_of_memory = is_out_of_memory(error) or "out of memory" in str(error)
                 if not out_of_memory or size == 1:
-                    ways |= {way: {"error": f"{type(error).__name__}: {str(error)[:300]}"} for way in group}
+                    ways |= {
+                        way: {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+                        for way in group
+                    }
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -228,13 +256,17 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="+", choices=list(CASES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small shape")
     parser.add_argument("--ways", nargs="+", help="some of the case's ways")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="also write tables of operations beside the output")
+    parser.add_argument(
+        "--profile", action="store_true", help="also write tables of operations beside the output"
+    )
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     results = {}
@@ -248,8 +280,9 @@ def main() -> None:
                 print(f"  {way}: not possible: {r['error']}", flush=True)
             else:
                 print(
-                    f"  {way}: {r['tokens_per_second']:,.0f} tokens/s x{r['ratio']:.3f} {r['seconds']:.4f} s "
-                    f"b={r['microbatch']} {r['peak_gib']:.1f} GiB |sum| {r['norm_of_sum']:.5g} {r.get('noise', '')}",
+                    f"  {way}: {r['tokens_per_second']:,.0f} tokens/s x{r['ratio']:.3f} "
+                    f"{r['seconds']:.4f} s b={r['microbatch']} {r['peak_gib']:.1f} GiB |sum| "
+                    f"{r['norm_of_sum']:.5g} {r.get('noise', '')}",
                     flush=True,
                 )
 

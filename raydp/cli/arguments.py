@@ -18,31 +18,51 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 Uri = Annotated[str, typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow store or server.")]
 DEFAULT_URI = "sqlite:///raydp.db"
 Source = Annotated[
-    str, typer.Argument(metavar="POINTS|SWEEP", help="CSV or Parquet file; or a sweep: its folder, name or spec.")
+    str,
+    typer.Argument(
+        metavar="POINTS|SWEEP", help="CSV or Parquet file; or a sweep: its folder, name or spec."
+    ),
 ]
-OneSweep = Annotated[str, typer.Argument(metavar="SWEEP", help="Its folder, its name, or the spec that it runs.")]
+OneSweep = Annotated[
+    str, typer.Argument(metavar="SWEEP", help="Its folder, its name, or the spec that it runs.")
+]
 Storage = Annotated[str, typer.Option(help="Folder that sweeps are looked up in by name.")]
-By = Annotated[str | None, typer.Option("--score", help="Another of the table's scores, also one measured later.")]
-WorstCase = Annotated[bool, typer.Option("--worst-case", help="A model's largest value over its secrets.")]
-MaxLoss = Annotated[float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")]
+By = Annotated[
+    str | None,
+    typer.Option("--score", help="Another of the table's scores, also one measured later."),
+]
+WorstCase = Annotated[
+    bool, typer.Option("--worst-case", help="A model's largest value over its secrets.")
+]
+MaxLoss = Annotated[
+    float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")
+]
+OLD_OPTION = "--min-utility-gain"
+"""The name of `--min-gain-share` in earlier versions."""
 MinGain = Annotated[
-    float | None, typer.Option(help="Only those with this share of the best utility gain, such as 0.9.")
+    float | None,
+    typer.Option(
+        *("--min-gain-share", OLD_OPTION),
+        help="Only those with this share of the best utility gain, such as 0.9.",
+    ),
 ]
 Rule = Annotated[
     str | None,
-    typer.Option(help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."),
+    typer.Option(
+        help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."
+    ),
 ]
 
 
 def _if_verbose(asked: bool) -> None:
-    from raydp.io.told import be_verbose
+    from raydp.io.console_log import be_verbose
 
     if asked:
         be_verbose()
 
 
 def _if_quiet(asked: bool) -> None:
-    from raydp.io.told import be_quiet
+    from raydp.io.console_log import be_quiet
 
     if asked:
         be_quiet()
@@ -51,19 +71,30 @@ def _if_quiet(asked: bool) -> None:
 @cache
 def options_of_every_command() -> tuple[Parameter, ...]:
     """Return the options that every command and every group of commands has."""
+    # Typer builds the parameters from a function's signature, so a stand-in has one.
     app = typer.Typer(add_completion=False)
 
     @app.command()
     def every_command(
         verbose: Annotated[
-            bool, typer.Option("--verbose", "-v", callback=_if_verbose, help="Say on stderr what is done, with times.")
+            bool,
+            typer.Option(
+                "--verbose",
+                "-v",
+                callback=_if_verbose,
+                help="Say on stderr what is done, with times.",
+            ),
         ] = False,
         quiet: Annotated[
-            bool, typer.Option("--quiet", "-q", callback=_if_quiet, help="Print results and errors only.")
+            bool,
+            typer.Option(
+                "--quiet", "-q", callback=_if_quiet, help="Print results and errors only."
+            ),
         ] = False,
     ) -> None:
         """Stands for a command."""
 
+    # The callbacks do the work, so the commands need not take these values.
     options = typer.main.get_command(app).params
     for option in options:
         option.expose_value = False
@@ -82,7 +113,9 @@ def bounds(given: list[str] | None) -> dict[str, float] | None:
         try:
             limits[column] = float(value)
         except ValueError as error:
-            raise ValueError(f"--at-most must be COLUMN=VALUE, got {text!r}. Write it as epsilon=8.") from error
+            raise ValueError(
+                f"--at-most must be COLUMN=VALUE, got {text!r}. Write it as epsilon=8."
+            ) from error
     return limits or None
 
 
@@ -93,51 +126,66 @@ def check_page(output: Path) -> None:
         ValueError: the folder does not exist, or the path is the name of a table.
     """
     if not output.absolute().parent.is_dir():
-        raise ValueError(f"--output must lie in an existing folder, got {str(output)!r}. Create its folder.")
+        raise ValueError(
+            f"--output must lie in an existing folder, got {str(output)!r}. Create its folder."
+        )
     if output.suffix in (".csv", ".parquet"):
-        raise ValueError(f"--output must be a page, got {str(output)!r}. Name it .html: a table would be overwritten.")
+        raise ValueError(
+            f"--output must be a page, got {str(output)!r}. Name it .html: a table would be "
+            "overwritten."
+        )
 
 
 def check_new(output: Path, *, force: bool) -> None:
-    """Check that a command does not overwrite an existing file without --force. At a terminal the user is asked.
+    """Check that a command does not overwrite an existing file without --force.
+
+    At a terminal the user is asked.
 
     Raises:
         ValueError: the file exists, --force is not given, and the user does not agree.
     """
     if force or not output.is_file():
         return
+    # A question is only put where somebody can answer it.
     asked = sys.stdin.isatty() and sys.stderr.isatty()
     if not (asked and typer.confirm(f"{output} exists. Overwrite it?", err=True)):
-        raise ValueError(f"--output must be a new file, got {str(output)!r}. Choose another name, or add --force.")
+        raise ValueError(
+            f"--output must be a new file, got {str(output)!r}. Choose another name, or add "
+            "--force."
+        )
 
 
 def configuration_of(text: str) -> Configuration:
-    """Parse batch_size,num_steps,learning_rate, and FIELD=VALUE for each further field, from the command line.
+    """Parse batch_size,num_steps,learning_rate,FIELD=VALUE,... from the command line.
+
+    FIELD=VALUE is there for each further field.
 
     Raises:
         ValueError: the text has another form.
     """
     from raydp.search_spaces import Configuration
-    from raydp.search_spaces.settings import settings_text
+    from raydp.search_spaces.settings import Settings
 
     try:
+        # Only the first three commas separate: a further field's value may hold commas of its own.
         batch_size, num_steps, learning_rate, *fields = text.split(",", 3)
         further = dict(map(_field_of, _parts(fields[0]))) if fields else {}
         return Configuration(
             batch_size=int(batch_size),
             num_steps=int(num_steps),
             learning_rate=float(learning_rate),
-            settings=settings_text(further),
+            settings=Settings(further),
         )
     except ValueError as error:
         raise ValueError(
-            f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. Write it as "
-            "256,60,0.005, and further fields as 256,60,0.005,method.max_grad_norm=0.5."
+            f"--configuration must be batch_size,num_steps,learning_rate, all > 0, got {text!r}. "
+            "Write it as 256,60,0.005, and further fields as 256,60,0.005,method.max_grad_norm=0.5."
         ) from error
 
 
 def _parts(text: str) -> list[str]:
     """Split FIELD=VALUE,FIELD=VALUE at the commas that are not inside brackets."""
+    # A list or a mapping in YAML keeps its commas.
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "[{") - (letter in "]}")

@@ -18,26 +18,35 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 GRACE_SECONDS = 1.0
-"""Time that Python has to end the command. Python cannot end it during a library call in C, such as a composition."""
+"""Time that Python has to end the command.
+
+Python cannot end it during a library call in C, such as a composition.
+"""
 LONG_SECONDS = 8.0
 AGAIN_SECONDS = 0.1
-"""Time after which a lost interruption is raised again. The callback that lost it has returned by then."""
+"""Time after which a lost interruption is raised again: its callback has returned by then."""
 
 
 @contextmanager
 def stoppable(what: str) -> Iterator[None]:
-    """End the process soon after Ctrl-C, whatever code runs. After some seconds, tell on stderr what takes long.
+    """End the process soon after Ctrl-C, whatever code runs.
+
+    After some seconds, tell on stderr what takes long.
 
     Args:
         what: the name of the activity, for the sentence.
     """
+    # Signals reach the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # A pipe that the signal itself writes to, and a thread that reads it: Python code in the main
+    # thread may not run for minutes.
     done = threading.Event()
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
-    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # the signal itself writes, without Python
+    # The signal itself writes, without Python.
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(read_end, done), daemon=True).start()
     timer = threading.Timer(LONG_SECONDS, _say, (what,))
     timer.daemon = True
@@ -60,26 +69,33 @@ def _say(what: str) -> None:
 def _watch(pipe: int, done: threading.Event) -> None:
     """Wait for Ctrl-C, SIGTERM or the end of the block, and end the process if Python does not."""
     while signals := os.read(pipe, 64):
+        # Python gets some time to end by itself, with its own clean-up.
         if {signal.SIGINT, signal.SIGTERM}.intersection(signals) and not done.wait(GRACE_SECONDS):
+            # Workers would go on without their parent.
             for child in multiprocessing.active_children():
                 child.kill()
-            clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # a status line may have hidden the cursor
+            # A status line may have hidden the cursor.
+            clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
             os.write(2, f"{clear}interrupted\n".encode())
+            # No handlers and no clean-up: they could wait for the call that hangs.
             os._exit(1)
     os.close(pipe)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM act as Ctrl-C, and raise a KeyboardInterrupt again that Python prints and forgets.
+    """Let SIGTERM act as Ctrl-C, and raise a KeyboardInterrupt again if Python forgets it.
 
-    Python ignores an exception in a destructor or in the callback of a weak reference, which the garbage collector
-    calls at any time. A scheduler sends SIGTERM once, so a command that loses it would go on until it is killed.
+    Python ignores an exception in a destructor or in the callback of a weak reference, which the
+    garbage collector calls at any time. A scheduler sends SIGTERM once, so a command that loses it
+    would go on until it is killed.
     """
     before, timers = sys.unraisablehook, list[threading.Timer]()
     main = threading.current_thread() is threading.main_thread()
+    # The default handler of SIGTERM would end the process without any clean-up.
     on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
 
+    # Only the interruption is raised again, by a timer: here it would be lost once more.
     def hook(lost: UnraisableHookArgs) -> None:
         if lost.exc_type is KeyboardInterrupt:
             timers.append(threading.Timer(AGAIN_SECONDS, _interrupt))
@@ -100,8 +116,13 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt() -> None:
-    """Interrupt the main thread by a signal that has a handler. A shell starts background commands without SIGINT."""
+    """Interrupt the main thread by a signal that has a handler.
+
+    A shell starts background commands without SIGINT.
+    """
+    # The first one with a handler: an ignored SIGINT would do nothing.
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(signal.getsignal(number)):
-            signal.pthread_kill(threading.main_thread().ident or 0, number)  # ends a system call, too
+            # A signal to the main thread also ends its system call.
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
             return

@@ -1,4 +1,4 @@
-"""`raydp list`, `models` and `spaces`: existing sweeps, registered models and named search spaces."""
+"""`raydp list`, `models` and `spaces`: sweeps, registered models and named search spaces."""
 
 from __future__ import annotations
 
@@ -16,35 +16,41 @@ spaces_app = typer.Typer(cls=CommandGroup, help="Named search spaces.")
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID."
+    ),
 ]
 TrustedKey = Annotated[
     list[str] | None,
-    typer.Option(help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."),
+    typer.Option(
+        help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."
+    ),
 ]
-Verify = Annotated[bool, typer.Option("--verify", help="Also read the models' files and compare them with their seal.")]
-Merge = Annotated[bool, typer.Option("--merge", help="With the adapter merged into the base model.")]
-WithBase = Annotated[bool, typer.Option("--with-base", help="With the base model's files beside the adapter.")]
-Base = Annotated[str | None, typer.Option(help="Name or folder of the base model, if it moved.")]
-Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; as recorded by default.")]
-MergedKey = Annotated[Path | None, typer.Option(help="Private key to sign the merged model with.")]
-License = Annotated[str | None, typer.Option(help="The model's licence for README.md, such as apache-2.0.")]
-WithFigures = Annotated[
-    bool, typer.Option("--with-figures", help="Utility and scores in README.md too, which ε does not cover.")
-]
-OpenSSFKey = Annotated[
-    Path | None,
-    typer.Option("--openssf-key", help="EC private key: also sign as OpenSSF Model Signing does, model.sig."),
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="Also read the models' files and compare them with their seal."),
 ]
 PAGE_COLUMNS = 100
 """The columns of a page that a person reads from a pipe or a file."""
-SHOWN = ("model_uri", "sweep", "batch_size", "num_steps", "learning_rate", "seed", "epsilon", "utility_loss", "score")
+SHOWN = (
+    "model_uri",
+    "sweep",
+    "batch_size",
+    "num_steps",
+    "learning_rate",
+    "seed",
+    "epsilon",
+    "utility_loss",
+    "score",
+)
 SPARE = ("sweep", "seed", "epsilon", "aliases", "learning_rate", "num_steps", "batch_size")
 """Columns that a narrow terminal omits, in this order."""
 
 
 def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
-    """The sweeps under a storage folder: their runs, the selected configuration, when they changed."""
+    """The sweeps under a storage folder: their runs, the selected configuration, when they
+    changed."""
     from raydp.io.output import print_json
     from raydp.sweep.listing import list_sweeps, show_sweeps
 
@@ -55,21 +61,28 @@ def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
 @models_app.command("find")
 def models_find(
     uri: Uri = DEFAULT_URI,
-    registered_model: Annotated[str | None, typer.Option(help="Its name in the registry; all by default.")] = None,
+    registered_model: Annotated[
+        str | None, typer.Option(help="Its name in the registry; all by default.")
+    ] = None,
     alias: Annotated[str | None, typer.Option(help="Only versions with this alias.")] = None,
     where: Annotated[
-        list[str] | None, typer.Option(help="COLUMN OPERATOR VALUE, such as 'score.vmr < 0.05'; repeatable.")
+        list[str] | None,
+        typer.Option(help="COLUMN OPERATOR VALUE, such as 'score.vmr < 0.05'; repeatable."),
     ] = None,
     max_epsilon: Annotated[float | None, typer.Option()] = None,
     min_epsilon: Annotated[float | None, typer.Option()] = None,
     max_delta: Annotated[float | None, typer.Option()] = None,
     max_loss: Annotated[float | None, typer.Option()] = None,
     max_score: Annotated[float | None, typer.Option()] = None,
-    score: Annotated[str | None, typer.Option(help="Name of the score to filter and sort by.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="Name of the score to filter and sort by.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option()] = None,
     num_steps: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
-    order_by: Annotated[str, typer.Option(help="score, loss, epsilon or another column.")] = "score",
+    order_by: Annotated[
+        str, typer.Option(help="score, loss, epsilon or another column.")
+    ] = "score",
     limit: Annotated[int | None, typer.Option()] = None,
     trusted_key: TrustedKey = None,
     verify: Verify = False,
@@ -77,40 +90,65 @@ def models_find(
 ) -> None:
     """Registered models by ε, δ, utility, score and configuration."""
     from raydp.io.output import print_json, print_table, stderr
-    from raydp.search_spaces.settings import settings_in_words, settings_of
+    from raydp.search_spaces.settings import Settings, settings_in_words
 
     conditions = {
-        "max_epsilon": max_epsilon, "min_epsilon": min_epsilon, "max_delta": max_delta, "max_loss": max_loss,
-        "max_score": max_score, "score": score, "batch_size": batch_size, "num_steps": num_steps,
-        "learning_rate": learning_rate, "limit": limit, "registered_model": registered_model, "alias": alias,
-        "where": where, "trusted_keys": trusted_key,
-    }  # fmt: skip
+        "max_epsilon": max_epsilon,
+        "min_epsilon": min_epsilon,
+        "max_delta": max_delta,
+        "max_loss": max_loss,
+        "max_score": max_score,
+        "score": score,
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
+        "limit": limit,
+        "registered_model": registered_model,
+        "alias": alias,
+        "where": where,
+        "trusted_keys": trusted_key,
+    }
+    # Only what was given, so that `find_models` keeps its own defaults.
     given = {name: value for name, value in conditions.items() if value is not None}
     with stderr.status("opening the tracking store and searching its models"):
         from raydp.tracking import find_models
 
         models = find_models(uri, order_by=order_by, verify=verify, **given)
+    # What is missing from the table is said on stderr: models without a reliable guarantee, and
+    # values that could not be read.
     if left_out := models.attrs["left_out"]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
-        stderr.print(f"left out {sum(left_out.values())}, whose guarantee does not hold: {reasons}", markup=False)
+        stderr.print(
+            f"left out {sum(left_out.values())}, whose guarantee does not hold: {reasons}",
+            markup=False,
+        )
     if unreadable := models.attrs["unreadable"]:
         counts = ", ".join(f"{count} in {column}" for column, count in sorted(unreadable.items()))
-        stderr.print(f"values in the registry that cannot be read, shown as null: {counts}", markup=False)
+        stderr.print(
+            f"values in the registry that cannot be read, shown as null: {counts}", markup=False
+        )
     if json:
         print_json(models.to_dict("records"))
         return
-    rows = models[[name for name in SHOWN if name != "sweep" or not models[name].isna().all()]].to_dict("records")
+    # The sweep's name is left out if no model has one. Further fields become one column of words.
+    rows = models[
+        [name for name in SHOWN if name != "sweep" or not models[name].isna().all()]
+    ].to_dict("records")
     settings = models["settings"].fillna("") if "settings" in models else [""] * len(models)
     for row, aliases, own in zip(rows, models["aliases"], settings, strict=True):
         if any(settings):
-            row["further fields"] = settings_in_words(settings_of(own))
+            row["further fields"] = settings_in_words(Settings.parse(own))
         row["aliases"] = ", ".join(aliases)
     print_table("models", rows, keep=SHOWN[:1], spare=SPARE)
 
 
 @models_app.command("show")
 def models_show(
-    model: Model, uri: Uri = DEFAULT_URI, trusted_key: TrustedKey = None, verify: Verify = False, json: Json = False
+    model: Model,
+    uri: Uri = DEFAULT_URI,
+    trusted_key: TrustedKey = None,
+    verify: Verify = False,
+    json: Json = False,
 ) -> None:
     """One model with its privacy record, who signed it, and its promotions."""
     from raydp.io.output import print_document, print_json
@@ -127,7 +165,9 @@ def models_promote(
     model: Model,
     alias: Annotated[str, typer.Option()],
     reason: Annotated[str, typer.Option()],
-    by: Annotated[str | None, typer.Option(help="Who promotes it; by default the name you are logged in by.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Who promotes it; by default the name you are logged in by.")
+    ] = None,
     uri: Uri = DEFAULT_URI,
     trusted_key: TrustedKey = None,
     json: Json = False,
@@ -137,101 +177,44 @@ def models_promote(
     from raydp.tracking import promote_model
 
     made = promote_model(model, alias, reason, tracking_uri=uri, by=by, trusted_keys=trusted_key)
-    answer = {"model": model, **{k: made[k] for k in ("alias", "reason", "by", "at", "previous_version")}}
+    answer = {
+        "model": model,
+        **{k: made[k] for k in ("alias", "reason", "by", "at", "previous_version")},
+    }
     print_json(answer) if json else stdout.print(f"{model} is now {alias!r}", markup=False)
-
-
-@models_app.command("export")
-def models_export(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
-    merge: Merge = False,
-    with_base: WithBase = False,
-    base: Base = None,
-    dtype: Dtype = None,
-    signing_key: MergedKey = None,
-    license: License = None,
-    with_figures: WithFigures = False,
-    openssf_key: OpenSSFKey = None,
-    uri: Uri = DEFAULT_URI,
-    trusted_key: TrustedKey = None,
-    json: Json = False,
-) -> None:
-    """Write a model to a folder for transformers, peft, vLLM or `mlflow models serve`."""
-    from raydp.io.output import print_json, stdout
-    from raydp.tracking import export_model
-
-    export_model(model, output, tracking_uri=uri, merge=merge, with_base=with_base, base=base, dtype=dtype,
-                 trusted_keys=trusted_key, signing_key=signing_key, license=license,
-                 with_figures=with_figures, openssf_key=openssf_key)  # fmt: skip
-    files = sorted(path.name for path in output.iterdir())
-    answer = {"model": model, "folder": output, "merged": merge, "files": files}
-    print_json(answer) if json else stdout.print(f"{model} is in {output}: {', '.join(files)}", markup=False)
-
-
-@models_app.command("push")
-def models_push(
-    model: Model,
-    to: Annotated[str, typer.Option(help="hub:OWNER/NAME of a repository on the Hugging Face hub, or a new folder.")],
-    merge: Merge = False,
-    with_base: WithBase = False,
-    base: Base = None,
-    dtype: Dtype = None,
-    signing_key: MergedKey = None,
-    license: License = None,
-    with_figures: WithFigures = False,
-    openssf_key: OpenSSFKey = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Make or take a repository that everybody can read.")
-    ] = False,
-    uncertified: Annotated[
-        bool, typer.Option("--uncertified", help="Also a model whose guarantee is not certified.")
-    ] = False,
-    uri: Uri = DEFAULT_URI,
-    trusted_key: TrustedKey = None,
-    json: Json = False,
-) -> None:
-    """Send a model with its card and privacy record to the Hugging Face hub, or write it to a folder."""
-    from raydp.io.output import print_json, stderr, stdout
-    from raydp.tracking import export_model, push_model
-    from raydp.tracking.models.push import HUB
-
-    options = {
-        "merge": merge, "with_base": with_base, "base": base, "dtype": dtype, "signing_key": signing_key,
-        "license": license, "with_figures": with_figures, "openssf_key": openssf_key,
-        "tracking_uri": uri, "trusted_keys": trusted_key,
-    }  # fmt: skip
-    if to.startswith(HUB):
-        with stderr.status(f"checking {model} and sending it to {to}"):
-            where = push_model(model, to.removeprefix(HUB), public=public, uncertified=uncertified, **options)
-    else:
-        where = str(export_model(model, Path(to), **options))
-    answer = {"model": model, "to": to, "address": where}
-    print_json(answer) if json else stdout.print(f"{model} is at {where}", markup=False)
 
 
 @models_app.command("keygen")
 def models_keygen(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="File of the private key; FILE.pub is the public one.")
+        Path,
+        typer.Option("-o", "--output", help="File of the private key; FILE.pub is the public one."),
     ],
     json: Json = False,
 ) -> None:
-    """Make a key to sign models with: tracking.signing_key names it, --trusted-key takes its public half."""
+    """Make a key to sign models with: tracking.signing_key names it, --trusted-key takes its public
+    half."""
     from raydp.io.output import print_json, stdout
     from raydp.tracking import new_key
 
     public = new_key(output)
     answer = {"signing_key": output, "trusted_key": public}
-    print_json(answer) if json else stdout.print(f"{output} (keep it secret), {output}.pub: {public}", markup=False)
+    print_json(answer) if json else stdout.print(
+        f"{output} (keep it secret), {output}.pub: {public}", markup=False
+    )
 
 
 @models_app.command("seal")
 def models_seal(
     model: Model,
-    signing_key: Annotated[Path | None, typer.Option(help="Private key; without it the seal is not signed.")] = None,
+    signing_key: Annotated[
+        Path | None, typer.Option(help="Private key; without it the seal is not signed.")
+    ] = None,
     unseen: Annotated[
-        bool, typer.Option("--unseen", help="Also where there is no seal, or one that the files do not fit.")
+        bool,
+        typer.Option(
+            "--unseen", help="Also where there is no seal, or one that the files do not fit."
+        ),
     ] = False,
     uri: Uri = DEFAULT_URI,
     json: Json = False,
@@ -242,7 +225,9 @@ def models_seal(
 
     made = seal_model(model, tracking_uri=uri, signing_key=signing_key, unseen=unseen)
     by = made["signed_by"] or "nobody: no --signing-key was given"
-    print_json({"model": model, **made}) if json else stdout.print(f"{model} is sealed, signed by {by}", markup=False)
+    print_json({"model": model, **made}) if json else stdout.print(
+        f"{model} is sealed, signed by {by}", markup=False
+    )
 
 
 @spaces_app.command("list")
@@ -252,7 +237,11 @@ def spaces_list(json: Json = False) -> None:
     from raydp.search_spaces import load_space, space_names
 
     spaces = [load_space(name) for name in space_names()]
-    rows = [{"name": s.name, "points": len(s.configurations), "description": s.description} for s in spaces]
+    rows = [
+        # Names and sizes; `spaces show` has the configurations.
+        {"name": s.name, "points": len(s.configurations), "description": s.description}
+        for s in spaces
+    ]
     print_json(rows) if json else print_table("search spaces", rows, keep=("description",))
 
 
@@ -268,5 +257,7 @@ def spaces_show(name: str, json: Json = False) -> None:
         facts = {k: getattr(space, k) for k in ("name", "description", "source", "max_grad_norm")}
         print_json({**facts, "configurations": rows})
         return
-    stdout.print(f"{space.description} Source: {space.source}. max_grad_norm {space.max_grad_norm:g}")
+    stdout.print(
+        f"{space.description} Source: {space.source}. max_grad_norm {space.max_grad_norm:g}"
+    )
     print_table(space.name, rows)

@@ -1,4 +1,7 @@
-"""The `raydp` command: read arguments, call one function, print the answer. Imports are lazy, so --help is instant."""
+"""The `raydp` command: read arguments, call one function, print the answer.
+
+Imports are lazy, so --help is instant.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from raydp.analysis.tables.renamed import warn_of_old_name
 from raydp.cli.analyze import analyze_app
-from raydp.cli.arguments import By, Json, MaxLoss, MinGain, OneSweep, Rule, Source, Storage, WorstCase
-from raydp.cli.audit import audit_app
-from raydp.cli.data import data_app
+from raydp.cli.arguments import (
+    OLD_OPTION,
+    By,
+    Json,
+    MaxLoss,
+    MinGain,
+    OneSweep,
+    Rule,
+    Source,
+    Storage,
+    WorstCase,
+)
 from raydp.cli.errors import NO_MEMORY, InterruptibleGroup, complain, explain, is_out_of_memory
-from raydp.cli.imported import import_
-from raydp.cli.init import init
 from raydp.cli.interrupts import stoppable
 from raydp.cli.lookup import list_, models_app, spaces_app
-from raydp.cli.mia import mia
-from raydp.cli.pate import pate
 from raydp.cli.plan import plan
-from raydp.cli.predict import predict
+from raydp.cli.registration import MODELS, PRIVACY, READ, RUN, extra_commands
 from raydp.cli.report import report
-from raydp.cli.score import score
-from raydp.cli.secrets import secrets_app
 from raydp.io.imports import own_process
 from raydp.io.interrupted import or_partial
-from raydp.plugins.registries import DEFAULT_ACCOUNTANT
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT, service
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 if TYPE_CHECKING:
@@ -43,8 +50,6 @@ app = typer.Typer(
     help="Sweeps under one differential-privacy guarantee, scored for what the models leak.",
     pretty_exceptions_enable=False,
 )
-RUN, READ, MODELS, PRIVACY, DATA = "Run a sweep", "Read a sweep", "Models", "Privacy", "Data"
-"""The sections of `raydp --help`."""
 UNCHANGED = "The sweep has ended, and nothing has changed since. This is its result."
 NAMESAKE = "raydp"
 """Another project's distribution, which has the same import name."""
@@ -62,35 +67,44 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Sweeps under one differential-privacy guarantee, scored for what the models leak."""
 
 
-app.command("init", rich_help_panel=RUN)(init)
-
-
 @app.command(rich_help_panel=RUN)
 def sweep(
-    spec: Annotated[Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue where the sweep stopped.")] = False,
-    start_or_resume: Annotated[
-        bool, typer.Option("--start-or-resume", help="Continue the sweep, or start it if it has not begun.")
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue where the sweep stopped.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan, train nothing.")] = False,
+    start_or_resume: Annotated[
+        bool,
+        typer.Option(
+            "--start-or-resume", help="Continue the sweep, or start it if it has not begun."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and plan, train nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run a sweep: calibrate, train, score, track, select."""
     from raydp.io.output import print_json, stderr
     from raydp.spec.reading import DEMO, draft_spec
-    from raydp.sweep.engine.warm.start import warm_up
     from raydp.sweep.planning.start import check_plan, check_start
     from raydp.sweep.store.folder import SweepFolder
     from raydp.sweep.store.unchanged import is_unchanged, remember
 
     draft = draft_spec(spec or DEMO)  # mistakes are reported before heavy imports
-    # Check what can be checked without heavy imports.
+    # Check what can be checked without heavy imports. A sweep that has ended and has not changed is
+    # answered from its folder, without Ray or torch.
     goes_on = resume or (start_or_resume and SweepFolder.exists(draft))
     if goes_on and not dry_run and is_unchanged(draft):
         from raydp.sweep.api import Sweep
@@ -102,7 +116,8 @@ def sweep(
         check_plan(draft)
     else:
         check_start(draft, resume=goes_on)
-        if not goes_on:  # what goes on may have nothing left to train
+        # what goes on may have nothing left to train
+        if not goes_on and (warm_up := service("warm_up", needed_by=None)):
             warm_up(draft.cluster)
     from raydp.cli.show.sweeps import show_plan
     from raydp.sweep.api import Sweep, plan_rows
@@ -117,6 +132,7 @@ def sweep(
         return
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         result = or_partial(lambda: chosen.run(resume=goes_on))
+    # Remembered only if nothing is left to do, and if the runs may be told of at all.
     unfinished = result.interrupted or result.counts.pending or result.counts.failed
     if result.selected is not None and not unfinished and chosen.folder.disclosure().shows_runs:
         remember(draft)
@@ -132,14 +148,16 @@ def _show_end(chosen: Sweep, result: SweepResult, *, json: bool, warned: bool) -
         print_json(result.document())
     else:
         show_result(chosen, result, warned=warned)
-    nothing_to_run = not result.counts.runs  # a valid outcome of a private selection
+    # Exit code 1 for scripts: nothing was selected, or the sweep can go on.
+    nothing_to_run = not result.counts.runs  # a valid outcome where the runs are drawn
     if (result.selected is None and not nothing_to_run) or result.interrupted:
         raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=READ)
 def status(sweep: OneSweep, storage: Storage = "raydp_runs", json: Json = False) -> None:
-    """Number of finished, failed (with reasons) and pending runs, and how far those in progress are."""
+    """Number of finished, failed (with reasons) and pending runs, and how far those in progress
+    are."""
     from raydp.cli.show.sweeps import progress_document, show_status
     from raydp.io.output import print_json
     from raydp.sweep.api import sweep_folder
@@ -156,7 +174,9 @@ def status(sweep: OneSweep, storage: Storage = "raydp_runs", json: Json = False)
 @app.command(rich_help_panel=READ)
 def points(
     sweep: OneSweep,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.csv or FILE.parquet.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="FILE.csv or FILE.parquet.")
+    ] = None,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
@@ -166,6 +186,7 @@ def points(
     from raydp.sweep.api import sweep_folder
     from raydp.sweep.store.points import points_table
 
+    # The table of runs that may not be shown may be looked at, but must not leave.
     folder = sweep_folder(sweep, storage)
     table = points_table(folder)
     if (private := folder.disclosure().note) is not None:
@@ -178,12 +199,16 @@ def points(
         stdout.print(f"{len(table)} rows written to {output}")
     else:
         shown = [*HYPERPARAMETERS, "seed", "status", "utility_loss", "score", "model_uri"]
-        print_table(folder.path.name, cast("list[dict[str, object]]", table[shown].to_dict("records")))
+        print_table(
+            folder.path.name, cast("list[dict[str, object]]", table[shown].to_dict("records"))
+        )
 
 
 @app.command(rich_help_panel=PRIVACY)
 def calibrate(
-    from_: Annotated[Path | None, typer.Option("--from", help="CSV of n,batch_size,num_steps,epsilon,delta.")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="CSV of n,batch_size,num_steps,epsilon,delta.")
+    ] = None,
     n: Annotated[int | None, typer.Option("--n", help="Training examples.")] = None,
     batch_size: Annotated[int | None, typer.Option()] = None,
     num_steps: Annotated[int | None, typer.Option()] = None,
@@ -196,9 +221,19 @@ def calibrate(
     from raydp.guarantees.calibrate import calibrate_file, calibrate_one
     from raydp.io.output import print_json, print_table
 
-    one = {"n": n, "batch_size": batch_size, "num_steps": num_steps, "epsilon": epsilon, "delta": delta}
+    one = {
+        "n": n,
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
     with stoppable("the calibration"):
-        rows = [calibrate_one(one, accountant)] if from_ is None else calibrate_file(from_, accountant, given=one)
+        rows = (
+            [calibrate_one(one, accountant)]
+            if from_ is None
+            else calibrate_file(from_, accountant, given=one)
+        )
     if json:
         print_json(rows[0] if from_ is None else rows)
     else:
@@ -208,11 +243,14 @@ def calibrate(
 @app.command(rich_help_panel=PRIVACY)
 def profile(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="SWEEP", help="Its folder, name or spec: all its configurations.")
+        str | None,
+        typer.Argument(metavar="SWEEP", help="Its folder, name or spec: all its configurations."),
     ] = None,
     from_: Annotated[
         Path | None,
-        typer.Option("--from", help="CSV of n,batch_size,num_steps and noise_multiplier, or epsilon,delta."),
+        typer.Option(
+            "--from", help="CSV of n,batch_size,num_steps and noise_multiplier, or epsilon,delta."
+        ),
     ] = None,
     n: Annotated[int | None, typer.Option("--n", help="Training examples.")] = None,
     batch_size: Annotated[int | None, typer.Option()] = None,
@@ -221,37 +259,55 @@ def profile(
     deltas: Annotated[str | None, typer.Option(help="Comma-separated, such as 1e-3,1e-6.")] = None,
     accountant: Annotated[
         str | None,
-        typer.Option(help="pld, prv or rdp: the table's. By default the sweep's own, or pld. -o and --json have all."),
+        typer.Option(
+            help="pld, prv or rdp: the table's. By default the sweep's own, or pld. -o and --json have all."
+        ),
     ] = None,
     expected_runs: Annotated[
-        float | None, typer.Option(help="Also ε of releasing only the best of about this many runs.")
+        float | None,
+        typer.Option(help="Also ε of releasing only the best of about this many runs."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="FILE.html: the profile as a figure.")
+    ] = None,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or the curves of many runs."""
-    from raydp.guarantees.calibrate import check_given, profile_of, show_profile, write_profile
+    """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or the curves of many
+    runs."""
+    from raydp.guarantees.calibrate import check_given, profile_of, show_profile
     from raydp.io.output import print_json
 
     one: dict[str, Any] = {
-        "n": n, "batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier,
-    }  # fmt: skip
+        "n": n,
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "noise_multiplier": noise_multiplier,
+    }
+    # Many configurations: a sweep's or a file's.
     if sweep is not None or from_ is not None:
         from raydp.guarantees.profiles import profiles_command
 
         given = one | {"expected_runs": expected_runs}
         with stoppable("the composition"):
-            profiles_command(sweep, from_, deltas, accountant, output, given=given, storage=storage, json=json)
+            profiles_command(
+                sweep, from_, deltas, accountant, output, given=given, storage=storage, json=json
+            )
         return
+    # One configuration, given by options.
     check_given("profile", one, "use --from FILE.csv, or name a SWEEP")
     shown = deltas or "1e-3,1e-4,1e-5,1e-6"
     with stoppable("the composition"):
         answer = profile_of(
-            **one, deltas=shown, accountant=accountant or DEFAULT_ACCOUNTANT, expected_runs=expected_runs
+            **one,
+            deltas=shown,
+            accountant=accountant or DEFAULT_ACCOUNTANT,
+            expected_runs=expected_runs,
         )
     if output is not None:
-        write_profile(answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}")
+        service("profile_page", needed_by="-o")(
+            answer, output, f"n = {n}, b = {batch_size}, T = {num_steps}, σ = {noise_multiplier:g}"
+        )
     print_json(answer) if json else show_profile(answer, expected_runs)
 
 
@@ -259,9 +315,13 @@ def profile(
 def select(
     points: Source,
     max_loss: MaxLoss = None,
-    min_utility_gain: MinGain = None,
-    max_score: Annotated[float | None, typer.Option(help="Highest 95 % upper limit of the score.")] = None,
-    at_most: Annotated[list[str] | None, typer.Option(help="COLUMN=VALUE, such as epsilon=8; repeatable.")] = None,
+    min_gain_share: MinGain = None,
+    max_score: Annotated[
+        float | None, typer.Option(help="Highest 95 % upper limit of the score.")
+    ] = None,
+    at_most: Annotated[
+        list[str] | None, typer.Option(help="COLUMN=VALUE, such as epsilon=8; repeatable.")
+    ] = None,
     rule: Rule = None,
     score: By = None,
     worst_case: WorstCase = False,
@@ -279,7 +339,7 @@ def select(
         storage=storage,
         rule=rule,
         max_loss=max_loss,
-        min_utility_gain=min_utility_gain,
+        min_gain_share=min_gain_share,
         max_score=max_score,
         at_most=bounds(at_most),
         score=score,
@@ -290,10 +350,13 @@ def select(
 
 @app.command(rich_help_panel=RUN)
 def selftest(
-    spec: Annotated[Path | None, typer.Argument(metavar="SPEC", help="Also checks its task, model, method.")] = None,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC", help="Also checks its task, model, method.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Check that training does what its ε assumes: sensitivity, noise, sampling, records, keys and an audit."""
+    """Check that training does what its ε assumes: sensitivity, noise, sampling, records, keys and
+    an audit."""
     from raydp.spec.reading import draft_spec
 
     if spec is not None:
@@ -306,9 +369,12 @@ def selftest(
 
 @app.command(rich_help_panel=RUN)
 def schema(
-    of: Annotated[Literal["spec", "card"], typer.Option(help="The spec, or a model's privacy.json.")] = "spec",
+    of: Annotated[
+        Literal["spec", "card"], typer.Option(help="The spec, or a model's privacy.json.")
+    ] = "spec",
 ) -> None:
-    """JSON Schema of the spec, for editors, or of a model's privacy card, for programs that read it."""
+    """JSON Schema of the spec, for editors, or of a model's privacy card, for programs that read
+    it."""
     from raydp.io.output import print_json
 
     if of == "card":
@@ -321,34 +387,51 @@ def schema(
     print_json(json_schema())
 
 
+# Commands from other modules, with their section of the help.
 for _name, _command, _panel in (
-    ("plan", plan, RUN), ("list", list_, READ), ("predict", predict, READ),
-    ("report", report, READ), ("score", score, MODELS), ("import", import_, MODELS), ("mia", mia, PRIVACY),
-    ("pate", pate, PRIVACY),
-):  # fmt: skip
+    ("plan", plan, RUN),
+    ("list", list_, READ),
+    ("report", report, READ),
+):
     app.command(_name, rich_help_panel=_panel)(_command)
-for _name, _group, _panel in (
-    ("spaces", spaces_app, RUN), ("analyze", analyze_app, READ), ("models", models_app, MODELS),
-    ("audit", audit_app, PRIVACY), ("data", data_app, DATA), ("secrets", secrets_app, DATA),
-):  # fmt: skip
+_groups = {
+    "spaces": (spaces_app, RUN),
+    "analyze": (analyze_app, READ),
+    "models": (models_app, MODELS),
+}
+for _name, (_group, _panel) in _groups.items():
     app.add_typer(_group, name=_name, rich_help_panel=_panel)
+for _name, _extra in extra_commands():
+    if isinstance(_extra.run, typer.Typer):
+        app.add_typer(_extra.run, name=_name, rich_help_panel=_extra.panel)
+        continue
+    _app = app if _extra.group is None else _groups[_extra.group][0]
+    _app.command(_name, rich_help_panel=None if _extra.group else _extra.panel)(_extra.run)
+    # Into its place: a command without a name has its function's.
+    _order = [c.name or getattr(c.callback, "__name__", "") for c in _app.registered_commands]
+    if _extra.before in _order:
+        _app.registered_commands.insert(_order.index(_extra.before), _app.registered_commands.pop())
 
 
 @cache
 def _built() -> Callable[[], object]:
-    """Return the command with its options, built once a process: that takes longer than many of the commands."""
+    """Return the command with its options, built once a process: that takes long."""
     return typer.main.get_command(app)
 
 
 def main() -> None:
     """Run the command. User mistakes exit with 2 and a remedy, failures with 1 and their reason."""
-    from raydp.io.told import shown_records
+    from raydp.io.console_log import shown_records
 
     with shown_records():
         _warn_of_namesake()
+        if any(argument.split("=")[0] == OLD_OPTION for argument in sys.argv[1:]):
+            warn_of_old_name("the options")
         try:
             _built()()
         except (ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
+            # Errors that a user can act on become one line. All others keep their traceback: they
+            # are bugs.
             if is_out_of_memory(error):
                 message, code = NO_MEMORY, 1
             elif isinstance(error, ValueError | OSError):
@@ -363,13 +446,15 @@ def _warn_of_namesake() -> None:
     """Warn if Spark's RayDP is installed too: both distributions write into the folder `raydp`."""
     from importlib.metadata import PackageNotFoundError, version
 
+    # The other distribution has the same import name, so only its metadata tell the two apart.
     try:
         other = version(NAMESAKE)
     except PackageNotFoundError:
         return
     logging.getLogger("raydp").warning(
-        "Spark's RayDP (%s %s) is installed in the same folder `raydp`, and each overwrites the other's files. Run "
-        "`pip uninstall %s` and install raydp-tune again, or use two environments.",
+        "Spark's RayDP (%s %s) is installed in the same folder `raydp`, and each overwrites the "
+        "other's files. Run `pip uninstall %s` and install raydp-tune again, or use two "
+        "environments.",
         NAMESAKE,
         other,
         NAMESAKE,
@@ -379,7 +464,8 @@ def _warn_of_namesake() -> None:
 def command() -> None:
     """Run the command in a process of its own: `raydp`, or `python -m raydp`."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a file's name may be no UTF-8
+        # As stderr: a file's name may be no UTF-8.
+        sys.stdout.reconfigure(errors="backslashreplace")
     with own_process():
         main()
 

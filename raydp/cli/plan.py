@@ -9,17 +9,26 @@ import typer
 
 from raydp.cli.arguments import Json
 from raydp.cli.interrupts import stoppable
+from raydp.plugins.registries import service
 
 
 def plan(
-    spec: Annotated[Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")] = None,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")
+    ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory.")
+        bool,
+        typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory."),
     ] = False,
     steps: Annotated[
-        int | None, typer.Option(help="Steps to time at each of three batch sizes. By default 3, or fewer in a minute.")
+        int | None,
+        typer.Option(
+            help="Steps to time at each of three batch sizes. By default 3, or fewer in a minute."
+        ),
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Price of a GPU for an hour: adds the column `cost`.")] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Price of a GPU for an hour: adds the column `cost`.")
+    ] = None,
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -34,25 +43,32 @@ def plan(
     from raydp.sweep.planning.start import check_plan
 
     spec = spec or DEMO
-    check_plan(draft_spec(spec), elsewhere=simulate is not None)  # mistakes are reported before heavy imports
-    from raydp.cli.show.costs import show_measured, show_simulation
+    # Mistakes are reported before heavy imports.
+    check_plan(draft_spec(spec), elsewhere=simulate is not None)
     from raydp.cli.show.sweeps import show_plan
-    from raydp.cost.estimate import estimate
     from raydp.io.output import print_json, stderr
-    from raydp.sweep.api import plan_rows
+    from raydp.sweep import api
 
+    given = {
+        "--measure": measure or None, "--steps": steps, "--price": price, "--simulate": simulate,
+    }  # fmt: skip
+    costs = None
+    # A plan may time real steps, so it can be stopped at once.
     with stoppable("the plan"):
-        estimated = estimate(spec, measure=measure, num_steps=steps, price=price, hardware=simulate)
+        if asked := [option for option, value in given.items() if value is not None]:
+            costs = service("cost_of_plan", needed_by=asked[0])(
+                spec, measure=measure, num_steps=steps, price=price, hardware=simulate
+            )
+            table = costs.table
+        else:
+            table = api.plan(spec)
+    # stdout holds the document alone; what was left out goes to stderr.
     if json:
-        for reason in estimated.table.attrs["rejected"]:
+        for reason in table.attrs["rejected"]:
             stderr.print(f"left out: {reason}", markup=False)
-        rows = plan_rows(estimated.table)
-        measured = None if estimated.measured is None else estimated.measured.document()
-        document = {"configurations": rows, "measured": measured, "simulation": estimated.simulation}
-        print_json(rows if simulate is None else document)
+        rows = api.plan_rows(table)
+        print_json(rows if costs is None else costs.document(rows))
     else:
-        show_plan(estimated.table)
-        if estimated.simulation is not None:
-            show_simulation(estimated.simulation)
-    if estimated.measured is not None:
-        show_measured(estimated.measured)
+        show_plan(table)
+    if costs is not None:
+        costs.show(json=json)

@@ -7,19 +7,41 @@ from typing import Annotated, Any
 
 import typer
 
-from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Rule, Storage, WorstCase, check_new, check_page
+from raydp.cli.arguments import (
+    By,
+    Json,
+    MaxLoss,
+    MinGain,
+    Rule,
+    Storage,
+    WorstCase,
+    check_new,
+    check_page,
+)
+from raydp.plugins.registries import service
 
 
 def report(
-    points: Annotated[list[str], typer.Argument(metavar="POINTS|SWEEP...", help="Several are compared on one page.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="A new file.")] = Path("report.html"),
+    points: Annotated[
+        list[str],
+        typer.Argument(metavar="POINTS|SWEEP...", help="Several are compared on one page."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new file.")] = Path(
+        "report.html"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
-    by: Annotated[str | None, typer.Option(help="Compare one table's groups by this column, such as epsilon.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write the figures into this folder.")] = None,
-    file_format: Annotated[str, typer.Option("--format", help="Format of the figures: svg, png or pdf.")] = "svg",
+    by: Annotated[
+        str | None, typer.Option(help="Compare one table's groups by this column, such as epsilon.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the figures into this folder.")
+    ] = None,
+    file_format: Annotated[
+        str, typer.Option("--format", help="Format of the figures: svg, png or pdf.")
+    ] = "svg",
     rule: Rule = None,
     max_loss: MaxLoss = None,
-    min_utility_gain: MinGain = None,
+    min_gain_share: MinGain = None,
     score: By = None,
     worst_case: WorstCase = False,
     storage: Storage = "raydp_runs",
@@ -28,11 +50,12 @@ def report(
     """A self-contained HTML report of a sweep, or a comparison of several."""
     from raydp.io.output import print_json, stderr, stdout
 
+    # Check the arguments before the analysis, which takes long.
     with stderr.status("loading the libraries"):
-        from raydp.sweep.reports import check_names, comparison
+        from raydp.sweep.reports import check_names
         from raydp.sweep.reports import report as of_one
     if figures is not None:
-        from raydp.analysis.figures.files import check_format
+        from raydp.analysis.figures.files import check_format, save_figures
 
         check_format(file_format)
     with stderr.status("checking the names"):
@@ -40,16 +63,16 @@ def report(
     check_page(output)
     check_new(output, force=force)
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
-    options |= {"rule": rule, "max_loss": max_loss, "min_utility_gain": min_utility_gain}
+    options |= {"rule": rule, "max_loss": max_loss, "min_gain_share": min_gain_share}
     with stderr.status("analysing the points and writing the report"):
         if len(points) > 1 or by is not None:
-            drawn = comparison(points, output, by=by, **options)
+            drawn = service("comparison", needed_by="another POINTS")(
+                points, output, by=by, **options
+            )
         else:
             drawn = of_one(points[0], output, **options)
     files = []
     if figures is not None:
-        from raydp.analysis.figures import save_figures
-
         with stderr.status("drawing the figures"):
             files = [str(file) for file in save_figures(drawn, figures, file_format=file_format)]
     if json:

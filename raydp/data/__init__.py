@@ -1,1 +1,2 @@
-"""The package's data files: the embedded model (`tiny/`, made by `tools/make_tiny.py`) and the embedded sweep."""
+"""The package's data files: the embedded model (`tiny/`, made by `tools/make_tiny.py`) and the
+embedded sweep."""

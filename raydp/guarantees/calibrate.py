@@ -1,4 +1,7 @@
-"""Functions behind `raydp calibrate` and `raydp profile`: check arguments, call `raydp.privacy`, return plain data."""
+"""Functions behind `raydp calibrate` and `raydp profile`.
+
+They check arguments, call `raydp.privacy` and return plain data.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import NotRequired, TypedDict
 
 from raydp.io.cache import cache_dir
 from raydp.io.output import print_table, stderr, stdout
+from raydp.plugins.registries import service
 from raydp.privacy import (
     AccountantError,
     Calibration,
@@ -20,12 +24,10 @@ from raydp.privacy import (
     PrivacyTarget,
     PRVAccountant,
     RDPAccountant,
-    TruncatedNegativeBinomial,
     attack_summary,
     calibrate_many,
     profile,
     profile_rows,
-    tuned_epsilon,
 )
 from raydp.privacy.accounting.documents import AttackSummary, Profile, ProfileRow
 from raydp.privacy.accounting.events import check_num_steps
@@ -118,6 +120,7 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) 
     rows = csv_rows(path, COLUMNS)
     requests, given_in_rows = list[CalibrationRequest](), list[tuple[Run, float]]()
     for line, row in rows:
+        # A refused cell is named by its line, and its text is left out: it may hold private data.
         try:
             numbers = {name: number(name, row[name]) for name in COLUMNS}
             requests.append(request(numbers))
@@ -131,13 +134,17 @@ def calibrate_file(path: Path, accountant: str, *, given: Mapping[str, object]) 
 def check_given(command: str, values: Mapping[str, object], instead: str) -> None:
     """Raise ValueError if a value is None."""
     if missing := [_option(name) for name, value in values.items() if value is None]:
-        raise ValueError(f"{command} must be given {', '.join(missing)}, got nothing. Add them, or {instead}.")
+        raise ValueError(
+            f"{command} must be given {', '.join(missing)}, got nothing. Add them, or {instead}."
+        )
 
 
 def check_alone(source: str, values: Mapping[str, object]) -> None:
     """Raise ValueError if a value is not None, because a file or a sweep has its own values."""
     if also := [_option(name) for name, value in values.items() if value is not None]:
-        raise ValueError(f"{source} must be given alone, got {', '.join(also)} too. Leave the others out.")
+        raise ValueError(
+            f"{source} must be given alone, got {', '.join(also)} too. Leave the others out."
+        )
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
@@ -148,13 +155,20 @@ def csv_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, st
     """
     if not path.is_file():
         raise ValueError(f"--from must be an existing CSV file, got {str(path)!r}. Check the path.")
-    rows = [(line, {str(k).strip(): v for k, v in row.items()}) for line, row in read_csv_rows(path, "--from")]
+    # Names of columns may have spaces around them, as spreadsheets write them.
+    rows = [
+        (line, {str(k).strip(): v for k, v in row.items()})
+        for line, row in read_csv_rows(path, "--from")
+    ]
     if not rows:
-        raise ValueError(f"--from must have a header and at least one row, got none in {path.name}. Add them.")
+        raise ValueError(
+            f"--from must have a header and at least one row, got none in {path.name}. Add them."
+        )
     missing = [c for c in columns if c not in rows[0][1]]
     if missing:
         raise ValueError(
-            f"--from must have the columns {', '.join(columns)}, got none of {', '.join(missing)}. Add them."
+            f"--from must have the columns {', '.join(columns)}, got none of {', '.join(missing)}. "
+            "Add them."
         )
     return rows
 
@@ -168,7 +182,9 @@ def delta_values(deltas: str) -> list[float]:
     try:
         return [float(d) for d in deltas.split(",")]
     except ValueError as error:
-        raise ValueError(f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6.") from error
+        raise ValueError(
+            f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6."
+        ) from error
 
 
 def _option(name: str) -> str:
@@ -182,7 +198,10 @@ def number(name: str, cell: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be a number, got {cell_in_words(cell)}. Write a finite number into the cell.")
+        raise ValueError(
+            f"{name} must be a number, got {cell_in_words(cell)}. Write a finite number into the "
+            "cell."
+        )
     return value
 
 
@@ -195,29 +214,37 @@ def profile_of(
     accountant: str,
     expected_runs: float | None = None,
 ) -> WholeProfile:
-    """Compute one run's guarantee: ε at comma-separated δ by every accountant, μ, and the limits of an attacker.
+    """Compute one run's guarantee by every accountant: ε at each δ, μ, and an attacker's limits.
 
     Args:
         n, batch_size, num_steps, noise_multiplier: the run.
         deltas: comma-separated values of δ.
         accountant: the accountant of the main answer.
-        expected_runs: also compute ε of releasing only the best of a random number of such runs. The number is
-            geometric with this mean, and the best is chosen on public data (see `raydp.privacy.tuned_epsilon`). It is
-            computed by rdp if `accountant` is rdp, and by pld otherwise: no other accountant has a bound.
+        expected_runs: also compute ε of releasing only the best of a random number of such runs.
+            The number is geometric with this mean, and the best is chosen on public data. It is
+            computed by rdp if `accountant` is rdp, and by pld otherwise.
 
     Raises:
         ValueError: a value is out of range.
     """
+    # Check the run, in the words of the options.
     values = delta_values(deltas)
     if not 1 <= batch_size <= n:
-        raise ValueError(f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
+        raise ValueError(
+            f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch "
+            "size."
+        )
     check_num_steps(num_steps, field="--num-steps")
-    event = PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps)
+    event = PoissonGaussian(
+        sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps
+    )
+    # The requested accountant's answer, with μ.
     with stderr.status("computing ε at each δ"):
         own = profile(event, values, accountant)
         known: list[ProfileRow] = [
             {"delta": d, "epsilon": e} for d, e in zip(own["deltas"], own["epsilons"], strict=True)
         ]
+        # All accountants' curves for comparison. The requested one is not computed twice.
         curves = {
             a.name: known if a.name == accountant else profile_rows(event, values, a)
             for a in (PRVAccountant(), PLDAccountant(), RDPAccountant())
@@ -231,23 +258,22 @@ def profile_of(
             "curves": curves,
             "attack": attack_summary(event),
         }
+        # The cost of choosing among such runs, if it was asked for.
         if expected_runs is not None:
-            runs = TruncatedNegativeBinomial.with_mean(expected_runs, eta=1.0)
-            bound_by = "rdp" if accountant == "rdp" else "pld"
-            answer["best_of"] = {
-                "expected_runs": expected_runs,
-                "distribution": "geometric",
-                "accountant": bound_by,
-                "epsilons": [tuned_epsilon([event], runs, delta, bound_by) for delta in values],
-            }
+            best_of = service("best_of", needed_by="--expected-runs")
+            answer["best_of"] = best_of(event, expected_runs, values, accountant)
         return answer
 
 
 def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
     """Print the profile of one run: ε by δ and accountant, μ, and the limits of an attacker."""
+    # One row for each δ, one column for each accountant.
     by_delta = zip(*answer["curves"].values(), strict=True)
     rows: list[dict[str, float | None]] = [
-        {"delta": r[0]["delta"], **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)}}
+        {
+            "delta": r[0]["delta"],
+            **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)},
+        }
         for r in by_delta
     ]
     if expected_runs is not None and "best_of" in answer:
@@ -255,28 +281,12 @@ def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
         for row, epsilon in zip(rows, best_of["epsilons"], strict=True):
             row[f"best of about {expected_runs:g} ({best_of['accountant']})"] = epsilon
     print_table("ε at each δ, by accountant", rows)
-    stdout.print(f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}")
+    stdout.print(
+        f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}"
+    )
     attack = answer["attack"]
     if "reason" not in attack:
         print_table("an attacker's true positive rate at most", attack["true_positive_rates"])
-
-
-def write_profile(answer: WholeProfile, path: Path, title: str) -> None:
-    """Write the profile as a page with a figure."""
-    from raydp.analysis import write_profiles
-
-    curves = {name: [(row["delta"], row["epsilon"]) for row in rows] for name, rows in answer["curves"].items()}
-    mu, attack = answer["gdp_mu"], answer["attack"]
-    notes = [
-        f"The whole profile lies below that of a Gaussian mechanism with μ = {mu:.4g} (δ >= 1e-10)."
-        if mu is not None
-        else f"No single μ stands for the whole profile: {answer['gdp_mu_reason']}.",
-    ]
-    rates = []
-    if "reason" not in attack:
-        rates = [(row["false_positive_rate"], row["bound"]) for row in attack["true_positive_rates"]]
-        notes.append(f"The advantage of an attacker is at most {attack['advantage']:.4g}.")
-    write_profiles(curves, path, title=title, attack=rates, notes=notes)
 
 
 def _solved(requests: list[CalibrationRequest], accountant: str) -> list[Noise]:
@@ -287,16 +297,20 @@ def _solved(requests: list[CalibrationRequest], accountant: str) -> list[Noise]:
             cache_dir=cache_dir() / "calibration",
             progress=lambda done, total: status.update(f"calibrating {done}/{total}"),
         )
-    gaps: list[GapToPld] = _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
+    gaps: list[GapToPld] = (
+        _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
+    )
     return [_document(c, gap) for c, gap in zip(solved, gaps, strict=True)]
 
 
 def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[GapToPld]:
-    """Compute how far prv's noise is above pld's tight noise: σ / σ_pld - 1, None if pld has no answer."""
+    """Compute σ / σ_pld - 1: how far prv's noise is above pld's tight noise; None if unknown."""
     cache = cache_dir() / "calibration"
-    with suppress(AccountantError, CalibrationError):  # fills the cache in parallel; the loop below reads it
+    # Fills the cache in parallel; the loop below reads it.
+    with suppress(AccountantError, CalibrationError):
         calibrate_many(requests, "pld", cache_dir=cache)
     gaps: list[GapToPld] = []
+    # One by one, so that a request without a tight answer does not hide the others.
     for request, ours in zip(requests, solved, strict=True):
         try:
             (tight,) = calibrate_many([request], "pld", cache_dir=cache)
@@ -313,10 +327,17 @@ def whole_numbers(row: Mapping[str, float]) -> Run:
     Raises:
         ValueError: a value is not a whole number.
     """
-    whole: Run = {"n": int(row["n"]), "batch_size": int(row["batch_size"]), "num_steps": int(row["num_steps"])}
+    whole: Run = {
+        "n": int(row["n"]),
+        "batch_size": int(row["batch_size"]),
+        "num_steps": int(row["num_steps"]),
+    }
+    # int() cuts off a fraction, and a run of 10.5 steps would be answered as one of 10.
     fractional = [k for k, v in whole.items() if v != row[k]]
     if fractional:
-        raise ValueError(f"{fractional[0]} must be a whole number, got {row[fractional[0]]}. Round it.")
+        raise ValueError(
+            f"{fractional[0]} must be a whole number, got {row[fractional[0]]}. Round it."
+        )
     check_num_steps(whole["num_steps"])
     return whole
 

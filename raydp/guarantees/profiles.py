@@ -7,10 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NotRequired
 
-from raydp.guarantees.calibrate import Run, check_alone, csv_rows, delta_values, number, request, whole_numbers
+from raydp.guarantees.calibrate import (
+    Run,
+    check_alone,
+    csv_rows,
+    delta_values,
+    number,
+    request,
+    whole_numbers,
+)
 from raydp.io.cache import cache_dir
 from raydp.io.output import print_json, print_table, stderr
-from raydp.plugins.registries import DEFAULT_ACCOUNTANT, resolve
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT, resolve, service
 from raydp.privacy import (
     AccountantError,
     CalibrationError,
@@ -61,14 +69,15 @@ def profiles_command(
     storage: str,
     json: bool,
 ) -> None:
-    """Print the curves of `raydp profile SWEEP` or `raydp profile --from FILE.csv`, and write the page to output.
+    """Print the curves of a sweep or of a CSV file, and write their page to output.
 
     Args:
         sweep, path: the source: a sweep, or a CSV file.
         deltas: comma-separated values of δ, None for the default.
-        accountant: the accountant whose curves the printed table shows, and the page and the document show first. None
-            means the sweep's accountant, or prv for a file. The page and the document hold the curves of all; without
-            them only this accountant's curves are computed.
+        accountant: the accountant whose curves the printed table shows, and the page and the
+            document show first. None means the sweep's accountant, or prv for a file. The page and
+            the document hold the curves of all; without them only this accountant's curves are
+            computed.
         output: path of the page, None for no page.
         given: options of a single run, none of which may be set.
         storage: folder that sweeps are looked up in by name.
@@ -77,32 +86,44 @@ def profiles_command(
     Raises:
         ValueError: as `profiles_of_file`.
     """
+    # An unknown accountant is refused before any curve is computed.
     if accountant is not None:
         resolve("accountants", accountant, field="accountant")
-    check_alone("--from" if sweep is None else "SWEEP", {**given, "from": None if sweep is None else path})
-    leading = accountant or (_accountant_of(str(sweep), storage) if path is None else DEFAULT_ACCOUNTANT)
+    check_alone(
+        "--from" if sweep is None else "SWEEP", {**given, "from": None if sweep is None else path}
+    )
+    # The leading accountant comes first. A printed table shows this accountant only, so no other is
+    # computed.
+    leading = accountant or (
+        _accountant_of(str(sweep), storage) if path is None else DEFAULT_ACCOUNTANT
+    )
     accountants = sorted(ACCOUNTANTS, key=lambda a: a.name != leading)
     if table_only := output is None and not json:
         accountants = accountants[:1]
     default = TABLE_DELTAS if table_only else DELTAS
+    # Compute, then write the page and print.
     if path is not None:
         answers = profiles_of_file(path, deltas or default, accountants)
     else:
         answers = profiles_of_sweep(str(sweep), storage, deltas, accountants, default=default)
     if output is not None:
-        write_profile_page(answers, output, f"Privacy profiles: {path.name if path is not None else sweep}")
+        service("profiles_page", needed_by="-o")(
+            answers, output, f"Privacy profiles: {path.name if path is not None else sweep}"
+        )
     if json:
         print_json(answers)
     else:
         print_table(f"ε at each δ, {leading}", table_rows(answers, leading))
 
 
-def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] = ACCOUNTANTS) -> list[CurvesOfRun]:
+def profiles_of_file(
+    path: Path, deltas: str, accountants: Sequence[Accountant] = ACCOUNTANTS
+) -> list[CurvesOfRun]:
     """Return the profiles of a CSV file's rows.
 
-    The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a target (ε, δ)
-    is given, each accountant calibrates its own noise to it. All curves of an accountant therefore meet at the
-    target (as Hu et al. 2025, Figures 11 and 26 to 28).
+    The columns are n, batch_size, num_steps and either noise_multiplier, or epsilon and delta. If a
+    target (ε, δ) is given, each accountant calibrates its own noise to it. All curves of an
+    accountant therefore meet at the target (as Hu et al. 2025, Figures 11 and 26 to 28).
 
     Raises:
         ValueError: the file is missing, or a row is not usable. The message names the row.
@@ -114,13 +135,13 @@ def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] 
     columns = (*RUN, "noise_multiplier") if given else (*RUN, "epsilon", "delta")
     if missing := [c for c in columns if c not in rows[0][1]]:
         raise ValueError(
-            f"--from must have the column noise_multiplier, or epsilon and delta, got none of {', '.join(missing)}. "
-            "Add them."
+            "--from must have the column noise_multiplier, or epsilon and delta, got none of "
+            f"{', '.join(missing)}. Add them."
         )
     if given and (also := [c for c in ("epsilon", "delta") if c in rows[0][1]]):
         raise ValueError(
-            f"--from must have either noise_multiplier or a target, got noise_multiplier and {', '.join(also)}. "
-            "Remove one of the two."
+            "--from must have either noise_multiplier or a target, got noise_multiplier and "
+            f"{', '.join(also)}. Remove one of the two."
         )
     # Check each row, and collect the calibration requests.
     answers, requests = list[CurvesOfRun](), list[CalibrationRequest]()
@@ -141,7 +162,9 @@ def profiles_of_file(path: Path, deltas: str, accountants: Sequence[Accountant] 
     with stderr.status("calibrating the noise and computing ε at each δ"):
         for accountant in accountants:
             sigmas: Iterable[float | str] = (
-                [answer["noise_multiplier"] for answer in answers] if given else _sigmas(requests, accountant.name)
+                [answer["noise_multiplier"] for answer in answers]
+                if given
+                else _sigmas(requests, accountant.name)
             )
             for answer, own in zip(answers, sigmas, strict=True):
                 _add_curve(answer, accountant, own, values)
@@ -156,31 +179,38 @@ def profiles_of_sweep(
     *,
     default: str = DELTAS,
 ) -> list[CurvesOfRun]:
-    """Return the profiles of a sweep's distinct (b, T) at its training noise, as `profiles_of_file` does.
+    """Return the profiles of a sweep's distinct (b, T) at its training noise.
 
     Args:
         source: folder, name or spec of the sweep.
         storage: folder that sweeps are looked up in by name.
-        deltas: comma-separated values of δ. None means those of default and the sweep's own δ, and with `DELTAS` also
-            ten times its own.
+        deltas: comma-separated values of δ. None means those of default and the sweep's own δ, and
+            with `DELTAS` also ten times its own.
         accountants: the accountants whose curves are computed, in the order of the answers' curves.
         default: `TABLE_DELTAS` for a printed table, `DELTAS` for a page or a document.
 
     Raises:
-        ValueError: there is no such sweep, its method adds no noise, or the sweep is a private selection.
+        ValueError: there is no such sweep, its method adds no noise, or the sweep is a private
+            selection.
     """
     from raydp.sweep.api import sweep_folder
 
     plan = sweep_folder(source, storage).plan()
-    if plan.configurations:  # the curves would be of one run, whose ε is below the cost of the choice
+    # The curves would be of one run, whose ε is below the cost of the choice.
+    if plan.configurations:
         raise ValueError(
-            f"SWEEP must be without private selection, got {source!r}. One run's curve is below what its choice costs: "
-            "read the card of the released model, which has ε of the whole at several δ."
+            f"SWEEP must be without private selection, got {source!r}. One run's curve is below "
+            "what its choice costs: read the card of the released model, which has ε of the whole "
+            "at several δ."
         )
+    # A run without noise has no curve, and other runs of the same sweep may have one.
     events = {run_id: record.mechanism.event for run_id, record in plan.privacy.items()}
     private = [t for t in plan.trials if isinstance(events[t.run_id], PoissonGaussian)]
     if not private:
-        raise ValueError(f"SWEEP must have private runs, got {source!r} without noise. It has no privacy profile.")
+        raise ValueError(
+            f"SWEEP must have private runs, got {source!r} without noise. It has no privacy "
+            "profile."
+        )
     # Choose the values of δ.
     target = plan.privacy[private[0].run_id].accounted.delta
     own = {target} if default == TABLE_DELTAS else {target, min(10 * target, 0.5)}
@@ -190,7 +220,9 @@ def profiles_of_sweep(
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers: list[CurvesOfRun] = []
     with stderr.status("computing ε at each δ") as status:
-        for position, ((batch_size, num_steps), trial) in enumerate(sorted(distinct.items()), start=1):
+        for position, ((batch_size, num_steps), trial) in enumerate(
+            sorted(distinct.items()), start=1
+        ):
             status.update(f"computing ε at each δ: configuration {position} of {len(distinct)}")
             accounted, event = plan.privacy[trial.run_id].accounted, events[trial.run_id]
             assert isinstance(event, PoissonGaussian), "the run is private"
@@ -209,30 +241,16 @@ def profiles_of_sweep(
     return answers
 
 
-def write_profile_page(answers: Sequence[CurvesOfRun], path: Path, title: str) -> None:
-    """Write a page with one panel of all curves per accountant, and the tables of figures."""
-    from raydp.analysis import ProfileCurve, write_profile_grid
-
-    panels = {
-        accountant: [
-            ProfileCurve(
-                label=f"n = {a['n']}, b = {a['batch_size']}, T = {a['num_steps']}",
-                noise_multiplier=a["noise_multipliers"][accountant],
-                points=[(row["delta"], row["epsilon"]) for row in a["curves"][accountant]],
-            )
-            for a in answers
-        ]
-        for accountant in answers[0]["curves"]
-    }
-    targets = {(a.get("delta"), a.get("epsilon")) for a in answers}
-    ((delta, epsilon),) = targets if len(targets) == 1 else [(None, None)]
-    target = None if delta is None or epsilon is None else (delta, epsilon)
-    write_profile_grid(panels, path, title=title, target=target)
-
-
 def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str, object]]:
-    """Return the rows of the printed table for one accountant's curves. Of many δ it has only `TABLE_DELTAS`."""
-    deltas, few = [row["delta"] for row in answers[0]["curves"][accountant]], delta_values(TABLE_DELTAS)
+    """Return the rows of the printed table for one accountant's curves.
+
+    Of many δ it has only `TABLE_DELTAS`.
+    """
+    # A wide table is cut to a few δ, unless the user chose none of them.
+    deltas, few = (
+        [row["delta"] for row in answers[0]["curves"][accountant]],
+        delta_values(TABLE_DELTAS),
+    )
     columns = deltas if len(deltas) <= len(few) + 1 or not set(few) & set(deltas) else few
     return [
         {
@@ -249,7 +267,7 @@ def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str
 
 
 def _accountant_of(source: str, storage: str) -> str:
-    """Return the accountant that a sweep was calibrated by if it has curves here, else the default accountant."""
+    """Return the accountant that calibrated a sweep if it has curves here, else the default one."""
     from raydp.sweep.api import sweep_folder
 
     own = sweep_folder(source, storage).privacy().accountant
@@ -259,8 +277,13 @@ def _accountant_of(source: str, storage: str) -> str:
 def _event(run: Run, noise_multiplier: float) -> PoissonGaussian:
     n, batch_size = run["n"], run["batch_size"]
     if not 1 <= batch_size <= n:
-        raise ValueError(f"batch_size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size.")
-    return PoissonGaussian(sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"])
+        raise ValueError(
+            f"batch_size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch "
+            "size."
+        )
+    return PoissonGaussian(
+        sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"]
+    )
 
 
 def _without_curves(run: Run) -> CurvesOfRun:
@@ -273,11 +296,15 @@ def _without_curves(run: Run) -> CurvesOfRun:
     }
 
 
-def _add_curve(answer: CurvesOfRun, accountant: Accountant, sigma: float | str, deltas: list[float]) -> None:
+def _add_curve(
+    answer: CurvesOfRun, accountant: Accountant, sigma: float | str, deltas: list[float]
+) -> None:
     """Add the curve at σ to an answer. If σ is a text, it is the reason why there is no curve."""
     if isinstance(sigma, str):
         answer["noise_multipliers"][accountant.name] = None
-        answer["curves"][accountant.name] = [{"delta": d, "epsilon": None, "reason": sigma} for d in deltas]
+        answer["curves"][accountant.name] = [
+            {"delta": d, "epsilon": None, "reason": sigma} for d in deltas
+        ]
     else:
         answer["noise_multipliers"][accountant.name] = sigma
         answer["curves"][accountant.name] = _curve(_event(answer, sigma), deltas, accountant)
@@ -291,12 +318,19 @@ def _curve(event: PoissonGaussian, deltas: list[float], accountant: Accountant) 
 def _sigmas(requests: Sequence[CalibrationRequest], accountant: str) -> list[float | str]:
     """Return σ of each request, or the reason why the accountant has no answer."""
     cache = cache_dir() / "calibration"
-    with suppress(AccountantError, CalibrationError):  # all at once; on failure one by one, to find the failing ones
-        return [solved.noise_multiplier for solved in calibrate_many(requests, accountant, cache_dir=cache)]
+    # All at once; on failure one by one, to find the failing ones.
+    with suppress(AccountantError, CalibrationError):
+        return [
+            solved.noise_multiplier
+            for solved in calibrate_many(requests, accountant, cache_dir=cache)
+        ]
     sigmas: list[float | str] = []
     for one in requests:
         try:
-            sigmas += [solved.noise_multiplier for solved in calibrate_many([one], accountant, cache_dir=cache)]
+            sigmas += [
+                solved.noise_multiplier
+                for solved in calibrate_many([one], accountant, cache_dir=cache)
+            ]
         except (AccountantError, CalibrationError) as error:
             sigmas.append(str(error))
     return sigmas

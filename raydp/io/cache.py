@@ -15,12 +15,17 @@ VARIABLE = "XDG_CACHE_HOME"
 """Environment variable with the folder of all caches of the user."""
 PART, LOCK = ".part", ".lock"
 ABANDONED_SECONDS = 86_400.0
-"""Age of the newest file at which a scratch folder without a lock counts as abandoned. Earlier versions made such
-folders."""
+"""Age at which a scratch folder without a lock counts as abandoned, by its newest file.
+
+Earlier versions made such folders.
+"""
 
 
 def cache_dir() -> Path:
-    """Return the folder of converted weights, calibrations and hidden states. It is safe to delete at any time."""
+    """Return the folder of converted weights, calibrations and hidden states.
+
+    It is safe to delete at any time.
+    """
     return Path(os.environ.get(VARIABLE) or Path.home() / ".cache") / "raydp"
 
 
@@ -40,15 +45,17 @@ def empty_cache() -> Iterator[None]:
 
 
 def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
-    """Return a folder that is written at its first use, whole or not at all, by one of several processes.
+    """Return a folder that one process writes at its first use, whole or not at all.
 
-    The folder is written under another name and then renamed. The lock of the writing process ends with the process. So
-    a kill at any moment leaves a part that `remove_abandoned` and the next use recognise as abandoned, and remove.
+    The folder is written under another name and then renamed. The lock of the writing process ends
+    with the process. So a kill at any moment leaves a part that `remove_abandoned` and the next use
+    recognise as abandoned, and remove.
 
     Args:
         target: path of the folder.
         write_fn: creates the folder at a given path, with its content.
     """
+    # A folder that exists is whole, so no lock is needed.
     if target.is_dir():
         LOGGER.debug("%s is in the cache", target)
         return target
@@ -56,8 +63,10 @@ def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
     remove_abandoned(target.parent)
     part = _beside(target, PART)
     with _locked(_beside(target, LOCK)):
+        # Another process may have written it while this one waited.
         if target.is_dir():
             return target
+        # The lock is held, so a part can only be left by a dead process.
         shutil.rmtree(part, ignore_errors=True)
         try:
             write_fn(part)
@@ -69,13 +78,18 @@ def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the parts that dead processes left in a folder of the cache. Parts of living processes stay."""
+    """Remove the parts that dead processes left in a folder of the cache.
+
+    Parts of living processes stay.
+    """
     for part in folder.glob(f"*{PART}"):
+        # A living process holds its lock, and its part stays.
         with suppress(BlockingIOError), _locked(part.with_suffix(LOCK), wait=False):
             shutil.rmtree(part, ignore_errors=True)
     for scratch in folder.glob("tmp????????"):
         with suppress(FileNotFoundError):
             newest = max(path.lstat().st_mtime for path in (scratch, *scratch.rglob("*")))
+            # Such folders have no lock, so only their age tells.
             if time.time() - newest > ABANDONED_SECONDS:
                 shutil.rmtree(scratch, ignore_errors=True)
 
@@ -92,5 +106,6 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
         BlockingIOError: another process holds it, and wait is False.
     """
     with path.open("w") as stream:
+        # The system releases the lock when the process ends, however it ends.
         fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -1,4 +1,4 @@
-"""Damaged binary files: the libraries that read them raise many exceptions, most without the file's name."""
+"""Damaged binary files: their readers raise many exceptions, most without the file's name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from pathlib import Path
 
 NUMERIC_ARRAYS = "an .npz file of numeric arrays"
 _DAMAGED = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError, OSError, EOFError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
-"""What numpy, zipfile, pyarrow and pandas raise for damaged content, such as a page that cannot be decompressed."""
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What numpy, zipfile, pyarrow and pandas raise for damaged content."""
 
 
 @contextmanager
@@ -38,5 +47,6 @@ def naming(path: Path, field: str, kind: str, remedy: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
         raise ValueError(
-            f"{field} must be {kind}, got {str(path)!r}, which cannot be read ({type(error).__name__}). {remedy}"
+            f"{field} must be {kind}, got {str(path)!r}, which cannot be read "
+            f"({type(error).__name__}). {remedy}"
         ) from error

@@ -16,7 +16,7 @@ LONGEST_FOLDER = 40
 PROBE_BYTES, PROBE_SECONDS = 1 << 16, 1.0
 """Size of the file that is tried on a disk, and the time between two tries."""
 LONGEST_PART = 50
-"""Characters of a file's name in the name of its temporary file, which may not be longer than file systems allow."""
+"""Characters of a file's name in its temporary file's name, which file systems limit."""
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -29,18 +29,25 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         content: its bytes.
         private: whether only the owner may read it (mode 0600), from before the first byte on.
     """
-    part = path.with_name(f".{path.name[:LONGEST_PART]}.{os.getpid()}-{threading.get_native_id()}.part")
+    # Process and thread are in the name, so that two writers never share a part.
+    part = path.with_name(
+        f".{path.name[:LONGEST_PART]}.{os.getpid()}-{threading.get_native_id()}.part"
+    )
     try:
         with part.open("wb") as stream:
+            # The mode is set before the first byte, so that nobody else can ever read the content.
             if private:
                 os.fchmod(stream.fileno(), 0o600)
             stream.write(content)
             stream.flush()
+            # fsync comes before the rename: after a power cut, the new name must not hold an empty
+            # file.
             os.fsync(stream.fileno())
         part.replace(path)
     except OSError:  # such as a full disk: free its space
         part.unlink(missing_ok=True)
         raise
+    # fsync of the folder makes the rename itself durable.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -58,6 +65,7 @@ def wait_until_writable(folder: Path, *, seconds: float, stop_fn: Callable[[], b
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not stop_fn():
+        # Write real bytes: a full disk lets an empty file be created.
         with suppress(OSError), tempfile.TemporaryFile(dir=folder) as stream:
             stream.write(bytes(PROBE_BYTES))
             stream.flush()
@@ -66,7 +74,7 @@ def wait_until_writable(folder: Path, *, seconds: float, stop_fn: Callable[[], b
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Return the SHA-256 (hex) over the names and contents of files, in the order of their paths."""
+    """Return the SHA-256 (hex) over the names and contents of files, sorted by path."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.name.encode())
@@ -76,9 +84,13 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner may enter, whatever the umask. A folder that exists keeps its mode."""
+    """Create a folder that only its owner may enter, whatever the umask.
+
+    A folder that exists keeps its mode.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
+        # mkdir applies the umask to its mode; chmod does not.
         folder.mkdir(mode=0o700)
         folder.chmod(0o700)
 
@@ -86,9 +98,10 @@ def make_private(folder: Path) -> None:
 def private_folder(name: str) -> Path:
     """Return a folder for temporary files that only this user may enter, whatever the umask.
 
-    It is the same folder in every process of the user. Its path is short: the path of a socket in it may have at most
-    107 bytes.
+    It is the same folder in every process of the user. Its path is short: the path of a socket in
+    it may have at most 107 bytes.
     """
+    # The system's folder may be too long for a socket; /tmp is short.
     for base in (tempfile.gettempdir(), "/tmp"):
         folder = Path(base) / f"raydp-{os.getuid()}" / name
         if len(os.fsencode(folder)) <= LONGEST_FOLDER:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, raised once what is on disk is in order, so that a caller's script stops too.
+    """Ctrl-C or SIGTERM, raised once what is on disk is in order, so that scripts stop too.
 
     Attributes:
         partial: what the interrupted call would have returned, with its field `interrupted` set.

@@ -20,7 +20,8 @@ def in_notebook() -> bool:
 
 @contextmanager
 def without_advice_on_widgets() -> Iterator[None]:
-    """Leave out what tqdm and Ray say about missing widgets in a notebook when they are imported."""
+    """Leave out what tqdm and Ray say about missing widgets when a notebook imports them."""
+    # Ray remarks on INFO at its import; its other records stay.
     ray_logger = logging.getLogger("ray.widgets.util")
     level = ray_logger.level
     ray_logger.setLevel(logging.WARNING)
@@ -33,13 +34,14 @@ def without_advice_on_widgets() -> Iterator[None]:
 
 
 def replaced_text() -> Callable[[str], None]:
-    """Return a function that shows a text in the current cell, and at the next call another text in its place."""
+    """Return a function that shows a text in the current cell, in place of the text before."""
     from IPython.display import display
 
     handle: Any = None
 
     def show(text: str) -> None:
         nonlocal handle
+        # The text of a run is no HTML, so it is escaped.
         data = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
         if handle is None:
             handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]

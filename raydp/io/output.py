@@ -27,8 +27,11 @@ _STYLES = {"header": "bold", "marked": "bold", "remark": "dim"}
 
 
 class TimedStatus(Status):
-    """A status line that logs how long it was shown. Off a terminal, its text is printed if the block is long. Names
-    in the text may hold brackets: a text is shown as it is."""
+    """A status line that logs how long it was shown.
+
+    Off a terminal, its text is printed if the block is long. Names in the text may hold brackets: a
+    text is shown as it is.
+    """
 
     def __init__(self, status: Any, **options: Any) -> None:
         super().__init__(_as_it_is(status), **options)
@@ -51,14 +54,18 @@ class TimedStatus(Status):
 class WordConsole(Console):
     """A console that breaks lines between words on a terminal. Files and pipes get whole lines.
 
-    A word that is longer than a line, such as a URI, stays whole. `soft_wrap=True` leaves a line as it is, such as a
-    command that a user copies.
+    A word that is longer than a line, such as a URI, stays whole. `soft_wrap=True` leaves a line as
+    it is, such as a command that a user copies.
     """
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
         """Print objects; see `Console.print`."""
+        # On a terminal words must not be cut; a file gets whole lines, which programs read.
         if not soft_wrap and self.is_terminal:
-            objects = tuple(_wrapped(part, self.width) if isinstance(part, str) else part for part in objects)
+            objects = tuple(
+                _wrapped(part, self.width) if isinstance(part, str) else part for part in objects
+            )
+        # soft_wrap=True, because rich would break lines anywhere.
         super().print(*objects, soft_wrap=True, **options)
         WAITS.printed()
 
@@ -73,21 +80,34 @@ def _as_it_is(status: Any) -> Any:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Break the lines of a text between words. A line that continues another has the other's indentation."""
+    """Break the lines of a text between words.
+
+    A line that continues another has the other's indentation.
+    """
     lines = []
     for line in text.split("\n"):
         indentation = line[: len(line) - len(line.lstrip())]
         parts = textwrap.wrap(
-            line, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False
+            line,
+            width,
+            subsequent_indent=indentation,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
+        # A line that fits keeps its inner blanks, which textwrap would collapse.
         lines += parts if len(line) > width else [line]
     return "\n".join(lines)
 
 
 def _console(**options: Any) -> WordConsole:
-    """Return a console. In a notebook it writes plain lines into the cell's streams, and no status line: rich would
-    make an output of each line, and would ask for widgets."""
-    plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False} if in_notebook() else {}
+    """Return a console.
+
+    In a notebook it writes plain lines into the cell's streams, and no status line: rich would make
+    an output of each line, and would ask for widgets.
+    """
+    plain: dict[str, Any] = (
+        {"force_jupyter": False, "force_terminal": False} if in_notebook() else {}
+    )
     return WordConsole(highlight=False, markup=False, **plain, **options)
 
 
@@ -115,6 +135,7 @@ def phase(console: Console, text: str) -> Iterator[Callable[[str], None]]:
         return
     if text:
         console.print(text, markup=False)
+    # The text is in a list, so that the block can replace it.
     shown = [text]
     begun = begin_phase(console, lambda: shown[0], said=True)
     try:
@@ -123,16 +144,25 @@ def phase(console: Console, text: str) -> Iterator[Callable[[str], None]]:
         end_phase(begun, shown[0])
 
 
-def begin_phase(console: Console, text: Callable[[], str], *, said: bool = False, between: bool = False) -> Phase:
+def begin_phase(
+    console: Console, text: Callable[[], str], *, said: bool = False, between: bool = False
+) -> Phase:
     """Begin a phase. A terminal shows it, and prints nothing."""
+    # A terminal has a status line, so the phase itself is silent.
     shown = str if console.is_terminal else text
-    return WAITS.begin(shown, lambda line: console.print(line, markup=False), said=said, between=between)
+    return WAITS.begin(
+        shown, lambda line: console.print(line, markup=False), said=said, between=between
+    )
 
 
 def end_phase(begun: Phase, text: str = "") -> None:
-    """End a phase, and log under a text how long it was. If it was long enough to be printed, its time is, too."""
+    """End a phase, and log under a text how long it was.
+
+    If it was long enough to be printed, its time is, too.
+    """
     seconds = WAITS.end(begun)
     if text:
+        # Log what was also printed at INFO, everything else for debugging.
         long = seconds >= SILENT_SECONDS and begun.text() != ""
         LOGGER.log(logging.INFO if long else logging.DEBUG, "%s: %.2f s", text, seconds)
 
@@ -146,11 +176,12 @@ def strict(value: object) -> object: ...
 
 
 def strict(value: object) -> object:
-    """Convert a value for JSON: infinity becomes the string "inf", NaN null, and numpy scalars plain numbers."""
+    """Convert a value for JSON: infinity to "inf", NaN to null, numpy scalars to numbers."""
     if isinstance(value, Mapping):
         return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [strict(v) for v in value]
+    # This recognises numpy's scalars without importing numpy.
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -162,6 +193,7 @@ def strict(value: object) -> object:
 
 def print_json(document: object) -> None:
     """Print one JSON document to stdout."""
+    # allow_nan=False: NaN is no JSON, and `strict` must have replaced it.
     print(json.dumps(strict(document), indent=1, ensure_ascii=False, allow_nan=False))
 
 
@@ -173,7 +205,10 @@ def print_table(
     keep: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table that fits the terminal, or is complete in a file or a pipe; see `raydp.io.table_layout`."""
+    """Print a table that fits the terminal, or is complete in a file or a pipe.
+
+    See `raydp.io.table_layout`.
+    """
     if not rows:
         stdout.print(f"{title}: none", markup=False)
         return
@@ -184,14 +219,18 @@ def print_table(
         stdout.print(line.text, style=_STYLES.get(line.kind), markup=False, soft_wrap=True)
 
 
-def print_document(document: Mapping[str, object], title: str = "", *, width: int | None = None) -> None:
-    """Print a document for people: a line for each plain value, and a table for each part that has the form of one.
+def print_document(
+    document: Mapping[str, object], title: str = "", *, width: int | None = None
+) -> None:
+    """Print a document for people: a line for a plain value, a table for each table-like part.
 
     Args:
         document: the document.
         title: the title of a document that is one table.
-        width: the columns of a file or a pipe, where longer lines are broken between words. None keeps lines whole.
+        width: the columns of a file or a pipe, where longer lines are broken between words. None
+            keeps lines whole.
     """
+    # A document of equal rows is one table.
     if document and (whole := _rows(document)) is not None:
         print_table(title, whole)
     else:
@@ -200,12 +239,20 @@ def print_document(document: Mapping[str, object], title: str = "", *, width: in
 
 def _say(text: str, width: int | None, style: str | None = None) -> None:
     """Print a text, broken between words if it does not fit."""
-    stdout.print(text if width is None or stdout.is_terminal else _wrapped(text, width), style=style, markup=False)
+    stdout.print(
+        text if width is None or stdout.is_terminal else _wrapped(text, width),
+        style=style,
+        markup=False,
+    )
 
 
 def _print_parts(document: Mapping[str, object], title: str, width: int | None) -> None:
+    # Print plain values first, so that their lines stand together above the tables.
     for name, value in document.items():
-        if isinstance(value, list | tuple) and any(isinstance(v, str) and len(v) > LONG_ITEM for v in value):
+        # Long texts get a line each: a list of sentences on one line is unreadable.
+        if isinstance(value, list | tuple) and any(
+            isinstance(v, str) and len(v) > LONG_ITEM for v in value
+        ):
             _say(f"{name}:", width)
             for item in value:
                 _say(f"  - {cell_text(item)}", width)
@@ -216,12 +263,14 @@ def _print_parts(document: Mapping[str, object], title: str, width: int | None) 
                 else cell_text(value)
             )
             _say(f"{name}: {inner}", width)
+    # Print the other parts under a heading, each after an empty line.
     for name, value in document.items():
         heading = f"{title} {name}".strip()
         if _is_line(value):
             continue
         stdout.print()
         rows = _rows(value)
+        # Files with a width get one field per line rather than a table that is too wide.
         if rows and width is not None and not stdout.is_terminal:
             _say(heading, width)
             for line in lay_out(rows, width=width, whole=True):
@@ -249,7 +298,7 @@ def _is_line(value: object) -> bool:
 
 
 def _rows(value: object) -> list[dict[str, object]] | None:
-    """Return the rows of a value that has the form of a table: a list of flat mappings, or flat mappings by name."""
+    """Return the rows of a table-like value: a list of flat mappings, or flat mappings by name."""
     if isinstance(value, Mapping):
         entries = [({"name": name}, part) for name, part in value.items()]
     elif isinstance(value, list | tuple):
@@ -257,7 +306,10 @@ def _rows(value: object) -> list[dict[str, object]] | None:
     else:
         return None
     parts = [part for _, part in entries if isinstance(part, Mapping)]
-    if len(parts) < len(entries) or not all(_is_plain(cell) for part in parts for cell in part.values()):
+    # If one part is no flat mapping, the value is no table.
+    if len(parts) < len(entries) or not all(
+        _is_plain(cell) for part in parts for cell in part.values()
+    ):
         return None
     columns = dict.fromkeys(column for part in parts for column in part)
     return [{**name, **{c: part.get(c) for c in columns}} for name, part in entries]

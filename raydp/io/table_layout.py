@@ -1,7 +1,8 @@
-"""Layout of tables for people: complete if they fit, and never with a cell, a number or a header broken over two lines.
+"""Layout of tables for people: complete if they fit, and with no cell broken over two lines.
 
-If a table is wider than the terminal, columns with equal values in all rows are stated once, above it. If the rest is
-still too wide, a table of few rows gets one field per line, and a long table omits columns and names them.
+If a table is wider than the terminal, columns with equal values in all rows are stated once, above
+it. If the rest is still too wide, a table of few rows gets one field per line, and a long table
+omits columns and names them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,15 @@ HEADERS = {
     "utility_loss": "loss",
     "utility_gain": "gain",
 }
-"""The papers' symbols and short names, for tables that people read. `--json` and files have the long names."""
+"""The papers' symbols and short names, for tables that people read.
+
+`--json` and files have the long names.
+"""
 _OF_A_SPEC = ("method.", "model.")
-"""How the paths of fields of a spec begin. A table shows the end of each path that distinguishes it from the others."""
+"""Beginnings of the paths of fields of a spec.
+
+A table shows the end of each path that distinguishes it from the others.
+"""
 FEW_ROWS = 4
 """The largest number of rows shown with one field per line instead of omitting columns."""
 ELSEWHERE = "A wider terminal, a pipe (| less -S) and --json show every column."
@@ -62,7 +69,8 @@ class _Column:
         name: key of the column's values in the rows, None for the marks.
         header: the column's header.
         cells: the column's values as texts.
-        is_text: whether a value is neither a number nor an interval. Such columns are aligned on the left.
+        is_text: whether a value is neither a number nor an interval. Such columns are aligned on
+            the left.
     """
 
     name: str | None
@@ -95,7 +103,8 @@ def lay_out(
     Args:
         rows: the rows.
         marks: position of a row -> words that mark it.
-        width: number of columns of the terminal. None for a file or a pipe, where every row is whole on one line.
+        width: number of columns of the terminal. None for a file or a pipe, where every row is
+            whole on one line.
         keep: keys that are never omitted, beside the first one.
         spare: keys that are omitted first, in this order. The other keys follow from the right.
         whole: whether no key is omitted. A table that is too wide then gets one field per line.
@@ -103,19 +112,25 @@ def lay_out(
     Returns:
         The lines. A line is wider than the terminal only if a single cell or header is.
     """
+    # Format the columns: symbols for hyperparameters, the shortest distinct ends for paths.
     paths = [key for key in rows[0] if key.startswith(_OF_A_SPEC)]
     headers = {**HEADERS, **short_names(paths)}
     columns = [_column(key, headers.get(key, key), [row[key] for row in rows]) for key in rows[0]]
+    # Marks come last, in a column without a name, which is never omitted.
     if marks:
         words = tuple(one_line(marks.get(position, "")) for position in range(len(rows)))
         columns.append(_Column(name=None, header="", cells=words, is_text=True))
     # Print the whole table if it fits.
     if width is None or _total(columns) <= width:
         return list(_table(columns))
-    # State constant columns once.
+    # State constant columns once. The first column names the row, so it stays.
     constant = [column for column in columns[1:] if column.is_constant and column.name is not None]
     varying = [column for column in columns if column not in constant]
-    stated = list(_flowing("in every row: ", [f"{c.header} {c.cells[0].strip() or '-'}" for c in constant], width))
+    stated = list(
+        _flowing(
+            "in every row: ", [f"{c.header} {c.cells[0].strip() or '-'}" for c in constant], width
+        )
+    )
     if _total(varying) <= width:
         return [*stated, *_table(varying)]
     # Omit columns, or print one field per line.
@@ -128,11 +143,12 @@ def lay_out(
 
 
 def cell_text(value: object) -> str:
-    """Format a value for people: floats with four digits, intervals as "low to high", undefined values as "-"."""
+    """Format a value for people: four digits, intervals as "low to high", undefined as "-"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
+    # An interval is two floats; two integers are a list.
     if _is_interval(value):
         return f"{cell_text(value[0])} to {cell_text(value[1])}"
     if isinstance(value, list | tuple):
@@ -142,11 +158,16 @@ def cell_text(value: object) -> str:
 
 def one_line(text: str) -> str:
     """Return the text without line breaks and other characters that move the cursor."""
+    # Control characters in private texts could rewrite the terminal.
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _is_interval(value: object) -> TypeGuard[Sequence[float]]:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(end, float) for end in value)
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(end, float) for end in value)
+    )
 
 
 def _column(name: str, header: str, values: Sequence[object]) -> _Column:
@@ -154,7 +175,10 @@ def _column(name: str, header: str, values: Sequence[object]) -> _Column:
         name=name,
         header=one_line(header).strip(),
         cells=tuple(one_line(cell_text(value)) for value in values),
-        is_text=any(isinstance(v, str) or (isinstance(v, list | tuple) and not _is_interval(v)) for v in values),
+        is_text=any(
+            isinstance(v, str) or (isinstance(v, list | tuple) and not _is_interval(v))
+            for v in values
+        ),
     )
 
 
@@ -162,8 +186,14 @@ def _total(columns: Sequence[_Column]) -> int:
     return sum(column.width for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
-def _fitting(columns: Sequence[_Column], width: int, keep: Sequence[str], spare: Sequence[str]) -> list[_Column] | None:
-    """Return the columns to show, some omitted. None if the first, the kept ones and one more do not fit."""
+def _fitting(
+    columns: Sequence[_Column], width: int, keep: Sequence[str], spare: Sequence[str]
+) -> list[_Column] | None:
+    """Return the columns to show, some omitted.
+
+    None if the first, the kept ones and one more do not fit.
+    """
+    # Omit the spare columns first, then the others from the right.
     by_name = {column.name: column for column in columns}
     optional = [c for c in columns[1:] if c.name is not None and c.name not in keep]
     first = [by_name[name] for name in spare if by_name.get(name) in optional]
@@ -172,10 +202,12 @@ def _fitting(columns: Sequence[_Column], width: int, keep: Sequence[str], spare:
         if _total([c for c in columns if c not in left_out]) <= width:
             break
         left_out.append(column)
-    for column in reversed(left_out[:-1]):  # after a wide column was omitted, an earlier narrow one may fit again
+    # After a wide column was omitted, an earlier narrow one may fit again.
+    for column in reversed(left_out[:-1]):
         if _total([c for c in columns if c not in left_out or c is column]) <= width:
             left_out.remove(column)
     shown = [c for c in columns if c not in left_out]
+    # A table of its first column alone says nothing.
     enough = sum(c.name is not None for c in shown) > 1
     return shown if enough and _total(shown) <= width else None
 
@@ -191,6 +223,7 @@ def _table(columns: Sequence[_Column]) -> Iterator[Line]:
 
 def _joined(columns: Sequence[_Column], texts: Sequence[str]) -> str:
     padded = []
+    # cell_len counts terminal columns: some letters take two.
     for column, text in zip(columns, texts, strict=True):
         space = " " * (column.width - cell_len(text))
         padded.append(text + space if column.is_text else space + text)
@@ -198,7 +231,10 @@ def _joined(columns: Sequence[_Column], texts: Sequence[str]) -> str:
 
 
 def _records(columns: Sequence[_Column], width: int) -> Iterator[Line]:
-    """Yield one field per line, and an empty line between rows. A value too long for its name's line follows below."""
+    """Yield one field per line, and an empty line between rows.
+
+    A value too long for its name's line follows below.
+    """
     named = [column for column in columns if column.name is not None]
     marks = next((column.cells for column in columns if column.name is None), None)
     names = max(cell_len(column.header) for column in named)
@@ -210,6 +246,7 @@ def _records(columns: Sequence[_Column], width: int) -> Iterator[Line]:
             kind = "marked"
             yield Line(text=marks[position], kind=kind)
         for column in named:
+            # A value stands beside its name if it fits, otherwise below, indented if that fits.
             text, header = column.cells[position], column.header
             beside = header + " " * (names - cell_len(header)) + _GAP + text
             if cell_len(beside) <= width:

@@ -1,6 +1,7 @@
-"""Waits that a file or a pipe is told of: a phase that takes long says so, and again at intervals, with its time.
+"""Waits that a file or a pipe is told of: a long phase says so, and again with its time.
 
-A terminal shows a status line instead. The innermost phase speaks, and the outer ones are silent meanwhile.
+A terminal shows a status line instead. The innermost phase speaks, and the outer ones are silent
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 SILENT_SECONDS = 2.0
 """How long a phase may last before its line is printed."""
 AGAIN_SECONDS = 10.0
-"""Time without a line after which the current phase is printed again, with its time. After a minute it is tripled."""
+"""Time without a line after which the current phase is printed again, with its time.
+
+After a minute it is tripled.
+"""
 TICK_SECONDS = 0.2
 
 
@@ -26,7 +30,8 @@ class Phase:
     Attributes:
         text: returns what is done at the moment, or "" for a phase that prints lines of its own.
         show: prints a line.
-        between: whether the phase is the time between its inner phases, so that each of them begins its wait anew.
+        between: whether the phase is the time between its inner phases, so that each of them begins
+            its wait anew.
         began: when the phase began, in seconds of the clock.
         named: when the wait that the text names began: the time shown counts from then.
         since: when the text last became another, or the last inner phase ended.
@@ -63,7 +68,12 @@ class Waits:
         self._last_line = self._clock()
 
     def begin(
-        self, text: Callable[[], str], show: Callable[[str], None], *, said: bool = False, between: bool = False
+        self,
+        text: Callable[[], str],
+        show: Callable[[str], None],
+        *,
+        said: bool = False,
+        between: bool = False,
     ) -> Phase:
         """Begin a phase; see `Phase`.
 
@@ -71,8 +81,18 @@ class Waits:
             said: whether its first line was printed.
         """
         now, kind = self._clock(), _kind(text()) if said else None
-        phase = Phase(text=text, show=show, between=between, began=now, named=now, since=now, seen=kind, said=kind)
+        phase = Phase(
+            text=text,
+            show=show,
+            between=between,
+            began=now,
+            named=now,
+            since=now,
+            seen=kind,
+            said=kind,
+        )
         self._phases.append(phase)
+        # One thread serves all phases and ends with them. A daemon does not keep the process alive.
         if self._has_thread and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._speak_on, daemon=True)
             self._thread.start()
@@ -80,8 +100,10 @@ class Waits:
 
     def end(self, phase: Phase) -> float:
         """End a phase, and return how long it was, in seconds."""
+        # Phases may end out of order, when a block is left by an exception.
         self._phases.remove(phase)
         now = self._clock()
+        # Outer phases were silent meanwhile, so their waits begin anew.
         for outer in self._phases:
             outer.since = now
             outer.named = now if outer.between else outer.named
@@ -89,13 +111,16 @@ class Waits:
 
     def speak(self) -> None:
         """Print the line that is due, if there is one."""
+        # Only the innermost phase speaks.
         for phase in self._phases[-1:]:
             text, now = phase.text(), self._clock()
+            # Another text, apart from its numbers, is another wait.
             if (kind := _kind(text)) != phase.seen:
                 if phase.seen is not None:
                     phase.since = phase.named = now
                 phase.seen = kind
             age, silent = now - phase.named, now - self._last_line
+            # A new text is printed after a while, an old one again at intervals.
             is_new = kind != phase.said and min(now - phase.since, silent) >= SILENT_SECONDS
             if text and (is_new or silent >= again_seconds(age)):
                 phase.said = kind
@@ -110,7 +135,7 @@ class Waits:
 
 
 def again_seconds(age: float) -> float:
-    """Return the time without a line after which a wait of this age, in seconds, has another line."""
+    """Return the time without a line after which a wait of this age (seconds) has another line."""
     return AGAIN_SECONDS * (1 if age < 60 else 3)
 
 

@@ -1,4 +1,7 @@
-"""The interface of methods. A method trains a model, and owns both the sampler and the accounted event."""
+"""The interface of methods.
+
+A method trains a model, and owns both the sampler and the accounted event.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from raydp.privacy import MethodRecord
+from raydp.privacy import MethodRecord, NonPrivateEvent
 from raydp.privacy.mechanisms.reference import WeightedSets
-from raydp.spec.sections import PrivacySpec, Section
+from raydp.spec.sections import LATER, PrivacySpec, Section
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.schedule import LearningRateSchedule, Shape
@@ -19,7 +22,8 @@ from raydp.training.schedule import LearningRateSchedule, Shape
 if TYPE_CHECKING:
     import torch
 
-    from raydp.privacy import NonPrivateEvent, PoissonGaussian
+    from raydp.privacy import Event
+    from raydp.search_spaces import Configuration
     from raydp.spec.document import SweepSpec
     from raydp.tasks.base import Task, TaskFacts
     from raydp.training.checkpoint import CheckpointStore
@@ -29,13 +33,14 @@ if TYPE_CHECKING:
 
 
 def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-    """Return the units (examples or users) of one Poisson step at rate b/n; it depends on key, run and step alone."""
+    """Return the units of one Poisson step at rate b/n. It depends on key, run and step alone."""
     stream = KeyedStream(key=key, run_id=plan.run_id)
+    # Any step can be drawn at any time, which makes a resumed run equal to an uninterrupted one.
     return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
 
 
 def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None:
-    """Return the task's two data sets with the weights of the loss (1 - w) L_T + w L_R; None without a weight w.
+    """Return the task's two sets with the weights of (1 - w) L_T + w L_R; None without w.
 
     Raises:
         ValueError: the task has no reference data.
@@ -44,10 +49,12 @@ def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None
         return None
     if not facts.num_reference:
         raise ValueError(
-            f"method.reference_weight must be left out for a task without reference data, got {weight:g}. Use the task "
-            "with_reference."
+            "method.reference_weight must be left out for a task without reference data, got "
+            f"{weight:g}. Use the task with_reference."
         )
-    return WeightedSets(weight=weight, num_training=facts.num_training, num_reference=facts.num_reference)
+    return WeightedSets(
+        weight=weight, num_training=facts.num_training, num_reference=facts.num_reference
+    )
 
 
 def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
@@ -56,6 +63,7 @@ def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
     if sets is None:
         return None
     shares, counts = sets.shares, (sets.num_training, sets.num_reference)
+    # Training units come first, then the reference units.
     of_unit = np.repeat(np.array([shares["training"], shares["reference"]], np.float32), counts)
     return UnitWeights(of_unit=of_unit, scale=sets.scale)
 
@@ -65,10 +73,14 @@ class StepTraits:
     """The properties of a method's steps that other packages must know.
 
     Attributes:
-        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic" or "adaptive". None: they are not.
-        reference_weight: the weight w of the reference data in the loss. None: all examples weigh alike.
-        loss_decay: λ of a decay term that is clipped with every example's gradient. 0: there is no such term.
-        drops_inputs: whether examples get the dropout masks of `adapter.lora_dropout`, as in `raydp.training.loop`.
+        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic" or "adaptive".
+            None: they are not.
+        reference_weight: the weight w of the reference data in the loss. None: all examples weigh
+            alike.
+        loss_decay: λ of a decay term that is clipped with every example's gradient. 0: there is no
+            such term.
+        drops_inputs: whether examples get the dropout masks of `adapter.lora_dropout`, as in
+            `raydp.training.loop`.
     """
 
     clipping: str | None = None
@@ -80,13 +92,20 @@ class StepTraits:
 class Method(Protocol):
     """Trains a model.
 
+    Implemented by `DPSGD`, `DPAdam` and `NonPrivate`, and by the methods in raydp/extensions. A
+    plug-in derives from `MethodSection`, or from `ScheduledSection` if its learning rate may
+    change.
+
     Attributes:
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
-        claims: whether the spec's ε is only a claim of the method without proof; its event is then NonPrivate.
-        costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps predict it.
-        further_cost: what a run does beside the steps of its configuration, for a warning; None if it does nothing.
-        covers_each_step: whether the guarantee, if there is one, also covers the weights between two steps, so that
-            they may be evaluated.
+        claims: whether the spec's ε is only a claim of the method without proof; its event is then
+            NonPrivate.
+        costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps
+            predict it.
+        further_cost: what a run does beside the steps of its configuration, for a warning; None if
+            it does nothing.
+        covers_each_step: whether the guarantee, if there is one, also covers the weights between
+            two steps, so that they may be evaluated.
     """
 
     private: ClassVar[bool]
@@ -103,11 +122,18 @@ class Method(Protocol):
     def traits(self) -> StepTraits:
         """Return the properties of the method's steps that other packages must know."""
 
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian | NonPrivateEvent:
+    def event_fn(self, configuration: Configuration, num_examples: int) -> Event:
+        """Return the event of a whole run at σ = 1, before it is calibrated.
+
+        Raises:
+            ValueError: the method cannot train the configuration on so many units.
+        """
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> Event:
         """Return the event that the accountant accounts for the whole run."""
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        """Return the units (examples or users) of one step, the same on every rank, for any step at any time."""
+        """Return the units (examples or users) of one step, the same on every rank, at any time."""
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         """Return the optimizer that turns the privatised gradient into an update."""
@@ -124,7 +150,7 @@ class Method(Protocol):
         """Run all steps, from the newest checkpoint if there is one."""
 
     def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
-        """Return the first column of the matrix C, where the noise of all steps is C^{-1} Z with independent Z."""
+        """Return the first column of C; the noise of all steps is C^{-1} Z with independent Z."""
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the method cannot train what the spec asks for."""
@@ -133,12 +159,13 @@ class Method(Protocol):
         """Return the method's part of a run's privacy record."""
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
-        """Return a run as the method makes it, None if it makes none of this configuration and seed."""
+        """Return a run as the method makes it; None if the method does not make it."""
 
 
 class MethodSection(Section):
     """Base of methods in a spec. By default a method trains every task and has a guarantee."""
 
+    written_in: ClassVar[str] = "method"
     private: ClassVar[bool] = True
     claims: ClassVar[bool] = False
     costs_its_steps: ClassVar[bool] = True
@@ -149,6 +176,15 @@ class MethodSection(Section):
     def traits(self) -> StepTraits:
         """Steps that neither clip nor weigh examples."""
         return StepTraits()
+
+    def event_fn(self, configuration: Configuration, num_examples: int) -> Event:
+        """Return NonPrivateEvent. A private method overrides this function."""
+        assert not self.private, "a private method declares what it releases"
+        return NonPrivateEvent()
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> Event:
+        """Return the event of `event_fn` with this noise."""
+        return self.event_fn(plan.configuration, plan.num_examples).with_noise(noise_multiplier)
 
     def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]:
         """Return the first column of the identity: the noise of each step is independent."""
@@ -169,12 +205,14 @@ class MethodSection(Section):
 class ScheduledSection(MethodSection):
     """Base of methods whose learning rate may change from step to step.
 
-    A schedule depends on the step alone, so it is post-processing of the noisy gradients: ε is the same.
+    A schedule depends on the step alone, so it is post-processing of the noisy gradients: ε is the
+    same.
     """
 
-    learning_rate_schedule: Shape = "constant"
-    """The learning rate after the warm-up: `constant` at η, or falling from η to 0 by the end, `linear` or `cosine`."""
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    learning_rate_schedule: Annotated[Shape, LATER] = "constant"
+    """The learning rate after the warm-up: `constant` at η, or falling from η to 0 by the end,
+    `linear` or `cosine`."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1), LATER] = 0.0
     """Share of the steps at the start in which the learning rate rises to η."""
 
     @property
@@ -186,19 +224,7 @@ class ScheduledSection(MethodSection):
         """Return the learning rates of a run; None if all are η."""
         if self.learning_rate_schedule == "constant" and not self.warmup_ratio:
             return None
-        return LearningRateSchedule.of(self.learning_rate_schedule, self.warmup_ratio, plan.num_steps)
-
-    def unused(self) -> set[str]:
-        """Return the names of the options that do not apply. They are no part of a run's identity."""
-        return {
-            name
-            for name, plain in (("learning_rate_schedule", "constant"), ("warmup_ratio", 0))
-            if getattr(self, name) == plain
-        }
-
-    @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave unused options out of a run's identity, so that a new option does not change existing runs."""
-        values: dict[str, object] = handler(self)
-        unused = self.unused()
-        return {name: value for name, value in values.items() if name not in unused}
+        # A schedule is public: it depends on the step and on the spec alone.
+        return LearningRateSchedule.of(
+            self.learning_rate_schedule, self.warmup_ratio, plan.num_steps
+        )

@@ -1,4 +1,7 @@
-"""Training without a guarantee, for comparison: the sampler of the private methods, no clipping and no noise."""
+"""Training without a guarantee, to compare with: no clipping and no noise.
+
+Batches are Poisson samples, as in the private methods.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import ScheduledSection, poisson_batch
-from raydp.privacy import NonPrivateEvent
 from raydp.tasks.base import Task
 from raydp.training import loop
+from raydp.training.batch_sum import GradientSum, StepRule
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.gradients.clipping import ClippedGradients
@@ -35,13 +38,12 @@ class NonPrivate(ScheduledSection):
     max_grad_norm: None = None
     """Must stay null: gradients are not clipped."""
 
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> NonPrivateEvent:
-        return NonPrivateEvent()
-
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
         return poisson_batch(plan, key, step)
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        # The sampler and everything else are those of the private methods, so that only clipping
+        # and noise differ.
         kind = torch.optim.Adam if self.optimizer_name == "adam" else torch.optim.SGD
         return kind(parameters, lr=plan.learning_rate)
 
@@ -76,13 +78,14 @@ def plain_rule(
     *,
     weights: UnitWeights | None = None,
     schedule: LearningRateSchedule | None = None,
-) -> loop.StepRule:
+) -> StepRule:
     """Return the step rule of training without clipping and noise."""
     clipping = _NoClipping(math.inf)
-    gradients: loop.GradientSum = _PlainSum(context.parameters)
-    if is_sharded(context.model):  # autograd would sum into weights that are gathered only for a moment
+    gradients: GradientSum = _PlainSum(context.parameters)
+    # Autograd would sum into weights that are gathered only for a moment.
+    if is_sharded(context.model):
         gradients = ClippedGradients(context.model, context.parameters, clipping)
-    return loop.StepRule(
+    return StepRule(
         indices_fn=indices_fn,
         gradients=gradients,
         clipping=clipping,
@@ -97,6 +100,7 @@ class _NoClipping(Clipping):
     """Leaves every gradient unchanged."""
 
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        # A bound of infinity scales nothing.
         return torch.ones_like(norms)
 
 
@@ -113,11 +117,15 @@ class _PlainSum:
         examples_per_unit: int = 1,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Add the gradients of a micro-batch to `total`; see `raydp.training.loop.GradientSum`."""
+        """Add the gradients of a micro-batch to `total`; see `GradientSum`."""
+        # One backward pass gives the sum: per-example gradients are not needed.
         losses = loss_fn()
         weighted = losses.sum() if weights is None else losses @ weights.to(losses)
         names = list(self._parameters)
-        for name, g in zip(names, torch.autograd.grad(weighted, [self._parameters[n] for n in names]), strict=True):
+        for name, g in zip(
+            names, torch.autograd.grad(weighted, [self._parameters[n] for n in names]), strict=True
+        ):
             total[name] += g
+        # Norms are reported as 0: they were not computed.
         mean = losses.detach().float().view(-1, examples_per_unit).mean(dim=1)
         return torch.stack([mean, torch.zeros_like(mean)])

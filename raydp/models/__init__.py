@@ -2,5 +2,6 @@
 
 import logging
 
-# bitsandbytes, which peft imports where it is installed, remarks on kernels that nobody here can install.
+# bitsandbytes, which peft imports where it is installed, remarks on kernels that nobody here can
+# install.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

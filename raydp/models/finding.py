@@ -1,4 +1,4 @@
-"""Finds base models by name without importing torch or transformers, so that a wrong name is told at once."""
+"""Finds base models by name without importing torch, so that a wrong name is told at once."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ import struct
 from pathlib import Path
 
 from raydp.io.locations import is_uri
+from raydp.models.families import family_of
 from raydp.spec.sections import ALL_LINEAR, ModelSpec
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 SMOLLM2 = "smollm2-135m-instruct-q4"
-NETWORK_FORM = re.compile(r"([a-z0-9-]+):(\d+(?:x\d+)*):(\d+)")
-"""Form of the name of a classification network: architecture, shape of an input, number of classes."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 _IN_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?(\w+)\.weight")
 """Form of the name of a matrix in one of a model's numbered layers."""
 
 
 def check_found(spec: ModelSpec) -> None:
-    """Check that a model of this name exists, and that its layers have the names of `adapter.target_modules`.
+    """Check that a model of this name exists and has layers named as `adapter.target_modules`.
 
-    The weights are not read. `base_models.check` makes the whole check; what it alone can see, such as an architecture
-    that transformers does not know, passes here.
+    The weights are not read. `base_models.check` makes the whole check; what it alone can see, such
+    as an architecture that transformers does not know, passes here.
 
     Raises:
         ValueError: no model of this name can be found, or no layer has one of the names.
     """
+    # Find the folder. Of a model of the hub only config.json is fetched, and of a URI nothing.
     folder: Path | None = None
     if spec.name == "tiny":
         folder = TINY
     elif spec.name == SMOLLM2:
         smollm2_package()
-    elif NETWORK_FORM.fullmatch(spec.name) is None and not is_uri(spec.name):
+    elif family_of(spec.name) is None and not is_uri(spec.name):
         folder = local_folder(Path(spec.name), spec.name)
         if folder is None:
             hub_folder(spec.name, ["config.json"])
-    if folder is not None and spec.adapter.type in ("lora", "ia3") and spec.adapter.target_modules != ALL_LINEAR:
+    # Compare the names of targets with those of the weights, where weights are at hand.
+    if (
+        folder is not None
+        and spec.adapter.type in ("lora", "ia3")
+        and spec.adapter.target_modules != ALL_LINEAR
+    ):
         _check_target_names(spec, folder)
 
 
@@ -55,8 +60,12 @@ def local_folder(folder: Path, name: str) -> Path | None:
     """
     if (folder / "config.json").is_file():
         return folder
+    # A path-like name is meant as a folder, never as a hub id.
     if folder.exists() or name.startswith((".", "/", "~")):
-        raise ValueError(f"model.name must be a folder with a config.json, got {name!r}. Save it with save_pretrained.")
+        raise ValueError(
+            f"model.name must be a folder with a config.json, got {name!r}. Save it with "
+            "save_pretrained."
+        )
     return None
 
 
@@ -75,9 +84,11 @@ def hub_folder(name: str, files: list[str] = _HUB_FILES) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        # The hub's client raises all of these for one cause: the model cannot be had.
         raise ValueError(
-            f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be reached, got {name!r} "
-            f"({type(error).__name__}). {_nearest(name)}Check the name and the connection, or give a folder."
+            f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be "
+            f"reached, got {name!r} ({type(error).__name__}). {_nearest(name)}Check the name and "
+            "the connection, or give a folder."
         ) from error
 
 
@@ -114,9 +125,14 @@ def _nearest(name: str) -> str:
 
 
 def _check_target_names(spec: ModelSpec, folder: Path) -> None:
-    """Compare the last part of each target's name with the matrices in the folder's safetensors files."""
+    """Compare the last part of each target's name with the matrices in the safetensors files."""
     matrices = {match[1] for name in _matrices(folder) if (match := _IN_A_LAYER.search(f".{name}"))}
-    unknown = [target for target in spec.adapter.target_modules if target.rpartition(".")[2] not in matrices]
+    unknown = [
+        target
+        for target in spec.adapter.target_modules
+        if target.rpartition(".")[2] not in matrices
+    ]
+    # One name that fits is enough: weights may have other names than their modules.
     if matrices and len(unknown) == len(spec.adapter.target_modules):
         raise ValueError(target_names_message(spec.name, unknown, matrices))
 
@@ -130,11 +146,15 @@ def target_names_message(base: str, unknown: list[str], known: set[str]) -> str:
 
 
 def _matrices(folder: Path) -> list[str]:
-    """Return the names of the matrices in the safetensors files: an 8-byte length, then a JSON header."""
+    """Return the names of the matrices in safetensors files.
+
+    Such a file begins with an 8-byte length and a JSON header.
+    """
     names: list[str] = []
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as stream:
             try:
+                # The length is bounded: a damaged file could ask for any amount of memory.
                 (length,) = struct.unpack("<Q", stream.read(8))
                 header = json.loads(stream.read(min(length, 2**27)))
             except (struct.error, ValueError):

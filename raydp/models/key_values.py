@@ -1,4 +1,7 @@
-"""Keys and values of tokens that several sequences begin with. They are computed once and shared."""
+"""Keys and values of tokens that several sequences begin with.
+
+They are computed once and shared.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +36,30 @@ class Prefix:
             assert isinstance(layer, CacheLayerMixin), "see can_share"
             assert layer.keys is not None, "a pass has been made"
             assert layer.values is not None, "a pass has been made"
-            layers.append((layer.keys[:1, :, :length].detach(), layer.values[:1, :, :length].detach()))
+            layers.append(
+                # A shared prefix carries no gradient back.
+                (layer.keys[:1, :, :length].detach(), layer.values[:1, :, :length].detach())
+            )
         return cls(layers)
 
     def cache(self, rows: int, length: int | None = None) -> DynamicCache:
-        """Return a cache of `rows` rows that a pass may extend, with the first `length` positions (default all)."""
+        """Return a cache of `rows` rows that a pass may extend, with `length` positions or all."""
         cache = DynamicCache()
+        # expand shares the memory between rows; a pass concatenates, and so never writes into it.
         for index, (keys, values) in enumerate(self._layers):
             cache.update(
-                keys[:, :, :length].expand(rows, -1, -1, -1), values[:, :, :length].expand(rows, -1, -1, -1), index
+                keys[:, :, :length].expand(rows, -1, -1, -1),
+                values[:, :, :length].expand(rows, -1, -1, -1),
+                index,
             )
         return cache
 
 
 def can_share(cache: object) -> TypeGuard[DynamicCache]:
-    """Return whether every layer keeps all its keys and values. A sliding window or recurrent state cannot be cut."""
-    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
+    """Return whether every layer keeps all its keys and values.
+
+    A sliding window or recurrent state cannot be cut.
+    """
+    return isinstance(cache, DynamicCache) and all(
+        type(layer) is DynamicLayer for layer in cache.layers
+    )

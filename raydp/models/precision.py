@@ -1,4 +1,7 @@
-"""How fast this machine's bfloat16 products are. Processors without instructions for them take many times as long."""
+"""How fast this machine's bfloat16 products are.
+
+Processors without instructions for them take many times as long.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ SLOW = 1.2
 
 @cache
 def bfloat16_factor() -> float:
-    """Return the time of a linear layer in bfloat16 over that in float32, on one thread of this machine's processor.
+    """Return the time of a linear layer in bfloat16 over float32, on one thread of this machine.
 
     The shorter of a few measurements counts for each. It takes some 20 ms where bfloat16 is fast.
     """
+    # One thread measures the instruction set and not the load of the machine.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -33,6 +37,7 @@ def bfloat16_factor() -> float:
 def _seconds(dtype: torch.dtype) -> float:
     tokens, inputs, outputs = SHAPE
     x, weight = torch.ones(tokens, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
+    # The shortest time counts: other processes only add time, and the first call builds a kernel.
     shortest = float("inf")
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -42,7 +47,7 @@ def _seconds(dtype: torch.dtype) -> float:
 
 
 def warning_of(dtype: str) -> Caution | None:
-    """Return a warning if products in a type are slow on this machine's processor, None if they are not."""
+    """Return a warning if products in a type are slow on this processor, otherwise None."""
     if dtype != "bfloat16" or (factor := bfloat16_factor()) <= SLOW:
         return None
     return Caution(

@@ -15,8 +15,9 @@ class PretrainedModel:
         name: the name in the spec.
         weight_hash: SHA-256 (hex) of the weight files.
         note: what a reader of results must know about the weights, or "".
-        quantization: precision of the linear layers where the model is used, "nf4" or "int8". The weights are whole, so
-            that processes can share them, until `raydp.models.quantization.quantise` replaces them.
+        quantization: precision of the linear layers where the model is used, "nf4" or "int8". The
+            weights are whole, so that processes can share them, until
+            `raydp.models.quantization.quantise` replaces them.
     """
 
     name: str

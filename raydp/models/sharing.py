@@ -18,14 +18,16 @@ from raydp.spec.sections import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModel:
-    """A base model cut into a skeleton and arrays, so that the processes of a node can share one copy of the arrays."""
+    """A base model as a skeleton and arrays, of which the processes of a node share one copy."""
 
     skeleton: PretrainedModel
     arrays: tuple[tuple[str, str, str, np.ndarray], ...]
 
 
 def base_models(sections: Iterable[ModelSpec], *, new_tokens: int) -> dict[str, SharedModel]:
-    """Load the base model of some sections, to be shared, once for each type of its weights: type -> model.
+    """Load the base model of some sections to share it, once for each type of its weights.
+
+    The result is type -> model.
 
     Args:
         sections: sections on one base model.
@@ -34,10 +36,14 @@ def base_models(sections: Iterable[ModelSpec], *, new_tokens: int) -> dict[str, 
     Raises:
         ValueError: as `load_base`.
     """
+    # Sections may differ in dtype alone; each dtype needs arrays of its own.
     by_type: dict[str, ModelSpec] = {}
     for section in sections:
         by_type.setdefault(section.weight_dtype, section)
-    return {dtype: disassemble(load_base(section, new_tokens=new_tokens)) for dtype, section in by_type.items()}
+    return {
+        dtype: disassemble(load_base(section, new_tokens=new_tokens))
+        for dtype, section in by_type.items()
+    }
 
 
 def disassemble(base: PretrainedModel) -> SharedModel:
@@ -51,13 +57,17 @@ def disassemble(base: PretrainedModel) -> SharedModel:
                     continue
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 if id(tensor) in owners:  # a tied weight refers to its first occurrence
-                    arrays.append((f"{path}|{kind}|{name}", "tied", dtype, np.array(owners[id(tensor)])))
+                    arrays.append(
+                        (f"{path}|{kind}|{name}", "tied", dtype, np.array(owners[id(tensor)]))
+                    )
                     continue
                 owners[id(tensor)] = len(arrays)
+                # numpy has no bfloat16: share its bits as int16.
                 plain = tensor.detach().contiguous()
                 raw = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
                 arrays.append((f"{path}|{kind}|{name}", "own", dtype, raw.numpy()))
     shared = SharedModel(skeleton=base, arrays=tuple(arrays))
+    # Empty the skeleton, so that pickling it copies no weight.
     for module in base.model.modules():
         for tensors in (module._parameters, module._buffers):
             for name in tensors:
@@ -66,20 +76,27 @@ def disassemble(base: PretrainedModel) -> SharedModel:
 
 
 def assemble(shared: SharedModel) -> PretrainedModel:
-    """Put the tensors back into a copy of the skeleton. They may be read-only memory that other processes map too."""
+    """Put the tensors back into a copy of the skeleton.
+
+    They may be read-only memory that other processes map too.
+    """
     skeleton = replace(shared.skeleton, model=copy.deepcopy(shared.skeleton.model))
     modules = dict(skeleton.model.named_modules())
     tensors: list[torch.Tensor] = []
+    # The arrays are read-only on purpose: no process may write into another's weights.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         for key, ownership, dtype, array in shared.arrays:
             path, kind, name = key.split("|")
+            # A tied weight is the same tensor object again.
             if ownership == "tied":
                 tensor = tensors[int(array)]
             else:
                 tensor = torch.from_numpy(array)
                 tensor = tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
-                tensor = nn.Parameter(tensor, requires_grad=False) if kind == "_parameters" else tensor
+                tensor = (
+                    nn.Parameter(tensor, requires_grad=False) if kind == "_parameters" else tensor
+                )
             tensors.append(tensor)
             getattr(modules[path], kind)[name] = tensor
     return skeleton

@@ -17,7 +17,7 @@ class VectorProduct(nn.Module):
 
 
 class Scaling(VectorProduct, nn.ParameterDict):
-    """The vectors of an IA3 layer by adapter, as a layer: x ∘ l, of the only adapter. peft gives l two dimensions."""
+    """The vectors of an IA3 layer by adapter, as a layer: x ∘ l. peft gives l two dimensions."""
 
     __call__ = nn.Module.__call__  # a dictionary of parameters refuses calls
 
@@ -28,10 +28,12 @@ class Scaling(VectorProduct, nn.ParameterDict):
 
 
 class ExampleDropout(nn.Module):
-    """Dropout whose masks come from outside, one for each example. Without masks it passes its input on.
+    """Dropout whose masks come from outside, one for each example.
 
-    torch's own draws the masks of a whole batch from one generator, so an example's mask would depend on the other
-    examples, and on the number of workers.
+    Without masks it passes its input on.
+
+    torch's own draws the masks of a whole batch from one generator, so an example's mask would
+    depend on the other examples, and on the number of workers.
 
     Args:
         share: share of the inputs that is dropped.
@@ -46,6 +48,7 @@ class ExampleDropout(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.keep_fn is None:
             return x
+        # Dividing by the share that stays keeps the expectation, as in torch's dropout.
         return x * self.keep_fn(self.layer, x.shape, self.share).to(x.device) / (1 - self.share)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Plug-ins as users write them, `{name: ..., **parameters}`: resolved by name, with checked parameters."""
+"""Plug-ins as users write them, `{name: ..., **parameters}`, with checked parameters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, InstanceOf, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from raydp.plugins import registries
@@ -33,7 +34,9 @@ class Plugin:
         return {"name": self.name, **self.params.model_dump(mode="json")}
 
 
-PluginField = Annotated[InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), WithJsonSchema({"type": "object"})]
+PluginField = Annotated[
+    InstanceOf[Plugin], PlainSerializer(Plugin.as_dict), WithJsonSchema({"type": "object"})
+]
 
 
 _KEY = re.compile(r"[^\W\d]\w*(\.\w+)*")
@@ -53,8 +56,13 @@ class _Short(reprlib.Repr):
         return "null"
 
     def repr_int(self, x: int, level: int) -> str:
-        """Describe huge integers by their size, because Python refuses to write numbers of thousands of digits."""
-        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"
+        """Describe huge integers by their size: Python refuses to write thousands of digits."""
+        return (
+            super().repr_int(x, level)
+            # 4096 bits are about 1,230 digits, far below Python's limit of 4,300.
+            if x.bit_length() < 4096
+            else f"a number of {x.bit_length()} bits"
+        )
 
 
 def shortened(name: str) -> str:
@@ -71,7 +79,11 @@ Resolve = Callable[[registries.Kind, str], type[BaseModel]]
 
 
 def resolve_plugin(
-    kind: registries.Kind, field: str, value: object, problems: list[str], resolve: Resolve = registries.resolve
+    kind: registries.Kind,
+    field: str,
+    value: object,
+    problems: list[str],
+    resolve: Resolve = registries.resolve,
 ) -> Plugin | None:
     """Resolve `{name: ..., **parameters}`. Mistakes are appended to problems, and None is returned.
 
@@ -84,25 +96,36 @@ def resolve_plugin(
     """
     if isinstance(value, Plugin):
         return value
+    # Check the form: a mapping with a name.
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        # A mapping without a name may be a row of data that was given instead of a spec, so no key of it is shown.
+        # A mapping without a name may be a row of data that was given instead of a spec, so no key
+        # of it is shown.
         keys = [key for key in value if isinstance(key, str)] if isinstance(value, Mapping) else []
         misspelt = "name" not in keys and nearest("name", keys) is not None
-        without = "one with a misspelt key: did you mean 'name'?" if misspelt else "a mapping without one"
+        without = (
+            "one with a misspelt key: did you mean 'name'?" if misspelt else "a mapping without one"
+        )
         got = without if isinstance(value, Mapping) else shown(value)
         problems.append(
-            f"{field} must be a mapping with a name, got {got}. Known: {', '.join(registries.names(kind))}."
+            f"{field} must be a mapping with a name, got {got}. Known: "
+            f"{', '.join(registries.names(kind))}."
         )
         return None
+    # Check the name: it must be known and importable.
     try:
         if value["name"] not in (known := registries.names(kind)):
-            raise ValueError(registries.unknown_name(f"{field}.name", shortened(value["name"]), known))
+            raise ValueError(
+                registries.unknown_name(f"{field}.name", shortened(value["name"]), known)
+            )
         cls = resolve(kind, value["name"])
     except ValueError as error:
         problems.append(str(error))
         return None
+    # Check the parameters.
     try:
-        return Plugin(value["name"], cls.model_validate({k: v for k, v in value.items() if k != "name"}))
+        return Plugin(
+            value["name"], cls.model_validate({k: v for k, v in value.items() if k != "name"})
+        )
     except ValidationError as error:
         problems += messages_of(cls, error, f"{field}.")
         return None
@@ -110,39 +133,61 @@ def resolve_plugin(
 
 def listed(problems: list[str]) -> str:
     """Return the first mistakes, one per line, and the number of the others."""
-    more = [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
+    more = (
+        [f"... and {len(problems) - MOST_PROBLEMS} more."] if len(problems) > MOST_PROBLEMS else []
+    )
     return "\n".join([*problems[:MOST_PROBLEMS], *more])
 
 
-def messages_of(cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False) -> list[str]:
-    """Return pydantic's errors as messages of the form "<field> must <rule>, got <value>. <remedy>.".
+def messages_of(
+    cls: type[BaseModel], error: ValidationError, prefix: str, *, skip_plugins: bool = False
+) -> list[str]:
+    """Return pydantic's errors as messages of the form "<field> must <rule>, got <value>.".
 
-    Unknown keys come first. A key that is missing because it is misspelt is reported as the misspelt key alone.
+    A message ends with a remedy.
+
+    Unknown keys come first. A key that is missing because it is misspelt is reported as the
+    misspelt key alone.
     """
     messages = []
+    # False sorts first: unknown keys explain many of the other errors.
     errors = sorted(_primary_errors(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
     unknown = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
+    # A missing key that resembles an unknown key of the same section was misspelt.
     misspelt = {(*loc[:-1], nearest(str(loc[-1]), _keys_at(cls, loc[:-1]))) for loc in unknown}
     for e in errors:
         field = prefix + _field_of(e["loc"]).lstrip(".")
         field = field.rstrip(".")
-        unresolved = e["loc"][:1] == ("scores",) and isinstance(e["input"], list | tuple) and None in e["input"]
+        unresolved = (
+            e["loc"][:1] == ("scores",)
+            and isinstance(e["input"], list | tuple)
+            and None in e["input"]
+        )
         if skip_plugins and (e["type"] == "is_instance_of" or unresolved):
             continue  # reported where the plug-in was resolved
+        # Write each type of error in the project's words.
         if e["type"] == "extra_forbidden":
             known = _keys_at(cls, e["loc"][:-1])
-            messages.append(registries.unknown_name(f"{field}: the key", shortened(str(e["loc"][-1])), known))
+            messages.append(
+                registries.unknown_name(f"{field}: the key", shortened(str(e["loc"][-1])), known)
+            )
         elif e["type"] == "missing":
             if e["loc"] not in misspelt:
                 messages.append(f"{field} must be given, got nothing. Add it to the spec.")
         else:
-            rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"]).replace("valid tuple", "list")
+            # Take pydantic's own phrases out of the rule.
+            rule = re.sub("^(Value error, |(Input|Tuple) should )", "", e["msg"]).replace(
+                "valid tuple", "list"
+            )
             rule = re.sub(r" after validation|, unable to parse string as an? \w+", "", rule)
             rule = re.sub(r"valid dictionary( or instance of \w+)?", "mapping", rule)
             said_in_full = e["type"] == "value_error" and ". " in rule
             got = "" if said_in_full else f", got {shown(e['input'])}. Change it."
+            # A validator of the project's own has written the whole message.
             messages.append(
-                rule if said_in_full and rule.startswith(field) else f"{field or 'SPEC'} {_must(rule)}{got}"
+                rule
+                if said_in_full and rule.startswith(field)
+                else f"{field or 'SPEC'} {_must(rule)}{got}"
             )
     return messages
 
@@ -154,24 +199,32 @@ def _field_of(loc: tuple[int | str, ...]) -> str:
 def _primary_errors(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Return the errors without those that follow from another error.
 
-    Omitted are lists that are too short only because their values are wrong, and alternatives of a field that the user
-    did not mean.
+    Omitted are lists that are too short only because their values are wrong, and alternatives of a
+    field that the user did not mean.
     """
     alternatives = Counter(_field_of(e["loc"]) for e in errors)
+    # These are the paths above an error: a container may be wrong only for what is inside it.
     wrong_inside = {e["loc"][:depth] for e in errors for depth in range(len(e["loc"]))}
     kept = []
     for e in errors:
+        # In a union of a list and a scalar, an error of the type that was not written is dropped.
         is_list = isinstance(e["input"], list | tuple)
         follows = e["type"] == "too_short" and bool(e["input"]) and e["loc"] in wrong_inside
-        not_meant = e["type"].endswith(("list_type", "tuple_type")) or (is_list and e["type"].endswith("_type"))
+        not_meant = e["type"].endswith(("list_type", "tuple_type")) or (
+            is_list and e["type"].endswith("_type")
+        )
         if not follows and not (not_meant and alternatives[_field_of(e["loc"])] > 1):
             kept.append(e)
     return kept
 
 
 def _path(loc: tuple[int | str, ...]) -> list[int | str]:
-    """Return a location without pydantic's names for the alternatives of a union, such as `tuple[int, ...]`."""
-    return [p for p in loc if isinstance(p, int) or (_KEY.fullmatch(p) and p not in ("int", "float", "str", "bool"))]
+    """Return a location without pydantic's names for alternatives, such as `tuple[int, ...]`."""
+    return [
+        p
+        for p in loc
+        if isinstance(p, int) or (_KEY.fullmatch(p) and p not in ("int", "float", "str", "bool"))
+    ]
 
 
 def _must(rule: str) -> str:
@@ -187,7 +240,12 @@ def _must(rule: str) -> str:
 def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
     """Return the section that a location in the spec belongs to."""
     for part in loc:
-        fields = {key: field for name, field in cls.model_fields.items() for key in (name, field.validation_alias)}
+        fields = {
+            key: field
+            for name, field in _fields(cls).items()
+            for key in (name, field.validation_alias)
+        }
+        # An alternative may be generic: its origin is the class.
         annotation = fields[str(part)].annotation if str(part) in fields else None
         alternatives = [getattr(a, "__origin__", a) for a in (annotation, *get_args(annotation))]
         sections = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
@@ -195,17 +253,28 @@ def _section_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
     return cls
 
 
+def _fields(cls: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the fields of a section, with the fields that extensions add."""
+    return {**cls.model_fields, **getattr(cls, "further_fields", dict)()}
+
+
 def _keys_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Return the keys that the section at a location may have."""
-    fields = _section_at(cls, loc).model_fields
-    return sorted(name for name, field in fields.items() if not str(field.validation_alias).startswith("<"))
+    fields = _fields(_section_at(cls, loc))
+    return sorted(
+        name for name, field in fields.items() if not str(field.validation_alias).startswith("<")
+    )
 
 
 def any_plugin(kind: registries.Kind) -> dict[str, object]:
-    """Return the JSON Schema of every known plug-in of a kind. A description is its docstring's first paragraph."""
+    """Return the JSON Schema of every known plug-in of a kind.
+
+    A description is its docstring's first paragraph.
+    """
     choices = []
     for name in registries.names(kind):
         plugin = registries.resolve(kind, name).model_json_schema()
+        # The first paragraph of the class's docstring describes it in editors.
         summary = " ".join(plugin.get("description", "").split("\n\n")[0].split())
         about = {"const": name, "description": f"{name}: {summary}"}
         plugin["properties"] = {"name": about, **plugin.get("properties", {})}

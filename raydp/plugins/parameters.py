@@ -1,34 +1,63 @@
-"""Parameters of the built-in plug-ins, known without importing them, which takes seconds because most need torch.
+"""Parameters of plug-ins, known without importing them: most need torch, which takes seconds.
 
-`data/plugin_parameters.json` holds names, types and bounds. `python -m raydp.plugins.parameters` generates it from the
-plug-ins. A spec is checked against the file first, so that most mistakes are reported at once. A plug-in's own checks
-run after its import. The first check never refuses what the plug-in accepts: constraints that the file cannot
-express are left to the plug-in.
+`data/plugin_parameters.json` holds names, types and bounds of the core's plug-ins. A package may
+have such a file beside the modules of its plug-ins; each extension has one.
+`python -m raydp.plugins.parameters [PACKAGE]` generates the files from the plug-ins.
+
+A spec is checked against the file first, so that most mistakes are reported at once. A plug-in's
+own checks run after its import. The first check never refuses what the plug-in accepts: constraints
+that the file cannot express are left to the plug-in.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import cache, reduce
+from importlib.util import find_spec
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WrapValidator, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WrapValidator,
+    create_model,
+)
 
 from raydp.plugins import registries
 
 FILE = Path(__file__).parents[1] / "data" / "plugin_parameters.json"
 KINDS: tuple[registries.Kind, ...] = ("tasks", "methods", "scores", "searches")
 _BOUNDS = {
-    "minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt",
-    "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
-}  # fmt: skip
+    "minimum": "ge",
+    "exclusiveMinimum": "gt",
+    "maximum": "le",
+    "exclusiveMaximum": "lt",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "minItems": "min_length",
+    "maxItems": "max_length",
+}
 """Keyword of JSON Schema -> keyword of pydantic."""
-CONSTANTS: dict[registries.Kind, tuple[str, ...]] = {"methods": ("private",), "scores": ("logarithmic",)}
+CONSTANTS: dict[registries.Kind, tuple[str, ...]] = {
+    "tasks": ("early_check",),
+    "methods": ("private",),
+    "scores": ("logarithmic",),
+}
 """Attributes of the plug-ins' classes that are known without importing the plug-ins."""
-_PLAIN: Mapping[str, object] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+_PLAIN: Mapping[str, object] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "null": None,
+}
 
 
 class Unchecked(BaseModel):
@@ -39,20 +68,28 @@ class Unchecked(BaseModel):
 
 @cache
 def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
-    """Return a model that accepts at least what the plug-in accepts, with the same names, types and bounds.
+    """Return a model that accepts at least what the plug-in accepts, with its names and bounds.
 
     Raises:
         ValueError: the name is unknown. The message names the nearest name.
     """
+    # A plug-in of another package, or with checks before validation, checks itself.
     known = _of_file(kind, name)
     if name not in registries.names(kind):
-        raise ValueError(registries.unknown_name(f"{kind.removesuffix('s')}.name", name, registries.names(kind)))
+        raise ValueError(
+            registries.unknown_name(f"{kind.removesuffix('s')}.name", name, registries.names(kind))
+        )
     if known is None or known["fields"] is None:
         return Unchecked
+    # Make one field for each parameter, with the type and the default of the file.
     fields: dict[str, Any] = {
-        field: (_annotation(entry["schema"]), Field(entry["default"]) if "default" in entry else ...)
+        field: (
+            _annotation(entry["schema"]),
+            Field(entry["default"]) if "default" in entry else ...,
+        )
         for field, entry in known["fields"].items()
     }
+    # With validate_default, a default of the file is converted as a given value is.
     made: type[BaseModel] = create_model(
         name, __config__=ConfigDict(extra="forbid", frozen=True, validate_default=True), **fields
     )
@@ -62,32 +99,57 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
 
 
 def constant(kind: registries.Kind, name: str, attribute: str) -> Any:
-    """Return an attribute of a plug-in's class, one of CONSTANTS. Only a plug-in of another package is imported.
+    """Return an attribute of a plug-in's class, one of CONSTANTS.
+
+    Only a plug-in that no file describes is imported.
 
     Raises:
         ValueError: the name is unknown. The message names the nearest name.
     """
     known = _of_file(kind, name)
-    return getattr(registries.resolve(kind, name), attribute) if known is None else known["constants"][attribute]
+    return (
+        getattr(registries.resolve(kind, name), attribute)
+        if known is None
+        else known["constants"][attribute]
+    )
 
 
 def _of_file(kind: registries.Kind, name: str) -> dict[str, Any] | None:
-    """Return what the file holds of a plug-in, or None if the plug-in is not built in."""
-    entry: dict[str, Any] | None = json.loads(FILE.read_text(encoding="utf-8"))[kind].get(name)
+    """Return what a file holds of a plug-in, or None if no file describes it."""
+    path = file_of(kind, name)
+    if path is None or not path.is_file():
+        return None
+    entry: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(kind, {}).get(name)
     return entry
 
 
+def file_of(kind: registries.Kind, name: str) -> Path | None:
+    """Return the file that may describe a plug-in; None if the plug-in is unknown."""
+    if name in registries.BUILTIN[kind]:
+        return FILE
+    module = (registries.target(kind, name) or "").partition(":")[0]
+    package = find_spec(module.rpartition(".")[0]) if "." in module else None
+    if package is None or package.origin is None:
+        return None
+    return Path(package.origin).with_name(FILE.name)
+
+
 def _annotation(schema: Mapping[str, Any]) -> Any:
-    """Return the type that a JSON Schema describes. If the schema says more than types and bounds, accept any value."""
+    """Return the type that a JSON Schema describes.
+
+    If the schema says more than types and bounds, accept any value.
+    """
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if "const" in schema:
         return Literal[schema["const"]]
     if "anyOf" in schema:
         return reduce(or_, (_annotation(part) for part in schema["anyOf"]))
+    # Bounds apply to numbers, and to lengths of texts and lists.
     bounds = {_BOUNDS[word]: value for word, value in schema.items() if word in _BOUNDS}
     kind = _PLAIN.get(schema.get("type", ""), Any)
     if schema.get("type") == "array":
+        # prefixItems describe a tuple of fixed length, with a type for each position.
         parts = schema.get("prefixItems")
         if parts is not None:
             return tuple[tuple(map(_annotation, parts))]  # type: ignore[misc]
@@ -95,24 +157,52 @@ def _annotation(schema: Mapping[str, Any]) -> Any:
     return Annotated[kind, Field(**bounds)] if bounds and kind is not Any else kind
 
 
-def described() -> dict[str, dict[str, object]]:
-    """Return what the file must hold for the current plug-ins: kind -> name -> {"fields", "constants"}."""
-    return {kind: {name: _described(kind, name) for name in sorted(registries.BUILTIN[kind])} for kind in KINDS}
+Described = dict[str, dict[str, dict[str, object]]]
+
+
+def described(package: str = "raydp") -> dict[Path, Described]:
+    """Return what the files of a package's plug-ins must hold.
+
+    Returns:
+        file -> kind -> name -> {"fields", "constants"}.
+    """
+    files: dict[Path, Described] = {}
+    for kind in KINDS:
+        for name in registries.names(kind):
+            path = file_of(kind, name)
+            if path is not None and (registries.target(kind, name) or "").startswith(f"{package}."):
+                of_kind = files.setdefault(path, {}).setdefault(kind, {})
+                of_kind[name] = _described(kind, name)
+    return files
 
 
 def _described(kind: registries.Kind, name: str) -> dict[str, object]:
     cls: type[BaseModel] = registries.resolve(kind, name)
     decorators = cls.__pydantic_decorators__
     constants = {name: getattr(cls, name) for name in CONSTANTS.get(kind, ())}
+    # A validator before validation may rewrite everything, so nothing is known of the fields.
     if any(validator.info.mode != "after" for validator in decorators.model_validators.values()):
         return {"fields": None, "constants": constants}
-    own = {f for v in decorators.field_validators.values() if v.info.mode != "after" for f in v.info.fields}
+    # The same holds for single fields.
+    own = {
+        f
+        for v in decorators.field_validators.values()
+        if v.info.mode != "after"
+        for f in v.info.fields
+    }
     properties = cls.model_json_schema().get("properties", {})
     fields = {}
     for field, info in cls.model_fields.items():
-        converted = any(isinstance(m, BeforeValidator | WrapValidator | PlainValidator) for m in info.metadata)
+        converted = any(
+            isinstance(m, BeforeValidator | WrapValidator | PlainValidator) for m in info.metadata
+        )
         schema = {} if field in own or converted else _plain(properties[field])
-        default = {"default": info.get_default(call_default_factory=True)} if not info.is_required() else {}
+        default = (
+            {"default": info.get_default(call_default_factory=True)}
+            if not info.is_required()
+            else {}
+        )
+        # A default that JSON cannot hold is left to the plug-in.
         fields[field] = {"schema": schema, **(default if _is_json(default) else {"default": None})}
     return {"fields": fields, "constants": constants}
 
@@ -123,12 +213,17 @@ def _plain(schema: Mapping[str, Any]) -> dict[str, object]:
     for key in ("anyOf", "prefixItems"):
         if key in words:
             words[key] = [_plain(part) for part in words[key]]
+            # One alternative that cannot be described makes the whole field unknown.
             if {} in words[key]:
                 return {}
     if "items" in words:
         words["items"] = _plain(words["items"])
     readable = {*_BOUNDS, "type", "enum", "const", "anyOf", "prefixItems", "items"}
-    return words if set(words) <= readable and (set(words) & {"type", "enum", "const", "anyOf"}) else {}
+    return (
+        words
+        if set(words) <= readable and (set(words) & {"type", "enum", "const", "anyOf"})
+        else {}
+    )
 
 
 def _is_json(value: object) -> bool:
@@ -151,4 +246,5 @@ def as_text(content: Mapping[str, Mapping[str, object]]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(as_text(described()), encoding="utf-8")
+    for path, content in described(*sys.argv[1:]).items():
+        path.write_text(as_text(content), encoding="utf-8")

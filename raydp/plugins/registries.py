@@ -1,74 +1,50 @@
-"""Names of plug-ins and their locations: built-in ones are listed here, others are found through entry points.
+"""Names of plug-ins and their locations: those of the core, and those of entry points.
 
-An entry is `name -> "module:attribute"`, imported only when the name is used. A third party adds one with an
-entry point in the group `raydp.<kind>`, for example `[project.entry-points."raydp.scores"]`.
+An entry is `name -> "module:attribute"`, imported only when the name is used. The extensions of
+this distribution and third parties add one with an entry point in the group `raydp.<kind>`, for
+example `[project.entry-points."raydp.scores"]`.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from functools import cache
-from importlib.metadata import entry_points
+from collections.abc import Mapping
+from functools import reduce
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from raydp.analysis.added import entries, is_own
 from raydp.io.imports import imported
 from raydp.search_spaces.names import unknown_name as unknown_name
 
-Kind = Literal["tasks", "methods", "scores", "accountants", "rules", "searches"]
+Kind = Literal[
+    "tasks", "methods", "scores", "accountants", "rules", "searches",
+    "models", "policies", "commands", "services", "selftest",
+]  # fmt: skip
 
 DEFAULT_ACCOUNTANT = "pld"
+_used: set[str] = set()
 
 BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
-        "audited": "raydp.tasks.wrappers.audited:AuditedTask",
         "builtin": "raydp.tasks.text.builtin:BuiltinTask",
-        "chat": "raydp.tasks.chat.task:ChatTask",
-        "cifar": "raydp.tasks.classification.images:CifarTask",
-        "digits": "raydp.tasks.classification.digits:DigitsTask",
-        "enron": "raydp.tasks.text.enron:EnronTask",
-        "half": "raydp.tasks.wrappers.half:HalfTask",
-        "mnist": "raydp.tasks.classification.images:MnistTask",
         "planted": "raydp.tasks.wrappers.planted:PlantedTask",
-        "purchase100": "raydp.tasks.classification.tabular:Purchase100Task",
-        "tabular": "raydp.tasks.classification.tabular:TabularTask",
-        "texas100": "raydp.tasks.classification.tabular:Texas100Task",
         "text": "raydp.tasks.text.any_text:TextTask",
-        "text_classification": "raydp.tasks.classification.text_classification:TextClassificationTask",
-        "tofu": "raydp.tasks.text.tofu:TofuTask",
-        "with_public": "raydp.tasks.wrappers.with_public:WithPublicTask",
-        "with_reference": "raydp.tasks.wrappers.with_reference:WithReferenceTask",
         "without": "raydp.tasks.wrappers.without:WithoutTask",
     },
     "methods": {
-        "advreg": "raydp.methods.advreg:AdversarialRegularization",
-        "advreg_rt": "raydp.methods.advreg:AdversarialRegularizationOnBoth",
         "dp_adam": "raydp.methods.dp:DPAdam",
-        "dp_mf": "raydp.methods.mf:DPMF",
         "dp_sgd": "raydp.methods.dp:DPSGD",
-        "dp_weights": "raydp.methods.dp_weights:DPWeights",
-        "imported": "raydp.methods.imported:Imported",
-        "mmd": "raydp.methods.mmd:MMDRegularization",
         "nonprivate": "raydp.methods.nonprivate:NonPrivate",
-        "output_perturbation": "raydp.methods.output_perturbation:OutputPerturbation",
-        "pate": "raydp.methods.pate:PATE",
-        "werm": "raydp.methods.werm:WeightedRiskMinimization",
     },
     "scores": {
-        "acr": "raydp.scores.memorisation.acr:AdversarialCompression",
         "air": "raydp.scores.memorisation.air:AttributeInference",
         "exposure": "raydp.scores.memorisation.exposure:Exposure",
         "extraction": "raydp.scores.memorisation.extraction:ExtractionProbability",
         "logprob": "raydp.scores.memorisation.logprob:LogProbability",
-        "mia": "raydp.scores.membership.mia:MembershipInference",
-        "mia_of_reference": "raydp.scores.membership.mia:ReferenceMembershipInference",
-        "mia_outputs": "raydp.scores.membership.mia_outputs:OutputMembershipInference",
-        "mia_outputs_of_reference": "raydp.scores.membership.mia_outputs:ReferenceOutputMembershipInference",
-        "model_distance": "raydp.scores.model_distance:ModelDistance",
-        "one_run_audit": "raydp.scores.membership.one_run_audit:OneRunAudit",
-        "twin_audit": "raydp.scores.membership.twin_audit:TwinAudit",
         "vmr": "raydp.scores.memorisation.vmr:VerbatimMemorization",
         "vmr_exact": "raydp.scores.memorisation.vmr:ExactVerbatimMemorization",
         "vmr_greedy": "raydp.scores.memorisation.vmr:GreedyVerbatimMemorization",
@@ -76,9 +52,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "vmr_text": "raydp.scores.memorisation.vmr:TextVerbatimMemorization",
     },
     "searches": {
-        "frugal": "raydp.search.frugal:FrugalSearch",
-        "optuna": "raydp.search.optuna_search:OptunaSearch",
-        "random": "raydp.search.random_order:RandomSearch",
+        "random": "raydp.sweep.search:RandomSearch",
     },
     "rules": {
         "best-utility": "raydp.analysis.selection.rules:BEST_UTILITY",
@@ -94,31 +68,90 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "prv": "raydp.privacy.accounting.prv:PRVAccountant",
         "rdp": "raydp.privacy.accounting.rdp:RDPAccountant",
     },
+    "models": {},
+    "policies": {"ignored": "raydp.sweep.policy:OrdinarySweep"},
+    "commands": {},
+    "services": {},
+    "selftest": {},
 }
 
 
 def names(kind: Kind) -> list[str]:
-    """Return the known names of a kind, built in and installed, sorted."""
-    return sorted({*BUILTIN[kind], *_installed(kind)})
+    """Return the known names of a kind, sorted."""
+    return sorted({*BUILTIN[kind], *_entries(kind)})
 
 
-@cache  # searching the installed packages takes about 10 ms
-def _installed(kind: Kind) -> frozenset[str]:
-    """Return the names that other packages provide."""
-    return frozenset(e.name for e in entry_points(group=f"raydp.{kind}"))
+def own_names(kind: Kind) -> list[str]:
+    """Return the names of a kind that this distribution provides, in the core and in extensions."""
+    return sorted({*BUILTIN[kind], *(n for n, e in _entries(kind).items() if is_own(e))})
+
+
+def target(kind: Kind, name: str) -> str | None:
+    """Return where a plug-in is, "module:attribute", without importing it; None if it is unknown.
+
+    A name of the core goes first, then a name of an extension, so that no other package can take
+    the place of a method that has a guarantee.
+    """
+    if (built_in := BUILTIN[kind].get(name)) is not None:
+        return built_in
+    entry = _entries(kind).get(name)
+    return None if entry is None else entry.value
+
+
+def _entries(kind: Kind) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a kind by name. Those of this distribution go first."""
+    return entries(f"raydp.{kind}")
 
 
 def summary(kind: Kind, name: str) -> str:
-    """Return the first line of a plug-in's docstring. A built-in module is parsed, not imported: it may load torch."""
-    if (target := BUILTIN[kind].get(name)) is None:
-        return (inspect.getdoc(resolve(kind, name)) or "").partition("\n")[0]
-    module, attribute = target.split(":")
+    """Return the first paragraph of a plug-in's docstring, as one line.
+
+    A module of this distribution is parsed, not imported: it may load torch.
+    """
+    if name not in own_names(kind):
+        return _first_paragraph(inspect.getdoc(resolve(kind, name)))
+    place = target(kind, name)
+    assert place is not None, name
+    # find_spec locates the file without running it.
+    module, attribute = place.split(":")
     source = find_spec(module)
     assert source is not None, module
     assert source.origin is not None, module
     tree = ast.parse(Path(source.origin).read_text(encoding="utf-8"))
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute)
-    return next((ast.get_docstring(node) or "" for node in classes), "").partition("\n")[0]
+    classes = (
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute
+    )
+    return _first_paragraph(next((ast.get_docstring(node) for node in classes), None))
+
+
+def service(name: str, *, needed_by: str | None) -> Any:
+    """Return a function of an extension that the core calls by name.
+
+    Args:
+        name: of the entry point in the group `raydp.services`.
+        needed_by: the option that needs it, for the message. None if the core can do without: it
+            then gets None where no extension provides the function.
+
+    Raises:
+        ValueError: no extension provides it, and an option needs it.
+    """
+    if name not in names("services"):
+        if needed_by is None:
+            return None
+        raise ValueError(
+            f"{needed_by} must be left out without the extension that provides {name!r}, which is "
+            "not installed. Install raydp-tune whole."
+        )
+    return resolve("services", name)
+
+
+def used_packages() -> tuple[str, ...]:
+    """Return the packages of this distribution whose plug-ins this process has imported."""
+    return tuple(f"{package}." for package in sorted(_used))
+
+
+def _first_paragraph(docstring: str | None) -> str:
+    return " ".join((docstring or "").partition("\n\n")[0].split())
 
 
 def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:
@@ -132,9 +165,9 @@ def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:
     Raises:
         ValueError: the name is unknown. The message names the nearest name.
     """
-    if (target := BUILTIN[kind].get(name)) is not None:
-        module, attribute = target.split(":")
-        return getattr(imported(module), attribute)
-    for entry in entry_points(group=f"raydp.{kind}", name=name):
-        return entry.load()
-    raise ValueError(unknown_name(field or f"{kind.removesuffix('s')}.name", name, names(kind)))
+    if (place := target(kind, name)) is None:
+        raise ValueError(unknown_name(field or f"{kind.removesuffix('s')}.name", name, names(kind)))
+    module, _, attribute = place.partition(":")
+    if kind in ("tasks", "methods", "scores", "models") and name in own_names(kind):
+        _used.add(module.rpartition(".")[0])
+    return reduce(getattr, attribute.split("."), imported(module))

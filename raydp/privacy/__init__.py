@@ -1,32 +1,45 @@
-"""Events, accountants, calibration, profiles and privacy records. Only this package computes an ε. No torch."""
+"""Events, accountants, calibration, profiles and privacy records.
+
+Only this package and the accounting of an extension compute an ε. No torch.
+"""
 
 from raydp.privacy.accounting.attack import AttackBounds, attack_bounds
 from raydp.privacy.accounting.base import Accountant, AccountantError
-from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate, calibrate_many
+from raydp.privacy.accounting.calibration import (
+    Calibration,
+    CalibrationRequest,
+    calibrate,
+    calibrate_many,
+)
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.profile import profile
 from raydp.privacy.accounting.prv import PRVAccountant
 from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.privacy.accounting.root_search import CalibrationError
-from raydp.privacy.mechanisms.data_sets import DataSetsRecord, SetEpsilon, data_sets_record, epsilons_of_sets
-from raydp.privacy.mechanisms.num_runs import BinomialRuns, NumRuns, PoissonRuns, TruncatedNegativeBinomial
-from raydp.privacy.mechanisms.one_run import Guesses, OneRunBound, one_run_bound, one_run_p_value, twin_bound
-from raydp.privacy.mechanisms.private_selection import SelectionCalibration, calibrate_selection, selection_guarantee
+from raydp.privacy.mechanisms.data_sets import (
+    DataSetsRecord,
+    SetEpsilon,
+    data_sets_record,
+    epsilons_of_sets,
+)
 from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
-from raydp.privacy.mechanisms.separate_canaries import Outcomes, separate_bound, separate_p_value
-from raydp.privacy.mechanisms.tuning import tuned_epsilon
 from raydp.privacy.records.card import card_markdown, remarks
-from raydp.privacy.records.card_content import LedgerSummary, PrivacyCard, ReleasedTogether, Searched
+from raydp.privacy.records.card_content import (
+    LedgerSummary,
+    PrivacyCard,
+    ReleasedTogether,
+    Searched,
+)
 from raydp.privacy.records.cautions import Caution, cautions_of, cautions_together, stated
 from raydp.privacy.records.cross_check import cross_check
 from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
 from raydp.privacy.records.kept import require_kept
 from raydp.privacy.records.parts import (
     AccountedEpsilon,
+    ChoiceRecord,
     Mechanism,
     MethodRecord,
-    PrivateSelectionRecord,
     Procedure,
     ReleasedWeights,
 )
@@ -37,43 +50,34 @@ __all__ = [
     "AccountantError",
     "AccountedEpsilon",
     "AttackBounds",
-    "BinomialRuns",
     "Calibration",
     "CalibrationError",
     "CalibrationRequest",
     "Caution",
+    "ChoiceRecord",
     "DataSetsRecord",
     "Event",
-    "Guesses",
     "LedgerSummary",
     "Mechanism",
     "MethodRecord",
     "NonPrivateEvent",
-    "NumRuns",
-    "OneRunBound",
-    "Outcomes",
     "PLDAccountant",
     "PRVAccountant",
     "PoissonGaussian",
-    "PoissonRuns",
     "PrivacyCard",
     "PrivacyRecord",
     "PrivacyTarget",
-    "PrivateSelectionRecord",
     "Procedure",
     "RDPAccountant",
     "ReleasedTogether",
     "ReleasedWeights",
     "Searched",
-    "SelectionCalibration",
     "SetEpsilon",
-    "TruncatedNegativeBinomial",
     "WeightedSets",
     "attack_bounds",
     "attack_summary",
     "calibrate",
     "calibrate_many",
-    "calibrate_selection",
     "card_markdown",
     "cautions_of",
     "cautions_together",
@@ -84,17 +88,10 @@ __all__ = [
     "epsilons_of_sets",
     "excess_risk_bounds",
     "guarantee",
-    "one_run_bound",
-    "one_run_p_value",
     "privacy_record",
     "profile",
     "profile_rows",
     "remarks",
     "require_kept",
-    "selection_guarantee",
-    "separate_bound",
-    "separate_p_value",
     "stated",
-    "tuned_epsilon",
-    "twin_bound",
 ]

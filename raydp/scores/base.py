@@ -29,14 +29,16 @@ class Measurement:
 
     Attributes:
         value: the mean over secrets.
-        std_error: standard error of the mean over secrets (ddof = 1); None with fewer than two secrets.
+        std_error: standard error of the mean over secrets (ddof = 1); None with fewer than two
+            secrets.
         num_samples: number of generations behind each secret's value; 1 for a deterministic score.
         per_secret: secret id -> value. It never holds the secret itself.
-        per_control: control id -> value, for a score that subtracts what controls have: their mean is subtracted.
-        details: further figures of the measurement, name -> number; for example a base rate, a bound, or the number of
-            exhausted searches. They never hold text from data or models.
-        cost: what the measurement took, name -> number: "seconds" (see `measured`), and what the score itself counts,
-            such as "forward_passes".
+        per_control: control id -> value, for a score that subtracts what controls have: their mean
+            is subtracted.
+        details: further figures of the measurement, name -> number; for example a base rate, a
+            bound, or the number of exhausted searches. They never hold text from data or models.
+        cost: what the measurement took, name -> number: "seconds" (see `measured`), and what the
+            score itself counts, such as "forward_passes".
         seed: the seed of the draws; None if the caller gave none.
         params: the score's parameters that are not the defaults (see `measured`).
     """
@@ -52,9 +54,12 @@ class Measurement:
     params: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
-    def over_secrets(cls, values: ArrayLike, *, ids: Sequence[str], num_samples: int = 1) -> Measurement:
+    def over_secrets(
+        cls, values: ArrayLike, *, ids: Sequence[str], num_samples: int = 1
+    ) -> Measurement:
         """Average the values of the secrets ([secret]). The standard error is over secrets."""
         array = np.asarray(values, dtype=np.float64)
+        # The secrets are a sample of what could have been secret, hence ddof = 1.
         error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
         return cls(
             value=float(array.mean()),
@@ -65,11 +70,16 @@ class Measurement:
 
     def document(self) -> dict[str, object]:
         """Return the measurement as JSON records it. `Measurement(**document)` restores it."""
-        return {f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v for f in fields(self)}
+        return {
+            f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v
+            for f in fields(self)
+        }
 
 
 class ModelSet(Protocol):
     """Models that share a base. Only one of them is in memory at a time.
+
+    Implemented by `raydp.models.sets.TrainedModels`.
 
     Attributes:
         names: the name of each model in records: a run id or a folder's name.
@@ -86,8 +96,8 @@ class Context:
     """The resources of a measurement of many models besides the models.
 
     Attributes:
-        folder: where a score keeps files between models and between resumed calls; None keeps nothing. Files that
-            identify a secret, such as found prompts, have mode 0600.
+        folder: where a score keeps files between models and between resumed calls; None keeps
+            nothing. Files that identify a secret, such as found prompts, have mode 0600.
         done: names of the models that are measured already and must not be measured again.
         progress: called with (models done, models in all).
     """
@@ -98,7 +108,12 @@ class Context:
 
 
 class Score(Protocol):
-    """Measures models, deterministically in its seed. A score is a `ScoreSection`, which has the class attributes."""
+    """Measures models, deterministically in its seed.
+
+    Implemented by the scores of `registries.BUILTIN`, which all derive from `ScoreSection`.
+
+    A score is a `ScoreSection`, which has the class attributes.
+    """
 
     of_a_set: ClassVar[bool]
     secret_kinds: ClassVar[tuple[SecretKind, ...]]
@@ -117,7 +132,10 @@ class Score(Protocol):
     def measure_many(
         self, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
-        """Score each model once, without those in context.done. Yield (name, measurement) as soon as it is known."""
+        """Score each model once, without those in context.done.
+
+        Yield (name, measurement) as soon as it is known.
+        """
 
     def expected_bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest value that the score can take."""
@@ -129,11 +147,19 @@ class Score(Protocol):
 class ScoreSection(Section):
     """Parameters of a score in a spec. The base class of every score.
 
+    A score that measures one model at a time derives from `OneByOne`:
+
+        class MyScore(OneByOne):
+            def check(self, task: Task) -> None: ...
+            def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement: ...
+            def expected_bounds(self) -> tuple[float, float]: ...
+
     Attributes:
-        of_a_set: whether a model's value depends on the other models. Such a score is refused in a sweep's own scores,
-            and `measure_many` does not get the untrained base model.
+        of_a_set: whether a model's value depends on the other models. Such a score is refused in a
+            sweep's own scores, and `measure_many` does not get the untrained base model.
         secret_kinds: a task that has secrets of one of these kinds has all that the score needs.
-        logarithmic: whether the value is a logarithm. Differences of such scores are meaningful, ratios are not.
+        logarithmic: whether the value is a logarithm. Differences of such scores are meaningful,
+            ratios are not.
     """
 
     of_a_set: ClassVar[bool] = False
@@ -142,25 +168,29 @@ class ScoreSection(Section):
 
     @property
     def is_area(self) -> bool:
-        """Whether the value is the area under a curve, where other scores of the same kind give an accuracy."""
+        """Whether the value is the area under a curve. Other such scores give an accuracy."""
         return False
 
     def finer(self, task: Task) -> Self | None:
-        """Return this score with a smaller error over the choice of secrets and controls; None if there is no such one.
+        """Return this score with a smaller error over the choice of secrets, or None.
 
-        It estimates the same value, and measures models that are trained already. A sweep with adaptive seeds measures
-        its models anew by it if its first pass leaves the decision open.
+        It estimates the same value, and measures models that are trained already. A sweep with
+        adaptive seeds measures its models anew by it if its first pass leaves the decision open.
         """
         return None
 
 
 class OneByOne(ScoreSection):
-    """Base of scores that measure every model separately. It rejects unknown parameters and loops over the models."""
+    """Base of scores that measure every model separately.
+
+    It rejects unknown parameters and loops over the models.
+    """
 
     def measure_many(
         self: Score, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure one model after another."""
+        # On resume, models that are measured already are not even loaded.
         left = [i for i, name in enumerate(models.names) if name not in context.done]
         for finished, index in enumerate(left, start=1):
             with models.loaded(index) as model:
@@ -173,10 +203,13 @@ def measured(score: Score, model: LoadedModel, task: Task, *, seed: int) -> Meas
     """Measure one model and record the seed, the seconds and the parameters."""
     started = time.perf_counter()
     result = score.measure(model, task, seed=seed)
+    # The score's own counts win over the time measured here.
     cost = {"seconds": time.perf_counter() - started, **result.cost}
     return replace(result, seed=seed, cost=cost, params=params_of(score))
 
 
 def params_of(score: Score) -> dict[str, object]:
     """Return the parameters of a score that are not the defaults, as JSON records them."""
-    return score.model_dump(mode="json", exclude_defaults=True) if isinstance(score, Section) else {}
+    return (
+        score.model_dump(mode="json", exclude_defaults=True) if isinstance(score, Section) else {}
+    )

@@ -16,8 +16,8 @@ from raydp.training.trial import TrainingContext
 class LinearTask:
     """Task in which example i has the loss Σ_k targets_i · (W_k inputs_i) over the layers W_k.
 
-    The gradient of example i is therefore targets_i inputs_iᵀ in each layer. No example is held out, and there are no
-    secrets.
+    The gradient of example i is therefore targets_i inputs_iᵀ in each layer. No example is held
+    out, and there are no secrets.
 
     Args:
         inputs: [n, in] fp32.
@@ -48,7 +48,9 @@ class LinearTask:
         """Return None, because every example is a unit."""
 
     def by_user(self) -> LinearTask:
-        raise ValueError("privacy.unit must be example in a linear task, got user. It does not know any users.")
+        raise ValueError(
+            "privacy.unit must be example in a linear task, got user. It does not know any users."
+        )
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         rows = torch.from_numpy(indices)[:, None]
@@ -63,7 +65,8 @@ class LinearTask:
     def per_example_loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         rows = batch.input_ids[:, 0]
         total: torch.Tensor = sum(
-            (layer(self._inputs[rows]) * self._targets[rows]).sum(dim=1) for layer in model.children()
+            (layer(self._inputs[rows]) * self._targets[rows]).sum(dim=1)
+            for layer in model.children()
         )
         return total
 
@@ -77,9 +80,14 @@ class LinearTask:
         return ()
 
 
-def linear_training_context(in_features: int, out_features: int, num_layers: int) -> TrainingContext:
+def linear_training_context(
+    in_features: int, out_features: int, num_layers: int
+) -> TrainingContext:
     """Return a context with parallel layers whose weights are all 0."""
-    model = nn.Sequential(*(nn.Linear(in_features, out_features, bias=False) for _ in range(num_layers))).eval()
+    model = nn.Sequential(
+        *(nn.Linear(in_features, out_features, bias=False) for _ in range(num_layers))
+    ).eval()
+    # The gradients do not depend on the weights; zeros keep the losses small.
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     return TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())))

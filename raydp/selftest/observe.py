@@ -1,4 +1,4 @@
-"""Observation of a method's updates, step by step, in units of the sum that the guarantee bounds."""
+"""Observation of a method's updates, step by step, in units of the sum that is bounded."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import StepTraits, unit_weights
-from raydp.privacy import PoissonGaussian
+from raydp.privacy import Event, PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
+from raydp.training.observers import AfterStep
 from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 LEARNING_RATE = 2.0**20
-"""Learning rate of observed runs, so large that an update hides the rounding of the weights. A power of two adds no
-rounding of its own."""
+"""Learning rate of observed runs, so large that an update hides the rounding of the weights.
+
+A power of two adds no rounding of its own.
+"""
 NO_NOISE = 1e-30
 """A noise multiplier whose noise vanishes in fp32. Private methods refuse 0."""
 OTHER_KEY = bytes(range(KEY_BYTES))
@@ -50,23 +53,30 @@ IndicesFn = Callable[[int], NDArray[np.int64]]
 class AccountedMethod(Protocol):
     """A private method, as its accountant uses it."""
 
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian:
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> Event:
         """See `raydp.methods.base.Method`, also for the functions below."""
 
     def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]: ...
 
 
 class NoisyMethod(AccountedMethod, Protocol):
-    """A private method that adds noise in its steps. It is a pydantic model."""
+    """A private method that adds noise in its steps. It is a pydantic model.
+
+    Implementers: the DP methods of `raydp.methods`, and `DPMF`.
+    """
 
     max_grad_norm: float
+
+    def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian: ...
 
     @property
     def traits(self) -> StepTraits: ...
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]: ...
 
-    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer: ...
+    def optimizer(
+        self, plan: TrialPlan, parameters: list[torch.Tensor]
+    ) -> torch.optim.Optimizer: ...
 
     def train(
         self,
@@ -90,25 +100,35 @@ M = TypeVar("M", bound=NoisyMethod)
 
 
 def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
-    """Return the method with plain SGD at one rate, so that its update is the privatised gradient, and optionally given
-    batches."""
+    """Return the method with plain SGD at one rate: its update is the privatised gradient.
 
+    The batches may be given.
+    """
+
+    # A subclass, so that everything else of the method stays as it is.
     class Observed(type(method)):  # type: ignore[misc]
         def schedule(self, plan: TrialPlan) -> None:
             return None
 
-        def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        def optimizer(
+            self, plan: TrialPlan, parameters: list[torch.Tensor]
+        ) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=plan.learning_rate)
 
         def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-            return super().batch_indices(plan, key, step) if indices_fn is None else indices_fn(step)
+            return (
+                super().batch_indices(plan, key, step) if indices_fn is None else indices_fn(step)
+            )
 
     observed: M = Observed.model_validate(method.model_dump())
     return observed
 
 
 def with_fixed_threshold(method: M) -> M:
-    """Return the method, with flat instead of adaptive clipping, whose unit of noise would change between steps."""
+    """Return the method with flat clipping instead of adaptive.
+
+    An adaptive threshold would change the unit of noise between steps.
+    """
     if method.traits.clipping != "adaptive":
         return method
     values = {k: v for k, v in method.model_dump().items() if not k.startswith(("clip_", "count_"))}
@@ -122,7 +142,7 @@ def without_reference_weight(method: M) -> M:
 
 
 def noise_strategy(method: AccountedMethod, plan: TrialPlan) -> NDArray[np.float64]:
-    """Return the first column of C, the matrix that decorrelates a method's noise over steps; (1,) if independent."""
+    """Return the first column of C, which decorrelates noise over steps; (1,) if independent."""
     return np.array(method.noise_strategy(plan))
 
 
@@ -132,12 +152,15 @@ def accounted_event(method: AccountedMethod, plan: TrialPlan) -> tuple[PoissonGa
     The run has at least as many updates as the noise spans.
     """
     num_updates = max(plan.num_steps, len(noise_strategy(method, plan)))
-    run = replace(plan, num_steps=num_updates, learning_rate=1e-9)  # some methods refuse the observed learning rate
-    return method.event(run, plan.noise_multiplier), num_updates
+    # Some methods refuse the observed learning rate.
+    run = replace(plan, num_steps=num_updates, learning_rate=1e-9)
+    event = method.event(run, plan.noise_multiplier)
+    assert isinstance(event, PoissonGaussian), "the method is private"
+    return event, num_updates
 
 
 def accounted_noise(method: AccountedMethod, plan: TrialPlan) -> float:
-    """Return the noise multiplier that the method's event claims, as used by the accountant and the record."""
+    """Return the noise multiplier of the method's event, as in the accountant and the record."""
     return accounted_event(method, plan)[0].noise_multiplier
 
 
@@ -167,22 +190,26 @@ def observed_training(
 
     Args:
         method, plan, context, task, comm: the run.
-        store: a run is resumed from its newest checkpoint, whose weights must be the context's. Only the updates after
-            the checkpoint are observed.
+        store: a run is resumed from its newest checkpoint, whose weights must be the context's.
+            Only the updates after the checkpoint are observed.
         key: key of the noise and the batches.
 
     Returns:
-        The updates and the history of the run. An update is [number of trained weights] fp32, in the order of the
-        parameters: the change of the weights times b over the learning rate, and over the scale of weighted units. For
-        SGD the update is the clipped sum with its noise.
+        The updates and the history of the run. An update is [number of trained weights] fp32, in
+        the order of the parameters: the change of the weights times b over the learning rate, and
+        over the scale of weighted units. For SGD the update is the clipped sum with its noise.
     """
+    # Weights before the first step and after each one.
     start = _flat(context)
     states = [start]
-    observed = replace(context, progress=lambda done, total, row: states.append(_flat(context)))
+    watcher = AfterStep(lambda report: states.append(_flat(context)))
     try:
-        history = method.train(plan, observed, task, comm, key, store).history
+        history = method.train(
+            plan, replace(context, observers=(watcher,)), task, comm, key, store
+        ).history
     finally:
         _restore(context, start)
+    # θ_t - θ_(t+1) = η g / b, so the sum is recovered from two states of the weights.
     weights = unit_weights(method.traits.reference_weight, task)
     scale = plan.batch_size / plan.learning_rate / (1.0 if weights is None else weights.scale)
     return [(before - after) * scale for before, after in pairwise(states)], history

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 
 class CausalConvolution(nn.Module):
-    """A convolution over the last three tokens, separate for each channel, as in state space models."""
+    """A convolution over three tokens, separate for each channel, as in state space models."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -22,7 +22,10 @@ class CausalConvolution(nn.Module):
 
 
 def with_odd_layers(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Change a Llama in place: add a convolution before every MLP, and activations with a learned slope."""
+    """Add a convolution before every MLP of a Llama, and a learned slope to its activations.
+
+    The model is changed in place.
+    """
     for layer in model.model.layers:
         mlp = layer.get_submodule("mlp")
         mlp.act_fn = nn.PReLU()

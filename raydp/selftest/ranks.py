@@ -41,15 +41,20 @@ class ThreadComm:
 
     def _gathered(self, value: T) -> list[T]:
         """Return every rank's value."""
+        # A barrier on either side of the read: no rank sees a mixture of two exchanges.
         self._slots[self.rank] = value
         self._barrier.wait(TIMEOUT_SECONDS)
         values = cast("list[T]", list(self._slots))
-        self._barrier.wait(TIMEOUT_SECONDS)  # all ranks must read this value before any writes the next one
+        # All ranks must read this value before any writes the next one.
+        self._barrier.wait(TIMEOUT_SECONDS)
         return values
 
 
 def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
-    """Call `work` once per rank, concurrently. If a rank fails, release the others and raise the error."""
+    """Call `work` once per rank, concurrently.
+
+    If a rank fails, release the others and raise the error.
+    """
     barrier = threading.Barrier(world_size)
     slots: list[object] = [None] * world_size
 
@@ -62,6 +67,7 @@ def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
 
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(run, rank) for rank in range(world_size)]
+    # A broken barrier is only the consequence: raise the error that broke it first.
     errors = [e for e in (future.exception() for future in futures) if e is not None]
     for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
         raise error

@@ -4,47 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from raydp.methods.dp import DPSGD
-from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.methods.pate import PATE
-from raydp.selftest.base import Check
+from raydp.plugins.registries import names, own_names, resolve
+from raydp.selftest.base import Check, FurtherChecks
 from raydp.selftest.checks.accounting import accounting_checks
 from raydp.selftest.checks.adaptive import adaptive_checks
-from raydp.selftest.checks.audit import audit_check
-from raydp.selftest.checks.choice import choice_checks
-from raydp.selftest.checks.choice_profiles import choice_profile_checks
 from raydp.selftest.checks.cuts import cut_checks
-from raydp.selftest.checks.descent import descent_checks
 from raydp.selftest.checks.divisions import division_checks
 from raydp.selftest.checks.draws import draw_checks
 from raydp.selftest.checks.independence import independence_checks
 from raydp.selftest.checks.noise import noise_checks
-from raydp.selftest.checks.release import release_checks
 from raydp.selftest.checks.sampling import sampling_checks
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.checks.sweeps import ACCOUNTANT, sweep_checks
-from raydp.selftest.checks.votes import vote_checks
 from raydp.selftest.observe import with_fixed_threshold
 from raydp.selftest.spec_subject import kinds_of_runs, spec_subjects
 from raydp.selftest.subjects import Subject, toy_subjects
 from raydp.spec.document import SweepSpec
 
 
-def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None = None) -> list[Check]:
-    """Check that training does what its ε assumes, and that ε is correct; see the modules in `checks`.
+def run_selftest(
+    spec: SweepSpec | None, progress: Callable[[str], None] | None = None
+) -> list[Check]:
+    """Check that training does what its ε assumes, and that ε is correct (see `checks`).
 
     Args:
-        spec: also check its task and model for sensitivity, and its method for noise and sampling. The model has two
-            layers of each kind then (`raydp.models.reduced`). If its space varies further fields, sensitivity is
-            checked for each combination of their values that are no numbers. Output perturbation and PATE are checked
-            on generated examples instead.
+        spec: also check its task and model for sensitivity, and its method for noise and sampling.
+            The model has two layers of each kind then (`raydp.models.reduced`). If its space varies
+            further fields, sensitivity is checked for each combination of their values that are no
+            numbers. A method whose noise is not in its steps is checked by `FurtherChecks` instead.
         progress: called with the name of the current check.
 
     Returns:
-        The checks, all of which should pass. They use a fixed key, so the same code gives the same figures.
+        The checks, all of which should pass. They use a fixed key, so the same code gives the same
+        figures.
 
     Raises:
         ValueError: the spec's model, data or method cannot be used.
@@ -55,7 +52,10 @@ def run_selftest(spec: SweepSpec | None, progress: Callable[[str], None] | None 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute on one thread during the block. The checks' products are so small that threads would mostly wait."""
+    """Compute on one thread during the block.
+
+    The checks' products are so small that threads would mostly wait.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -70,9 +70,13 @@ def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Chec
     of_spec = list[Subject]()
     # Choose the method of each group of checks: the spec's own if it fits, else a default.
     own = None if spec is None else spec.method.params
-    released = own if isinstance(own, OutputPerturbation) else OutputPerturbation()
-    asked = own if isinstance(own, PATE) else PATE(threshold=30.0, threshold_noise=1.5)
-    in_steps = own is not released and own is not asked  # noise is in the updates
+    further: dict[str, FurtherChecks] = {
+        name: resolve("selftest", name) for name in names("selftest")
+    }
+    measuring = {name for name, each in further.items() if own is not None and each.measure(own)}
+    # Another package's method or checks cannot switch off the checks of the steps.
+    trusted = spec is not None and spec.method.name in own_names("methods")
+    in_steps = not (trusted and measuring.intersection(own_names("selftest")))
     if spec is not None and in_steps:
         say("reading the spec's data and model")
         for kind in kinds_of_runs(spec):
@@ -97,19 +101,18 @@ def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Chec
     checks += cut_checks(chosen)
     say("sampling")
     checks += sampling_checks(method)
-    say("noise on trained weights")
-    checks += release_checks(released)
-    checks += descent_checks(released)
-    say("votes of teachers")
-    checks += vote_checks(asked)
     say("records and keys of a sweep")
     checks += sweep_checks(chosen, ACCOUNTANT if spec is None else spec.privacy.accountant)
     say("accountants")
     checks += accounting_checks()
-    say("price of a choice")
-    checks += choice_checks()
-    checks += choice_profile_checks()
     say("held-out rows and users")
     checks += division_checks()
-    say("audit with a canary")
-    return [*checks, audit_check(progress=lambda share: say(f"audit with a canary, {share:.0%}"))]
+    # What extensions check takes the longest, so it comes last.
+    for name, each in further.items():
+        say(each.title)
+        checks += each.checks(own if name in measuring else None, partial(_say_share, say, each))
+    return checks
+
+
+def _say_share(say: Callable[[str], None], checks: FurtherChecks, share: float) -> None:
+    say(f"{checks.title}, {share:.0%}")

@@ -28,7 +28,9 @@ NUM_EXAMPLES = 6
 VOCABULARY = 61
 FULL = AdapterSpec(type="none")
 LORA = AdapterSpec(
-    r=3, alpha=6, target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    r=3,
+    alpha=6,
+    target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 DROPOUT = LORA.model_copy(update={"lora_dropout": 0.25})
 SOFT_PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
@@ -65,14 +67,16 @@ class Subject:
 def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
     """Return subjects with random models.
 
-    The models are: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a rule, and GPT-2
-    with Conv1D, LayerNorm and positions. The last two also come with users of several examples, GPT-2 with users also
-    with weight decay in the loss. LoRA also comes with training and reference data of different weights. Each clipping
-    norm is exceeded by some gradients and not by others. Models that clip differently are included in every type.
+    The models are: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a
+    rule, and GPT-2 with Conv1D, LayerNorm and positions. The last two also come with users of
+    several examples, GPT-2 with users also with weight decay in the loss. LoRA also comes with
+    training and reference data of different weights. Each clipping norm is exceeded by some
+    gradients and not by others. Models that clip differently are included in every type.
 
     Args:
         dtypes: types that a spec may name, float32 first.
     """
+    # Every type that a spec may name: a smaller type shows rounding that float32 hides.
     others = [subject for dtype in dtypes[1:] for subject in _with_decay(_subjects_in(dtype))]
     subjects = _with_decay(_subjects_in(dtypes[0]))
     lora = subjects[1]
@@ -102,17 +106,26 @@ def _with_decay(subjects: list[Subject]) -> list[Subject]:
 def _subjects_in(dtype: str) -> list[Subject]:
     """Return the random models in one number type.
 
-    Under an adapter, it is the type of the base weights. In full fine-tuning, it is the type of matrix products. The
-    smaller the type, the more the large random weights expose rounding.
+    Under an adapter, it is the type of the base weights. In full fine-tuning, it is the type of
+    matrix products. The smaller the type, the more the large random weights expose rounding.
     """
-    kinds: dict[str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]] = {
+    # The clipping norms lie between the gradients' norms, so that some are clipped and some are
+    # not.
+    kinds: dict[
+        str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]
+    ] = {
         "Llama, tied, full": (_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (_llama, LORA, 2.3, _task()),
         "Llama, LoRA, dropout": (_llama, DROPOUT, 2.3, _task()),
         "Llama, soft prompt": (_llama, SOFT_PROMPT, 0.5, _task()),
         "Llama, prefix": (_llama, PREFIX, 0.5, _task()),
         "Llama, layers without a rule": (lambda: with_odd_layers(_llama()), FULL, 3.5, _task()),
-        "Llama, layers without a rule, users": (lambda: with_odd_layers(_llama()), FULL, 6.0, _task().by_user()),
+        "Llama, layers without a rule, users": (
+            lambda: with_odd_layers(_llama()),
+            FULL,
+            6.0,
+            _task().by_user(),
+        ),
         "GPT-2, tied, full": (_gpt2, FULL, 5.0, _task()),
         "GPT-2, tied, full, users": (_gpt2, FULL, 8.0, _task().by_user()),
     }
@@ -121,7 +134,8 @@ def _subjects_in(dtype: str) -> list[Subject]:
         Subject(
             name=f"{name}, {dtype}" if small else name,
             context=typed_training_context(
-                _pretrained(build), ModelSpec.model_validate({"name": "selftest", "adapter": adapter, "dtype": dtype})
+                _pretrained(build),
+                ModelSpec.model_validate({"name": "selftest", "adapter": adapter, "dtype": dtype}),
             ),
             task=task,
             method=DPSGD(max_grad_norm=c),
@@ -135,14 +149,15 @@ def _subjects_in(dtype: str) -> list[Subject]:
 def prefix_subjects(other: str) -> tuple[Subject, Subject]:
     """Return two subjects whose hidden states below the adapter differ in one example.
 
-    They differ in the "data" or in the "model". The example is the shortest, so the longest examples do not tell the
-    two subjects apart.
+    They differ in the "data" or in the "model". The example is the shortest, so the longest
+    examples do not tell the two subjects apart.
     """
     adapter = AdapterSpec(r=2, alpha=4, target_modules=("q_proj",), layers_to_transform=(1,))
     subjects = []
     for number in range(2):
         base, rare = _pretrained(_llama), VOCABULARY - 1
         sentences = [list(range(1 + i, 5 + i + 3 * i)) for i in range(NUM_EXAMPLES)]
+        # The sentence or the weight that differs is in the shortest example.
         if other == "model" or number:
             sentences[0][1] = rare
         if other == "model" and number:
@@ -171,6 +186,7 @@ def typed_training_context(
 
 
 def _pretrained(build: Callable[[], PreTrainedModel]) -> PretrainedModel:
+    # Weights from a fixed seed, without touching the process's generator.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build()
@@ -212,6 +228,7 @@ def _task() -> LanguageModelingTask:
     """Return random sentences of 4 to 19 tokens, in which one token repeats."""
     rng = np.random.default_rng(0)
     sentences = [rng.integers(1, VOCABULARY, 4 + 3 * i) for i in range(NUM_EXAMPLES)]
+    # A repeated token makes positions of an embedding add up.
     for sentence in sentences:
         sentence[::3] = 7
     return _task_of([s.tolist() for s in sentences])
@@ -228,5 +245,6 @@ def _task_of(sentences: list[list[int]]) -> LanguageModelingTask:
         content_hash=content_hash(examples, heldout, []),
         num_tokens=examples.num_targets(),
     )
+    # One user has three of the six sentences.
     users = Users.named([0, 1, 0, 2, 3, 0], "user")
     return LanguageModelingTask(train=examples, heldout=heldout, task_facts=facts, users=users)

@@ -18,8 +18,8 @@ class Changes(dict[str, Any]):
 def with_values(section: BaseModel, changes: Mapping[str, Any], field: str) -> BaseModel:
     """Return a section of a spec with other values of some fields, which are checked together.
 
-    A field that has its default counts as not given, so that its default may follow the changes, as `target_modules`
-    follows the type of an adapter.
+    A field that has its default counts as not given, so that its default may follow the changes, as
+    `target_modules` follows the type of an adapter.
 
     Args:
         section: the section.
@@ -29,22 +29,32 @@ def with_values(section: BaseModel, changes: Mapping[str, Any], field: str) -> B
     Raises:
         ValueError: there is no such field, or the section is not valid with these values.
     """
+    # Start from what the user wrote, without the defaults.
     cls = type(section)
     written = {
         name: getattr(section, name)
         for name, of in cls.model_fields.items()
         if getattr(section, name) != of.get_default(call_default_factory=True)
     }
+    # Apply the changes, inner sections first.
     for given, value in changes.items():
         name = attribute_of(cls, given)
         if name is None:
-            raise ValueError(registries.unknown_name(f"{field}: the key", shortened(given), sorted(cls.model_fields)))
+            raise ValueError(
+                registries.unknown_name(
+                    f"{field}: the key", shortened(given), sorted(cls.model_fields)
+                )
+            )
         if isinstance(value, Changes):
             inner = getattr(section, name)
             if not isinstance(inner, BaseModel):
-                raise ValueError(f"{field}.{given} has no fields, got {'.'.join([given, *value])!r}. Correct the path.")
+                raise ValueError(
+                    f"{field}.{given} has no fields, got {'.'.join([given, *value])!r}. Correct "
+                    "the path."
+                )
             value = with_values(inner, value, f"{field}.{given}")
         written[name] = value
+    # Validate the whole section: fields constrain each other.
     try:
         return cls.model_validate(written)
     except ValidationError as error:
@@ -60,13 +70,14 @@ def value_at(section: object, names: Sequence[str]) -> object:
     """
     value = section
     for given in names:
+        # A field may have another name in the spec.
         assert isinstance(value, BaseModel), "`with_values` has checked the names"
         value = getattr(value, str(attribute_of(type(value), given)))
     return TypeAdapter(Any).dump_python(value, mode="json")
 
 
 def attribute_of(cls: type[BaseModel], given: str) -> str | None:
-    """Return the field of a section that a key of a spec names, by its name or by another name of it."""
+    """Return the field of a section that a key of a spec names, by its name or another."""
     for name, field in cls.model_fields.items():
         others = field.validation_alias
         if given == name or (isinstance(others, AliasChoices) and given in others.choices):

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from raydp.analysis import Selection, load_points, split_by, with_score, with_worst_case
+from raydp.analysis import Selection, with_score
 from raydp.analysis import select as select_from
-from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.selection.reference import REFERENCE_RULES
 from raydp.analysis.tables.shown import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
+from raydp.plugins.registries import resolve, service
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
-from raydp.spec.sections import BOUNDS, Bounds, PrecisionArguments, SelectSpec
+from raydp.spec.sections import Bounds
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.ending.selected import of_sweep
-from raydp.sweep.engine.warm.start import warm_up
-from raydp.sweep.planning.sources import folder_of_spec, is_spec, named
+from raydp.sweep.planning.sources import folder_of_spec, is_spec
+from raydp.sweep.policy import SweepPolicy
 from raydp.sweep.store.folder import SweepFolder
-from raydp.sweep.store.measurements import is_logarithmic
-from raydp.sweep.store.points import POINTS_FILE, counts, points_table, secrets_beside, values_by_secret, write_tables
+from raydp.sweep.store.points import POINTS_FILE, counts, points_table
+from raydp.sweep.store.source import PointsSource, rule_of, with_given
 from raydp.sweep.store.summary import RunCounts
 
 if TYPE_CHECKING:
@@ -41,18 +41,28 @@ class Sweep:
 
     Raises:
         ValueError: the spec has mistakes. The message names each mistake and what to change.
+
+    Example:
+        sweep = Sweep("sweep.yaml")
+        sweep.plan()  # σ, ε and cost of every configuration
+        selected = sweep.run().selected
     """
 
     def __init__(self, spec: str | Path | Mapping[str, object] | SweepSpec | None = None) -> None:
-        self.spec = spec if isinstance(spec, SweepSpec) else load_spec(spec if spec is not None else DEMO)
+        self.spec = (
+            spec if isinstance(spec, SweepSpec) else load_spec(spec if spec is not None else DEMO)
+        )
         self._path = Path(self.spec.storage) / self.spec.name
 
     @classmethod
-    def open(cls, sweep: str | Path | Mapping[str, object] | SweepSpec, *, storage: str = "raydp_runs") -> Sweep:
-        """Open a sweep that was started before, whether it is running, was interrupted or has ended.
+    def open(
+        cls, sweep: str | Path | Mapping[str, object] | SweepSpec, *, storage: str = "raydp_runs"
+    ) -> Sweep:
+        """Open a sweep that was started before: running, interrupted or ended.
 
         Args:
-            sweep: its name under storage, its folder, or its spec (a YAML file, a mapping or a checked spec).
+            sweep: its name under storage, its folder, or its spec (a YAML file, a mapping or a
+                checked spec).
             storage: the folder that sweeps live in, for a name.
 
         Raises:
@@ -74,22 +84,27 @@ class Sweep:
         """Return a table for a notebook."""
         numbers = self.status().numbers if self.begun else {}
         runs = ", ".join(f"{number} {name}" for name, number in numbers.items()) or "not begun"
-        return html_table({"name": self.spec.name, "folder": str(self._path), "runs": runs}, "Sweep")
+        return html_table(
+            {"name": self.spec.name, "folder": str(self._path), "runs": runs}, "Sweep"
+        )
 
     def run(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> SweepResult:
         """Run the sweep to its end, or resume it where it stopped.
 
         Args:
             resume: resume a sweep that was started before.
-            callbacks: callbacks of Ray Tune, such as the loggers for Weights & Biases, TensorBoard or Comet. Every run
-                is a Tune trial. A callback sees the run's config (b, T, η, σ, seed), its step metrics during training,
-                and its utility and scores at its end. These are computed on private data, and ε does not cover them.
+            callbacks: callbacks of Ray Tune, such as the loggers for Weights & Biases, TensorBoard
+                or Comet. Every run is a Tune trial. A callback sees the run's config (b, T, η, σ,
+                seed), its step metrics during training, and its utility and scores at its end.
+                These are computed on private data, and ε does not cover them.
 
         Raises:
             ValueError: spec, model, data or folder is wrong. In this case nothing was trained.
-            KeyboardInterrupt: Ctrl-C came. Running runs have saved their state, and `resume` goes on from there.
+            KeyboardInterrupt: Ctrl-C came. Running runs have saved their state, and `resume` goes
+                on from there.
         """
-        if not resume:
+        # A resume may have nothing to train, so only a new sweep starts the server early.
+        if not resume and (warm_up := service("warm_up", needed_by=None)):
             warm_up(self.spec.cluster)
         with stderr.status("loading the libraries"):
             imported("raydp.sweep.driver")
@@ -117,7 +132,7 @@ class Sweep:
 
     @property
     def result(self) -> SweepResult:
-        """Return the result of the sweep as it stands: what `run` returned, or that the sweep has not ended."""
+        """Return the result of the sweep as it stands, whether it has ended or not."""
         folder, numbers = self.folder, self.status()
         summary, selected, best = folder.summary(), None, None
         if summary is not None:
@@ -141,7 +156,10 @@ class Sweep:
         rule: str | None = None,
         **bounds: Unpack[Bounds],
     ) -> Selection:
-        """Select a configuration from the finished runs. The arguments are those of `raydp.select`."""
+        """Select a configuration from the finished runs.
+
+        The arguments are those of `raydp.select`.
+        """
         return select(self._path, score=score, worst_case=worst_case, rule=rule, **bounds)
 
     def status(self) -> RunCounts:
@@ -153,12 +171,13 @@ def plan(spec: str | Path | Mapping[str, object] | SweepSpec) -> pd.DataFrame:
     """Check and calibrate a sweep without training anything.
 
     Returns:
-        One row per configuration. `.attrs` holds warnings, the configurations that a named space left out, the task's
-        facts, and remarks on the meaning of ε and σ.
+        One row per configuration. `.attrs` holds warnings, the configurations that a named space
+        left out, the task's facts, and remarks on the meaning of ε and σ.
     """
     from raydp.sweep.planning.start import check_plan
 
-    checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
+    with stderr.status("reading the spec and loading the libraries"):
+        checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
     not_now = check_plan(checked)
     table = make_table(planned(checked)[0])
     table.attrs["warnings"] += not_now
@@ -188,6 +207,7 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
 
     table = pd.DataFrame(planned.rows())
     with stderr.status("adding up the runs"):
+        # The joint cost counts the runs that are certain to be made.
         records = [planned.privacy[trial.run_id] for trial in planned.first_pass]
         table.attrs["warnings"] = [*planned.warnings, *joint_warnings(planned.first_pass, records)]
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
@@ -203,18 +223,26 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
 
 
 def plan_rows(table: pd.DataFrame) -> list[dict[str, object]]:
-    """Return the objects of `raydp plan --json`: the rows of a plan, each with the facts of the whole sweep.
+    """Return the objects of `raydp plan --json`: a plan's rows, each with the sweep's facts.
 
     Returns:
-        One object per configuration: the columns, "data" (examples, units and the task's notes: counts and caveats),
-        "warnings" (each with rule, value and remedy) and "remarks" (the meaning of ε and σ). The last three are equal
-        in all objects.
+        One object per configuration: the columns, "data" (examples, units and the task's notes:
+        counts and caveats), "warnings" (each with rule, value and remedy) and "remarks" (the
+        meaning of ε and σ). The last three are equal in all objects.
     """
     facts = table.attrs["facts"]
     counted = {name: getattr(facts, name) for name in ("num_examples", "num_units", "privacy_unit")}
     warnings = [caution.to_json() for caution in table.attrs["warnings"]]
-    whole = {"data": {**counted, **facts.notes}, "warnings": warnings, "remarks": table.attrs["remarks"]}
-    return [{**{str(name): value for name, value in row.items()}, **whole} for row in table.to_dict("records")]
+    # Each object has the facts of the whole sweep, so that it can be read alone.
+    whole = {
+        "data": {**counted, **facts.notes},
+        "warnings": warnings,
+        "remarks": table.attrs["remarks"],
+    }
+    return [
+        {**{str(name): value for name, value in row.items()}, **whole}
+        for row in table.to_dict("records")
+    ]
 
 
 def select(
@@ -229,40 +257,42 @@ def select(
     """Select a configuration from a points table or a sweep.
 
     Args:
-        points: a points table, its file, or a sweep by its folder, its name under storage, or its spec.
+        points: a points table, its file, or a sweep by its folder, its name under storage, or its
+            spec.
         storage: the folder that sweeps live in, for a name.
         score: the score to select by, measured in training or later; by default the sweep's own.
-        worst_case: use a model's largest value over its secrets. This needs a sweep, or secrets.parquet beside the
-            file.
+        worst_case: use a model's largest value over its secrets. This needs a sweep, or
+            secrets.parquet beside the file.
         rule: name of the rule; by default the sweep's own.
-        bounds: constraints, as in `raydp.analysis.select`. A sweep's own constraints apply if no others are given.
+        bounds: constraints, as in `raydp.analysis.select`. A sweep's own constraints apply if no
+            others are given.
 
-    A private selection has one answer, the released model. It refuses another rule, score or constraint.
+    A sweep whose runs may not be shown (`privacy.tuning`) has one answer, the released model. It
+    refuses another rule, score or constraint.
     """
+    # A table alone has no spec behind it, so only the given rule and constraints apply.
     if isinstance(points, pd.DataFrame):
         table = points if score is None else with_score(points, score)
-        return select_from(table, rule=rule_of(None, rule), **bounds)
-    folder = folder_of(points, storage)
-    if folder is not None and not folder.disclosure().shows_runs:
-        from raydp.sweep.private_selection.release import select_released
-
-        return select_released(folder, score=score, worst_case=worst_case or None, rule=rule, **bounds)
+        return select_from(table, rule=rule_of(None, rule), **with_given(None, bounds))
+    source = source_of(points, storage)
+    # A sweep whose runs may not be shown chose once, and its ε covers this choice alone.
+    if source.folder is not None and not source.shows_runs:
+        policy: type[SweepPolicy] = resolve("policies", source.folder.privacy().tuning)
+        return policy.select(
+            source.folder, score=score, worst_case=worst_case or None, rule=rule, **bounds
+        )
+    # The reference rules bound accuracies, which an area under a curve is not.
     if rule in REFERENCE_RULES:
-        _check_accuracies(folder, rule)
-    table, own = points_of(points, storage, score=score, worst_case=worst_case, scored=False)
-    values = None if worst_case else secrets_of(points, storage, score)
-    logarithmic = logarithmic_of(points, storage, score)
-    selection = select_from(
-        table,
-        rule=rule_of(own, rule),
-        by_secret=values,
-        logarithmic=logarithmic,
-        **precision_of(points, storage),
-        **with_given(own, bounds),
+        _check_accuracies(source.folder, rule)
+    # Load the points by the score that was asked for, with the spec's own rule and constraints.
+    table = source.points(score=score, worst_case=worst_case, scored=False)
+    (selection,) = source.selections(
+        table, [rule], score=score, worst_case=worst_case, bounds=bounds
     )
-    if folder is None or not SweepFolder.has_plan(folder.path):
+    # A selection from a sweep also knows the sweep's warnings and how to load its model.
+    if source.folder is None or not SweepFolder.has_plan(source.folder.path):
         return selection
-    return of_sweep(selection, folder, score=score, worst_case=worst_case)
+    return of_sweep(selection, source.folder, score=score, worst_case=worst_case)
 
 
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
@@ -270,149 +300,23 @@ def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:
     for score in () if folder is None else folder.spec().scores:
         if score.params.is_area:
             raise ValueError(
-                f"rule must not be {rule} for a sweep whose score {score.name} is an area under a curve: its bounds "
-                "are of accuracies. Measure them with figure: accuracy."
+                f"rule must not be {rule} for a sweep whose score {score.name} is an area under a "
+                "curve: its bounds are of accuracies. Measure them with figure: accuracy."
             )
 
 
-def rule_of(own: SelectSpec | None, given: str | None) -> str:
-    """Return the user's rule, else the sweep's rule, else the default rule."""
-    if given is not None:
-        return given
-    return DEFAULT_RULE if own is None else own.rule
-
-
-def with_given(own: SelectSpec | None, given: Bounds) -> Bounds:
-    """Override a sweep's constraints with the user's.
-
-    A user's min_utility_gain also removes the sweep's max_loss, because `raydp.analysis.select` prefers max_loss.
-    """
-    asked: Bounds = {**given}
-    for name in BOUNDS:
-        if asked.get(name) is None:
-            asked.pop(name, None)
-    kept: Bounds = {} if own is None else own.constraints()
-    if "min_utility_gain" in asked:
-        kept.pop("max_loss", None)
-    return {**kept, **asked}
-
-
-def require_comparable(source: str | Path, storage: str = "raydp_runs") -> None:
-    """Check that the runs of a source may be compared with those of other sources.
+def source_of(source: str | Path, storage: str = "raydp_runs") -> PointsSource:
+    """Return the points of a file, or of a sweep by its folder, its name under storage or its spec.
 
     Raises:
-        ValueError: the source is a private selection.
-    """
-    folder = folder_of(source, storage)
-    if folder is not None and not folder.disclosure().shows_runs:
-        raise ValueError(f"SWEEP must not be a private selection to be compared, got {source!r}. Leave it out.")
-
-
-def folder_of(source: str | Path, storage: str = "raydp_runs") -> SweepFolder | None:
-    """Return the folder of the sweep that a source names (see `sweep_folder`), or whose points.csv it is.
-
-    Return None for another file.
+        ValueError: there is no such sweep.
     """
     path = Path(source)
-    if _is_table(path):
-        of_a_sweep = path.name == POINTS_FILE and SweepFolder.is_at(path.parent)
-        return SweepFolder.open(path.parent) if of_a_sweep else None
-    return sweep_folder(source, storage)
-
-
-def points_of(
-    source: str | Path,
-    storage: str = "raydp_runs",
-    *,
-    score: str | None = None,
-    worst_case: bool = False,
-    by: str | None = None,
-    scored: bool = True,
-) -> tuple[pd.DataFrame, SelectSpec | None]:
-    """Load the points of a file, a sweep's folder, or a sweep by its name under storage.
-
-    Args:
-        source: the file or the sweep.
-        storage: the folder that sweeps live in, for a name.
-        score, worst_case: the content of the column `score`, as in `select`.
-        by, scored: see `load_points`.
-
-    Returns:
-        The table, and the section `select` of the sweep's spec. The section is None for a file that is not the
-        points.csv of a sweep.
-    """
-    folder, file = _table_of(source, storage)
-    table = load_points(file, by=by, scored=scored and not worst_case and score is None)
-    if worst_case:
-        name = score or (folder.select().score if folder is not None else None)
-        if name is None:
-            raise ValueError("--score must be given with --worst-case and a file, got none. Name one of its scores.")
-        table = with_worst_case(table, secrets_beside(file), name)
-    elif score is not None:
-        table = with_score(table, score)
-    return table, None if folder is None else folder.select()
-
-
-def with_secrets(source: str | Path, storage: str = "raydp_runs") -> tuple[pd.DataFrame, pd.DataFrame, str | None]:
-    """Load the points of a file or sweep, the values by secret beside them, and the score that the sweep selects by."""
-    folder, file = _table_of(source, storage)
-    return (
-        load_points(file),
-        secrets_beside(file),
-        None if folder is None else folder.select().score,
-    )
-
-
-def tables_of(
-    sources: list[str], storage: str = "raydp_runs", *, score: str | None, worst_case: bool, by: str | None = None
-) -> dict[str, pd.DataFrame]:
-    """Load the points of several sources, by their names, or the groups of one table, by the values of a column.
-
-    Raises:
-        ValueError: a source is named twice, or `by` is given with several sources.
-    """
-    if by is not None and len(sources) > 1:
-        raise ValueError(f"--by must go with one table, got {len(sources)}. Leave it out: the tables are the groups.")
-    sources = list(map(named, sources))
-    tables = {name: points_of(name, storage, score=score, worst_case=worst_case, by=by)[0] for name in sources}
-    if len(tables) < len(sources):
-        raise ValueError(f"POINTS must be named once each, got {', '.join(sources)}. Remove the repeated one.")
-    return tables if by is None else split_by(next(iter(tables.values())), by)
-
-
-def classify(sources: list[str], storage: str) -> bool:
-    """Return whether a source is a sweep of a classification task, whose utility is no likelihood of text."""
-    specs = [folder.spec() for source in sources if (folder := folder_of(source, storage)) is not None]
-    return any(spec.task.params.classifies for spec in specs)
-
-
-def secrets_of(source: str | Path, storage: str, score: str | None) -> tuple[pd.DataFrame, str] | None:
-    """Load the values by secret of the score that a source is selected by. Return None if it has none.
-
-    Call `points_of` first, which writes the values of a sweep.
-    """
-    folder = folder_of(source, storage)
-    if folder is None:
-        return values_by_secret(Path(source), score)
-    return values_by_secret(folder.path / POINTS_FILE, score or folder.select().score)
-
-
-def precision_of(source: str | Path, storage: str) -> PrecisionArguments:
-    """Return the confidence and the tolerance that the sweep of a source gives to its decision, if it gives them."""
-    folder = folder_of(source, storage)
-    return {} if folder is None else folder.precision()
-
-
-def logarithmic_of(source: str | Path, storage: str, score: str | None) -> bool | None:
-    """Return whether the score that a source is selected by is logarithmic. Return None if only its name can tell."""
-    folder = folder_of(source, storage)
-    return None if folder is None else is_logarithmic(folder, score or folder.select().score)
-
-
-def _table_of(source: str | Path, storage: str) -> tuple[SweepFolder | None, Path]:
-    """Return the sweep that a source is of, and the source's points file. The file of a sweep is written again."""
-    folder, path = folder_of(source, storage), Path(source)
-    return folder, path if _is_table(path) or folder is None else write_tables(folder)
+    if not _is_table(path):
+        return PointsSource(folder=sweep_folder(source, storage))
+    # A points.csv belongs to a sweep only if it lies in the sweep's folder.
+    of_a_sweep = path.name == POINTS_FILE and SweepFolder.is_at(path.parent)
+    return PointsSource(folder=SweepFolder.open(path.parent) if of_a_sweep else None, file=path)
 
 
 def _is_table(path: Path) -> bool:

@@ -1,22 +1,22 @@
-"""The driver of a sweep: it gives every run to Tune, commits and tracks the results, and selects at the end."""
+"""The driver of a sweep: train by Tune, commit and track results, select at the end."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from raydp.io.cache import remove_abandoned
 from raydp.io.interrupted import Interrupted
+from raydp.plugins.registries import service
 from raydp.spec.document import SweepSpec
-from raydp.sweep.ending.finish import NOT_FINISHED, CanaryEnding, Finish, SelectionEnding
+from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.measuring.again import settle_seeds
 from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.training import train
@@ -25,8 +25,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.kept import check_kept
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
-from raydp.sweep.private_selection.release import PrivateSelectionEnding
-from raydp.sweep.run_logs import log_commands
+from raydp.sweep.policy import Ending, policy_of
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
@@ -38,49 +37,49 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 UNBOUND = (
-    "an earlier version of raydp started this sweep and did not bind its key to it. The present key is bound from now "
-    "on. If sweep.key was ever replaced, the records of the runs before it are wrong: start a new sweep"
+    "an earlier version of raydp started this sweep and did not bind its key to it. The present "
+    "key is bound from now on. If sweep.key was ever replaced, the records of the runs before it "
+    "are wrong: start a new sweep"
 )
 
 
-class Ending(Protocol):
-    """The treatment of a sweep's runs when they have ended; see `SelectionEnding`."""
-
-    @property
-    def listener(self) -> RunListener: ...
-
-    def is_over(self) -> bool: ...
-
-    def finish(self) -> Finish: ...
-
-
-def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Sequence[Callback] = ()) -> SweepResult:
+def run_sweep(
+    spec: SweepSpec, *, resume: bool, console: Console, callbacks: Sequence[Callback] = ()
+) -> SweepResult:
     """Run a sweep to its end, or resume it.
 
     Args:
         spec: the sweep.
         resume: resume a sweep that was started before.
         console: where progress is shown.
-        callbacks: the user's callbacks of Ray Tune. They see every run's config, step metrics, utility and scores.
+        callbacks: the user's callbacks of Ray Tune. They see every run's config, step metrics,
+            utility and scores.
 
     Raises:
-        ValueError: spec, model, data or folder is wrong, or callbacks would see a private selection. In this case
-            nothing was trained.
+        ValueError: spec, model, data or folder is wrong, or callbacks would see runs that
+            may not be shown. In this case nothing was trained.
         Interrupted: Ctrl-C or SIGTERM came. The folder is in order, and the sweep can be resumed.
     """
+    # Callbacks would carry the runs out of the folder.
     if callbacks:
         spec.privacy.require_ignored_tuning(
             "with callbacks", "Remove the callbacks: they would see the runs that are not released."
         )
+    # Check what can be checked fast, before anything is read or written.
     check_start(spec, resume=resume)
     if resume:
         SweepFolder.resume(spec)  # refuses a changed spec before the data are read
+    # Plan: read the data, calibrate the noise of every configuration, and name every run.
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
     with console.status("calibrating the noise") as status:
         plan = make_plan(
-            spec, task.facts(), weight_hash, progress=lambda k, n: status.update(f"calibrating the noise {k}/{n}")
+            spec,
+            task.facts(),
+            weight_hash,
+            progress=lambda k, n: status.update(f"calibrating the noise {k}/{n}"),
         )
+    # Tell the user about the data, the warnings and what was left out, before anything is trained.
     for note in plan.facts.sentences():
         console.print(note, markup=False)
     for warning in plan.warnings:
@@ -89,6 +88,7 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
         console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
     if plan.note is not None:
         console.print(plan.note, markup=False)
+    # Open or create the folder. The lock keeps every other driver out until the end.
     with SweepFolder.running(spec):
         if resume:
             # Open it again, because another refused driver may have removed the folder.
@@ -96,31 +96,43 @@ def run_sweep(spec: SweepSpec, *, resume: bool, console: Console, callbacks: Seq
             now = drawn(plan, spec, weight_hash, folder.key())
             folder.continue_with(spec, plan_to_keep(now, folder.plan().sweep_id))
         else:
+            # Some policies draw the runs under the key, so the key comes before the plan.
             sweep_id = secrets.token_hex(8)
-            folder = SweepFolder.create(spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id))
+            folder = SweepFolder.create(
+                spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id)
+            )
         try:
             write_counts(folder, task.secrets())
+            # Train what the privacy records say, even if a file was changed before a resume.
             check_kept(folder.plan(), drawn(plan, spec, weight_hash, folder.key()), spec)
             if folder.bind_key():
                 LOGGER.warning("%s", UNBOUND)
-            for command in log_commands(folder, spec.tracking.loggers):
-                console.print(f"run logs: {command}", markup=False, soft_wrap=True)
-            context = SweepContext(spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash)
+            if loggers := spec.tracking.loggers:
+                log_commands = service("log_commands", needed_by="tracking.loggers")
+                for command in log_commands(folder, loggers):
+                    console.print(f"run logs: {command}", markup=False, soft_wrap=True)
+            context = SweepContext(
+                spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash
+            )
             return _run(context, task, console, callbacks)
         except Exception:
-            if not resume and folder.is_untouched():  # nothing was trained, so the name can be used again
+            # Nothing was trained, so the name can be used again.
+            if not resume and folder.is_untouched():
                 folder.remove()
             raise
 
 
 def ending_of(context: SweepContext) -> Ending:
     """Return the ending of a sweep. No other function decides which ending a sweep has."""
-    if context.spec.privacy.selects:
-        return PrivateSelectionEnding(context)
-    return CanaryEnding(context) if context.facts.num_canaries else SelectionEnding(context)
+    # First: a model that is only measured is never released.
+    if (reason := context.facts.only_measured) is not None:
+        return MeasuringEnding(context, reason)
+    return policy_of(context.spec).ending(context)
 
 
-def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> SweepResult:
+def _run(
+    context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]
+) -> SweepResult:
     """Run a sweep that has a folder.
 
     Raises:
@@ -130,29 +142,41 @@ def _run(context: SweepContext, task: Task, console: Console, callbacks: Sequenc
     try:
         finished = _train_and_finish(context, task, console, callbacks)
     except KeyboardInterrupt:
-        stopped = SweepResult(folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED))
+        stopped = SweepResult(
+            folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED)
+        )
         raise Interrupted(stopped) from None
     finally:
-        # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for a resume.
+        # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for
+        # a resume.
         remove_abandoned(prefix_folder())
         remove_abandoned_shares(prefix_folder())
-    return SweepResult(folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished))
+    return SweepResult(
+        folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished)
+    )
 
 
-def _train_and_finish(context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]) -> Finish:
-    """Train the runs without a result, deliver the results that the listener has missed, and end the sweep.
+def _train_and_finish(
+    context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]
+) -> Finish:
+    """Train what is left, deliver what the listener has missed, and end the sweep.
 
-    If the first pass of adaptive seeds leaves the decision open and the score can be measured more finely, the trained
-    models are measured again, and training goes on with the runs that the new values ask for.
+    If the first pass of adaptive seeds leaves the decision open and the score can be measured more
+    finely, the trained models are measured again, and training goes on with the runs that the new
+    values ask for.
     """
-    folder, ending, trials = context.folder, ending_of(context), list(context.trials.values())
+    folder, trials = context.folder, list(context.trials.values())
+    ending = ending_of(context)
     finer = FinerScore.of(context.spec, folder, task)
-    settle_seeds(context, task, finer, console, retry=True)  # a resume may only have to measure, or to end the seeds
+    # A resume may only have to measure, or to end the seeds.
+    settle_seeds(context, task, finer, console, retry=True)
+    # Train, deliver and measure more finely, until the results ask for no further run.
     while True:
         skipped = folder.skipped_runs()
         left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
         if ending.is_over():
             left = []
+        # The untrained model is measured even if no run is left.
         if trials and (left or not folder.is_finished(BASE_RUN)):
             committer = train(
                 context,
@@ -166,6 +190,7 @@ def _train_and_finish(context: SweepContext, task: Task, console: Console, callb
             )
         else:
             committer = Committer(context=context, listener=ending.listener)
+        # No run is in progress: remove what dead workers left, and deliver what was missed.
         committer.clear_store()
         committer.listener.deliver_missing(trials)
         if not settle_seeds(context, task, finer, console):

@@ -63,7 +63,10 @@ def list_sweeps(storage: str) -> list[ListedSweep]:
     """
     root = Path(storage)
     if root.exists() and not root.is_dir():
-        raise ValueError(f"--storage must be a folder, got {storage!r}, which is a file. Name the folder of sweeps.")
+        raise ValueError(
+            f"--storage must be a folder, got {storage!r}, which is a file. Name the folder of "
+            "sweeps."
+        )
     sweeps = [_listed(SweepFolder(path=spec.parent)) for spec in root.glob("*/spec.yaml")]
     return sorted(sweeps, key=lambda sweep: (sweep.changed, sweep.folder.name), reverse=True)
 
@@ -72,16 +75,27 @@ def show_sweeps(storage: str, sweeps: Sequence[ListedSweep]) -> None:
     """Print the sweeps with their selected configurations as a table."""
     if not sweeps:
         stdout.print(
-            f"no sweep in {storage!r}: `raydp sweep SPEC` starts one, and --storage names another folder", markup=False
+            f"no sweep in {storage!r}: `raydp sweep SPEC` starts one, and --storage names another "
+            "folder",
+            markup=False,
         )
         return
+    # Leave out columns that are zero in every sweep.
     rare = ("stopped", "skipped")  # shown only if a sweep has such runs
-    columns = {name for name in COUNTS if name not in rare or any(sweep.numbers()[name] for sweep in sweeps)}
+    columns = {
+        name
+        for name in COUNTS
+        if name not in rare or any(sweep.numbers()[name] for sweep in sweeps)
+    }
+    # One row for each sweep. Cells of a sweep without a selection stay empty.
     shown = [
         {
             "sweep": sweep.folder.name,
             **{name: number for name, number in sweep.numbers().items() if name in columns},
-            **{name: getattr(sweep.selected and sweep.selected.configuration, name, None) for name in HYPERPARAMETERS},
+            **{
+                name: getattr(sweep.selected and sweep.selected.configuration, name, None)
+                for name in HYPERPARAMETERS
+            },
             **_further(sweep, sweeps),
             "score": None if sweep.selected is None else sweep.selected.score,
             "changed": sweep.changed[:16].replace("T", " "),
@@ -90,27 +104,44 @@ def show_sweeps(storage: str, sweeps: Sequence[ListedSweep]) -> None:
         for sweep in sweeps
     ]
     print_table(
-        f"sweeps in {storage}, with their selected configurations", shown, keep=("changed",), spare=("score", "note")
+        f"sweeps in {storage}, with their selected configurations",
+        shown,
+        keep=("changed",),
+        spare=("score", "note"),
     )
 
 
 def _further(sweep: ListedSweep, sweeps: Sequence[ListedSweep]) -> dict[str, object]:
-    """Return the column of the further fields of a selected configuration, if one of the sweeps has any."""
-    if not any(other.selected is not None and other.selected.configuration.settings for other in sweeps):
+    """Return the column of further fields, if a sweep's selected configuration has any."""
+    if not any(
+        other.selected is not None and other.selected.configuration.settings for other in sweeps
+    ):
         return {}
-    return {"further fields": "" if sweep.selected is None else settings_in_words(sweep.selected.configuration.fields)}
+    return {
+        "further fields": ""
+        if sweep.selected is None
+        else settings_in_words(sweep.selected.configuration.settings)
+    }
 
 
 def _listed(folder: SweepFolder) -> ListedSweep:
     began, changed = folder.times()
     listed = ListedSweep(
-        folder=folder.path, counts=None, selected=None, began=_time(began), changed=_time(changed), note=None
+        folder=folder.path,
+        counts=None,
+        selected=None,
+        began=_time(began),
+        changed=_time(changed),
+        note=None,
     )
+    # A damaged sweep is listed with the reason, and does not hide the others.
     try:
         summary = folder.summary()
         listed = replace(listed, selected=None if summary is None else summary.selected)
         disclosure = folder.disclosure()
-        return replace(listed, counts=counts(folder) if disclosure.shows_runs else None, note=disclosure.remark)
+        return replace(
+            listed, counts=counts(folder) if disclosure.shows_runs else None, note=disclosure.remark
+        )
     except (ValueError, LookupError, TypeError) as error:
         return replace(listed, note=f"cannot be read: {error}")
 

@@ -1,4 +1,4 @@
-"""Secrets of text tasks: read from a file or drawn from a space, and counted in the training examples."""
+"""Secrets of text tasks: read from a file or drawn from a space, and counted in the examples."""
 
 from __future__ import annotations
 
@@ -25,29 +25,39 @@ def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = Non
     """Read a JSON Lines file of secrets.
 
     Args:
-        path: one object per line, with the string `prompt` (s1) and either `continuation` (s2 of a verbatim secret) or
-            `attribute` (A(x) of an attribute secret). Other keys are ignored. White space counts.
+        path: one object per line, with the string `prompt` (s1) and either `continuation` (s2 of a
+            verbatim secret) or `attribute` (A(x) of an attribute secret). Other keys are ignored.
+            White space counts.
         field: the option that holds the path, for messages.
-        asked_fn: returns prompt and continuation as texts, for a prompt that is a list of messages; called with the
-            list, the continuation ("" for an attribute), and the place. None: prompts are texts.
+        asked_fn: returns prompt and continuation as texts, for a prompt that is a list of messages;
+            called with the list, the continuation ("" for an attribute), and the place. None:
+            prompts are texts.
 
     Raises:
-        ValueError: the file is missing, empty or malformed, or has a secret twice; the message names field, file and
-            line.
+        ValueError: the file is missing, empty or malformed, or has a secret twice; the message
+            names field, file and line.
 
     Source: Hu et al. 2025, Table 5 (s1, s2) and App. B.6 (attributes).
     """
     secrets: dict[str, Secret] = {}
     for line, row in read_json_rows(path, field):
         place = f"{Path(path).name}, line {line}"
+        # A prompt of messages becomes the text that the chat template writes.
         if asked_fn is not None and isinstance(row.get("prompt"), list):
             row = _with_texts(row, place, asked_fn)
         secret = replace(_secret_of(row, field, place), number=line)
+        # The id is a hash of the content, so equal secrets meet here.
         if secret.id in secrets:
-            raise ValueError(f"{field} must hold each secret once, got a repeated one in {place}. Remove the line.")
+            raise ValueError(
+                f"{field} must hold each secret once, got a repeated one in {place}. Remove the "
+                "line."
+            )
         secrets[secret.id] = secret
     if not secrets:
-        raise ValueError(f"{field} must hold at least one secret, got none in {Path(path).name}. Add lines to it.")
+        raise ValueError(
+            f"{field} must hold at least one secret, got none in {Path(path).name}. Add lines to "
+            "it."
+        )
     return list(secrets.values())
 
 
@@ -57,8 +67,10 @@ def verbatim_texts(secrets: Sequence[Secret]) -> list[str]:
 
 
 def mentions(text: str, attribute: str) -> bool:
-    """Return whether an attribute appears in a text, case-folded and as whole words, as in the score `air`."""
-    return re.search(rf"(?<!\w){re.escape(attribute.casefold())}(?!\w)", text.casefold()) is not None
+    """Return whether a text has an attribute as whole words, case-folded, as in `air`."""
+    return (
+        re.search(rf"(?<!\w){re.escape(attribute.casefold())}(?!\w)", text.casefold()) is not None
+    )
 
 
 def occurs_in(secret: Secret, text: str) -> bool:
@@ -74,26 +86,34 @@ def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
 
 
 def nearly_found(secrets: Sequence[Secret], texts: Sequence[str]) -> str:
-    """Return how many texts have only the continuation of a secret, for a message that no text has a whole one."""
+    """Return how many texts have a secret's continuation alone, for a message."""
     rows = sum(any(secret.continuation in text for secret in secrets) for text in texts)
     return f"a continuation occurs in {rows} rows, after other text"
 
 
 def never_trained_on(
-    secrets: Sequence[Secret], kept: Sequence[Secret], *, training: Sequence[str], heldout: Sequence[str]
+    secrets: Sequence[Secret],
+    kept: Sequence[Secret],
+    *,
+    training: Sequence[str],
+    heldout: Sequence[str],
 ) -> dict[str, list[str]]:
-    """Return notes on the secrets that no training example holds: all their names, and their names by the reason.
+    """Return notes on the secrets that no training example holds: names, also by reason.
 
     Args:
         secrets, kept: all secrets, and those that are scored.
-        training, heldout: the texts before they are cut, and before held-out texts with a secret are left out.
+        training, heldout: the texts before they are cut, and before held-out texts with a secret
+            are left out.
     """
     numbers = {secret.number for secret in kept}
     absent = [secret for secret in secrets if secret.number not in numbers]
     notes: dict[str, list[str]] = {"secrets_absent": [secret.name for secret in absent]}
     for secret in absent:
+        # A secret that was cut off also stood in training, so that reason is tried first.
         places = {"secrets_cut_off": training, "secrets_held_out": heldout}
-        found = (name for name, texts in places.items() if any(occurs_in(secret, text) for text in texts))
+        found = (
+            name for name, texts in places.items() if any(occurs_in(secret, text) for text in texts)
+        )
         notes.setdefault(next(found, "secrets_nowhere"), []).append(secret.name)
     return notes
 
@@ -101,18 +121,23 @@ def never_trained_on(
 def _with_texts(row: Mapping[str, object], place: str, asked_fn: AskedFn) -> dict[str, object]:
     """Return a row whose prompt is a text."""
     said = row.get("continuation")
+    # An attribute has no continuation: only its prompt is written.
     prompt, continuation = asked_fn(row["prompt"], said if isinstance(said, str) else "", place)
     texts: dict[str, object] = {**row, "prompt": prompt}
     return {**texts, "continuation": continuation} if isinstance(said, str) else texts
 
 
 def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:
+    # Exactly one of the two keys decides the secret's kind.
     keys = [key for key in ("continuation", "attribute") if key in row]
     prompt, hidden = row.get("prompt"), row.get(keys[0]) if len(keys) == 1 else None
-    if not (isinstance(prompt, str) and isinstance(hidden, str) and prompt.strip() and hidden.strip()):
+    if not (
+        isinstance(prompt, str) and isinstance(hidden, str) and prompt.strip() and hidden.strip()
+    ):
         raise ValueError(
-            f"{field} must hold a prompt and either a continuation or an attribute, as strings that are not blank, in "
-            f"every line, got {columns_in_words(row)} in {place}. Correct the line."
+            f"{field} must hold a prompt and either a continuation or an attribute, as strings "
+            f"that are not blank, in every line, got {columns_in_words(row)} in {place}. Correct "
+            "the line."
         )
     if keys == ["continuation"]:
         return Secret(prompt=prompt, continuation=hidden)
@@ -121,7 +146,7 @@ def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """A space of planted secrets: all strings of num_digits decimal digits after a fixed text (see `base.Space`).
+    """A space of planted secrets: num_digits decimal digits after a fixed text.
 
     Attributes:
         num_digits: number of digits.

@@ -1,4 +1,7 @@
-"""Runs, models and their lookup in MLflow. Only this package imports MLflow, and only on first use."""
+"""Runs, models and their lookup in MLflow.
+
+Only this package imports MLflow, and only on first use.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -13,7 +16,6 @@ _LAZY = {
     "check_signing_key": "raydp.tracking.sealing.signing",
     "check_store": "raydp.tracking.address",
     "delivering": "raydp.tracking.delivery",
-    "export_model": "raydp.tracking.models.export",
     "fetch_model": "raydp.tracking.later",
     "find_models": "raydp.tracking.registry",
     "load_model": "raydp.tracking.models.loading",
@@ -22,8 +24,7 @@ _LAZY = {
     "open_tracker": "raydp.tracking.opening",
     "new_key": "raydp.tracking.sealing.signing",
     "promote_model": "raydp.tracking.registry",
-    "push_model": "raydp.tracking.models.push",
-    "seal_model": "raydp.tracking.models.export",
+    "seal_model": "raydp.tracking.models.resealing",
     "set_alarms": "raydp.tracking.alarms",
     "set_alias": "raydp.tracking.registry",
     "show_model": "raydp.tracking.registry",
@@ -47,7 +48,6 @@ __all__ = [
     "new_key",
     "open_tracker",
     "promote_model",
-    "push_model",
     "seal_model",
     "set_alarms",
     "set_alias",
@@ -56,6 +56,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export_model":
+        from raydp.plugins.registries import service
+
+        return service(name, needed_by=f"raydp.tracking.{name}")
     if name not in _LAZY:
-        raise AttributeError(f"module 'raydp.tracking' has no attribute {name!r}. Known: {', '.join(__all__)}.")
+        raise AttributeError(
+            f"module 'raydp.tracking' has no attribute {name!r}. Known: {', '.join(__all__)}."
+        )
     return getattr(import_module(_LAZY[name]), name)

@@ -1,4 +1,7 @@
-"""Alarms on registered models whose stated ε an audit refutes: a tag on their versions, and no `privacy-preferred`."""
+"""Alarms on registered models whose stated ε an audit refutes.
+
+An alarm is a tag on a version, and takes `privacy-preferred` away.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import Settings
 from raydp.tracking.delivery import answering
 from raydp.tracking.promotions import aliases_of, claims_privacy, take_away
 from raydp.tracking.sealing.trust import ALARM_TAG
@@ -17,20 +21,31 @@ if TYPE_CHECKING:
 
 @answering()
 def set_alarms(
-    registered_model: str, sweep: str, alarms: Mapping[Configuration, str | None], *, tracking_uri: str
+    registered_model: str,
+    sweep: str,
+    alarms: Mapping[Configuration, str | None],
+    *,
+    tracking_uri: str,
 ) -> None:
     """Set or remove the audit alarm of every version of a sweep's configurations.
 
-    A version with an alarm loses the alias `privacy-preferred`, which is recorded, and cannot get it again.
+    A version with an alarm loses the alias `privacy-preferred`, which is recorded, and cannot get
+    it again.
 
     Args:
         registered_model, sweep: the registered model and the sweep of the versions.
-        alarms: configuration -> finding of the newest audit, as a sentence; None if it found nothing.
+        alarms: configuration -> finding of the newest audit, as a sentence; None if it found
+            nothing.
     """
     if not alarms:
         return
     store = open_store(tracking_uri)
-    versions = list(store.client.search_model_versions(f"name = '{registered_model}' and tags.sweep = '{sweep}'"))
+    versions = list(
+        store.client.search_model_versions(
+            f"name = '{registered_model}' and tags.sweep = '{sweep}'"
+        )
+    )
+    # Set the tag on the versions of audited configurations, or remove an older alarm.
     for version in versions:
         configuration = _configuration(version)
         if configuration is None or configuration not in alarms:
@@ -40,7 +55,13 @@ def set_alarms(
             store.client.set_model_version_tag(registered_model, version.version, ALARM_TAG, alarm)
         elif ALARM_TAG in version.tags:
             store.client.delete_model_version_tag(registered_model, version.version, ALARM_TAG)
-    by_version = {str(v.version): alarms.get(made) for v in versions if (made := _configuration(v)) is not None}
+    # Take the alias away from versions with an alarm. The configurations that were not audited now
+    # keep what they have.
+    by_version = {
+        str(v.version): alarms.get(made)
+        for v in versions
+        if (made := _configuration(v)) is not None
+    }
     alarmed = {number: alarm for number, alarm in by_version.items() if alarm is not None}
     if not alarmed:
         return
@@ -57,7 +78,7 @@ def _configuration(version: ModelVersion) -> Configuration | None:
             batch_size=int(tags["batch_size"]),
             num_steps=int(tags["num_steps"]),
             learning_rate=float(tags["learning_rate"]),
-            settings=tags.get("settings", ""),
+            settings=Settings.parse(tags.get("settings", "")),
         )
     except (KeyError, ValueError):
         return None

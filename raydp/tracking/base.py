@@ -13,12 +13,16 @@ from raydp.tracking.records import TrialRecord
 class Tracker(Protocol):
     """Records one sweep. The sweep's driver is the only process that uses it.
 
-    Every method may be called again after the driver was killed at any point. What is complete stays as it is; what is
-    half written is completed or replaced. Every method raises NotDeliveredError where the server is away, and is called
-    again later.
+    Implementer: `raydp.tracking.runs.MLflowTracker`.
+
+    Every method may be called again after the driver was killed at any point. What is complete
+    stays as it is; what is half written is completed or replaced. Every method raises
+    NotDeliveredError where the server is away, and is called again later.
     """
 
-    def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]) -> str:
+    def sweep_run(
+        self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]
+    ) -> str:
         """Open the sweep's record and return its id; the same id for the same sweep_id.
 
         Args:
@@ -32,10 +36,18 @@ class Tracker(Protocol):
         """Return the sweep's runs that the store holds now, by the run's identity."""
 
     def log_trial(self, trial: TrialRecord) -> str:
-        """Record a trained model and return the model's address. A second call for the same run changes nothing."""
+        """Record a trained model and return the model's address.
+
+        A second call for the same run changes nothing.
+        """
 
     def fail_trial(
-        self, run_id: str, reason: str, params: Mapping[str, object] | None = None, *, status: str = "failed"
+        self,
+        run_id: str,
+        reason: str,
+        params: Mapping[str, object] | None = None,
+        *,
+        status: str = "failed",
     ) -> None:
         """Record a run that left no model.
 

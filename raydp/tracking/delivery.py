@@ -1,8 +1,9 @@
-"""Delivery to a server that may be away: an attempt ends soon and says so, and the next attempt resumes it.
+"""Delivery to a server that may be away: an attempt ends soon, and the next one resumes it.
 
-MLflow itself repeats every request for minutes, even a request whose answer was lost after it took effect. A model
-version would then be made twice. Here a request is made once. A failed write is repeated from its beginning, which
-first looks for the results of an earlier attempt (`TrialWriter`).
+MLflow itself repeats every request for minutes, even a request whose answer was lost after it took
+effect. A model version would then be made twice. Here a request is made once. A failed write is
+repeated from its beginning, which first looks for the results of an earlier attempt
+(`TrialWriter`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,26 @@ from dataclasses import dataclass
 from raydp.tracking.address import UnreachableError
 
 ANSWER_SECONDS = 60
-"""A server that is silent for this time in one request counts as away. A large upload may need this long."""
+"""A server that is silent for this time in one request is away. A large upload may need it."""
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
 _AWAY = {
-    "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED",
-    "ABORTED", "CANCELLED", "CUSTOMER_UNAUTHORIZED", "UNAUTHENTICATED", "PERMISSION_DENIED", "ENDPOINT_NOT_FOUND",
-}  # fmt: skip
-"""MLflow's error codes for a server, database or login that is temporarily away. Other codes are errors of our own."""
+    "INTERNAL_ERROR",
+    "TEMPORARILY_UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "REQUEST_LIMIT_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "ABORTED",
+    "CANCELLED",
+    "CUSTOMER_UNAUTHORIZED",
+    "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
+    "ENDPOINT_NOT_FOUND",
+}
+"""MLflow's error codes for a server, database or login that is temporarily away.
+
+Other codes are errors of our own.
+"""
 _ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_SECONDS)}
 
 _LOCK = threading.Lock()
@@ -36,8 +49,8 @@ _depth = 0
 class NotDeliveredError(ValueError):
     """The store could not be reached. Nothing is lost, and another attempt may follow.
 
-    Without another attempt, the cause is a wrong address or a stopped server. The message is then for the user, like
-    that of every ValueError.
+    Without another attempt, the cause is a wrong address or a stopped server. The message is then
+    for the user, like that of every ValueError.
     """
 
 
@@ -46,7 +59,8 @@ def delivering() -> Iterator[None]:
     """Make each request once, and distinguish a store that is away from an error of our own.
 
     Raises:
-        NotDeliveredError: there is no connection, no answer in time, or an answer that the server cannot work now.
+        NotDeliveredError: there is no connection, no answer in time, or an answer that the server
+            cannot work now.
     """
     _enter()
     try:
@@ -70,18 +84,26 @@ def answering() -> Iterator[None]:
     except UnreachableError:
         raise
     except Exception as error:
+        # MLflow raises the errors of four libraries, so everything is caught, and what is not a
+        # store that is away is raised again.
         if not _is_away(error):
             raise
         raise UnreachableError(
-            f"tracking.uri must be an MLflow store that answers, got {_first_line(error)}. If it is locked or being "
-            "restarted, try again; if it is damaged, restore a copy; if it is no MLflow, correct the address."
+            f"tracking.uri must be an MLflow store that answers, got {_first_line(error)}. If it "
+            "is locked or being restarted, try again; if it is damaged, restore a copy; if it is "
+            "no MLflow, correct the address."
         ) from error
 
 
 def _enter() -> None:
-    """Set MLflow's number of attempts. MLflow has no other setting, and reads these variables for every request."""
+    """Set MLflow's number of attempts.
+
+    MLflow has no other setting, and reads these variables for every request.
+    """
     global _depth
     with _LOCK:
+        # Environment variables are global, so the first block saves them and the last one restores
+        # them.
         if _depth == 0:
             _before.update({name: os.environ.get(name) for name in _ONCE})
             os.environ.update(_ONCE)
@@ -102,7 +124,7 @@ def _leave() -> None:
 
 @dataclass(kw_only=True)
 class Pauses:
-    """Schedule of attempts: at once, then after growing pauses, so that a dead server delays nobody."""
+    """Schedule of attempts: at once, then after growing pauses, so that nobody waits long."""
 
     _until: float = 0.0
     _next: float = FIRST_PAUSE_SECONDS
@@ -122,16 +144,23 @@ class Pauses:
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Return whether an error, or any cause of it, means that the store is away. MLflow mislabels some causes."""
+    """Return whether an error, or any cause of it, means that the store is away.
+
+    MLflow mislabels some causes.
+    """
     from alembic.util import CommandError
     from mlflow.exceptions import MlflowException
     from requests import RequestException
     from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
+    # MLflow wraps causes: look down the whole chain.
     while error is not None:
         if isinstance(error, RequestException | ConnectionError | TimeoutError | CommandError):
             return True
-        if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError):
+        # Errors of the data or of a statement are our own.
+        if isinstance(error, DBAPIError) and not isinstance(
+            error, IntegrityError | DataError | ProgrammingError
+        ):
             return True  # such as a file that is locked or damaged
         if isinstance(error, MlflowException) and error.error_code in _AWAY:
             return True
@@ -140,6 +169,9 @@ def _is_away(error: BaseException | None) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the cause in one short line. MLflow's message quotes addresses and page-long answers."""
+    """Return the cause in one short line.
+
+    MLflow's message quotes addresses and page-long answers.
+    """
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

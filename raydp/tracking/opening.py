@@ -13,4 +13,6 @@ def open_tracker(tracking: TrackingSpec) -> Tracker:
     Raises:
         ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
     """
-    return MLflowTracker(tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key)
+    return MLflowTracker(
+        tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key
+    )

@@ -29,24 +29,26 @@ TOKENIZER_FILES = (
     CHAT_TEMPLATE,
 )
 _ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-FULL_MODEL = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+FULL_MODEL = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
 _PATH_KEYS = ("*_file", "*_path", "*_dir")
 _NAME_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 
 _SEGMENT = r"[^\s/'\"`,;:()<>\[\]]+"
-_PATH_IN_TEXT = re.compile(rf"(?<![\w./:*~-])((?:file://|sqlite:///)?)(?:~|[A-Za-z]:)?/(?:{_SEGMENT}/)+({_SEGMENT})")
-
-
-def is_network(base_name: str) -> bool:
-    """Return whether a base model is a classification network: only the name of a network has a colon."""
-    return ":" in base_name
+_PATH_IN_TEXT = re.compile(
+    rf"(?<![\w./:*~-])((?:file://|sqlite:///)?)(?:~|[A-Za-z]:)?/(?:{_SEGMENT}/)+({_SEGMENT})"
+)
 
 
 def portable(value: object) -> Any:
     """Return a copy of a record that is strict JSON and reveals nothing about this machine.
 
-    An absolute path becomes its last part, even inside a text. User and password are removed from an address. Infinity
-    becomes "inf", and NaN becomes null.
+    An absolute path becomes its last part, even inside a text. User and password are removed from
+    an address. Infinity becomes "inf", and NaN becomes null.
     """
     if isinstance(value, Mapping):
         return {str(key): portable(item) for key, item in value.items()}
@@ -54,12 +56,16 @@ def portable(value: object) -> Any:
         return [portable(item) for item in value]
     if isinstance(value, str | PurePath):
         return _portable_text(str(value))
+    # bool before numbers: True is an Integral.
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
-    assert isinstance(value, numbers.Real), f"a record holds JSON values, got {type(value).__name__}"
+    assert isinstance(value, numbers.Real), (
+        f"a record holds JSON values, got {type(value).__name__}"
+    )
     number = float(value)
+    # Strict JSON has no infinity and no NaN.
     if math.isfinite(number):
         return number
     return None if math.isnan(number) else str(number)
@@ -67,29 +73,42 @@ def portable(value: object) -> Any:
 
 def to_json(value: object) -> str:
     """Return a record as strict JSON (see `portable`)."""
-    return json.dumps(portable(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(portable(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a saved model or adapter that are tracked: safetensors weights, configuration, tokenizer.
+    """Return the tracked files of a saved model or adapter: weights, configuration, tokenizer.
+
+    Weights are safetensors only.
 
     All other files are ignored: pickles, model cards, optimiser states, logs.
 
     Raises:
         ValueError: there are no safetensors weights.
     """
-    patterns = (*(_ADAPTER if (folder / ADAPTER_CONFIG).is_file() else FULL_MODEL), *TOKENIZER_FILES)
-    files = sorted(p for p in folder.iterdir() if p.is_file() and any(fnmatch(p.name, pattern) for pattern in patterns))
+    patterns = (
+        *(_ADAPTER if (folder / ADAPTER_CONFIG).is_file() else FULL_MODEL),
+        *TOKENIZER_FILES,
+    )
+    files = sorted(
+        p
+        for p in folder.iterdir()
+        if p.is_file() and any(fnmatch(p.name, pattern) for pattern in patterns)
+    )
+    # Without safetensors, a loader would fall back to a pickle.
     if not any(path.suffix == ".safetensors" for path in files):
         raise ValueError(
-            f"model_dir must hold {ADAPTER_WEIGHTS} with {ADAPTER_CONFIG}, or model*.safetensors, got "
-            f"{sorted(p.name for p in folder.iterdir())}. Save it with save_pretrained."
+            f"model_dir must hold {ADAPTER_WEIGHTS} with {ADAPTER_CONFIG}, or model*.safetensors, "
+            f"got {sorted(p.name for p in folder.iterdir())}. Save it with save_pretrained."
         )
     return files
 
 
 def portable_config(path: Path, base_name: str) -> str | None:
-    """Return the content of a model's configuration file, with the base model's name instead of its path.
+    """Return a model's configuration with the base model's name instead of its path.
 
     Return None for a file that is not a configuration and needs no change.
     """
@@ -105,6 +124,7 @@ def portable_config(path: Path, base_name: str) -> str | None:
 
 
 def _portable_text(text: str) -> str:
+    # Credentials in an address, then absolute paths: whole texts, and parts of a text.
     parts = urlsplit(text) if "://" in text else None
     if parts and "@" in parts.netloc:
         text = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

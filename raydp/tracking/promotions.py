@@ -1,7 +1,8 @@
-"""Aliases of registered models: which model may get an alias, and the trail of who set it, when and why.
+"""Aliases of registered models: which model may get one, and the trail of who, when and why.
 
-Each entry of a trail is a tag on the version that it is about. The tag's name holds the time, so that no entry replaces
-another. MLflow has no tags that cannot be deleted: anybody who may write to the registry can delete an entry.
+Each entry of a trail is a tag on the version that it is about. The tag's name holds the time, so
+that no entry replaces another. MLflow has no tags that cannot be deleted: anybody who may write to
+the registry can delete an entry.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ PRIVACY_PREFERRED = "privacy-preferred"
 BEST_UTILITY = "best-utility"
 PROMOTION_TAG = "promotion"
 MAX_REASON_CHARS = 4000
-"""Some databases limit MLflow's tags to 5,000 characters, and the rest of the entry needs space too."""
+"""Longest reason.
+
+Some databases limit MLflow's tags to 5,000 characters, and the rest of the entry needs space too.
+"""
 
 
 class Promotion(TypedDict):
@@ -46,7 +50,11 @@ class Promotion(TypedDict):
 
 def check_alias(alias: str) -> None:
     """Check an alias by MLflow's rule before anything is written."""
-    if not re.fullmatch(r"[\w-]+", alias, re.ASCII) or re.fullmatch(r"[vV]?\d+", alias) or alias == "latest":
+    if (
+        not re.fullmatch(r"[\w-]+", alias, re.ASCII)
+        or re.fullmatch(r"[vV]?\d+", alias)
+        or alias == "latest"
+    ):
         raise ValueError(
             f"alias must be letters a to z, digits, '_' and '-' and no version, got {alias!r}. "
             f"Usual ones: {PRIVACY_PREFERRED}, {BEST_UTILITY}."
@@ -56,43 +64,60 @@ def check_alias(alias: str) -> None:
 def check_reason(reason: str) -> None:
     """Check that a reason is not blank and short enough to store."""
     if not reason.strip():
-        raise ValueError(f"reason must say why the model is promoted, got {reason!r}. Give --reason.")
+        raise ValueError(
+            f"reason must say why the model is promoted, got {reason!r}. Give --reason."
+        )
     if len(reason) > MAX_REASON_CHARS:
         raise ValueError(
-            f"reason must have at most {MAX_REASON_CHARS} characters, got {len(reason)}. Shorten it; name a document."
+            f"reason must have at most {MAX_REASON_CHARS} characters, got {len(reason)}. Shorten "
+            "it; name a document."
         )
 
 
 def claims_privacy(alias: str) -> bool:
-    """Return whether an alias is privacy-preferred, or looks like it because of other case or separators."""
+    """Return whether an alias is privacy-preferred, or looks like it.
+
+    Case and separators do not count.
+    """
     return re.sub(r"[\W_]+", "", alias.casefold()) == PRIVACY_PREFERRED.replace("-", "")
 
 
-def check_claim(store: Store, version: ModelVersion, model: LoggedModel, alias: str, trust: Trust) -> None:
+def check_claim(
+    store: Store, version: ModelVersion, model: LoggedModel, alias: str, trust: Trust
+) -> None:
     """Refuse `privacy-preferred` for a model whose guarantee is unreliable.
 
     Raises:
-        ValueError: an audit has refuted the model's ε, the model has no guarantee, or its card is missing or differs
-            from the sealed one.
+        ValueError: an audit has refuted the model's ε, the model has no guarantee, or its card is
+            missing or differs from the sealed one.
     """
     if not claims_privacy(alias):
         return
+    # An audit's alarm weighs more than any seal.
     alarm = version.tags.get(ALARM_TAG)
     uri = f"models:/{version.name}/{version.version}"
     if alarm is not None:
         raise ValueError(f"alias must not be {alias} for {uri}, got {alias}: {alarm}")
     problem = trust.problem(store, model, version)
+    # Sealed and intact, but without a guarantee: nothing to prefer.
     if problem is None and model.tags.get("epsilon") == "inf":
         problem = "trained without a guarantee"
     if problem is not None:
         raise ValueError(
-            f"alias must not be {alias} for {uri}, got {alias}: {problem}. Choose a model whose privacy card holds; "
-            "`raydp models show` says what is wrong with this one's."
+            f"alias must not be {alias} for {uri}, got {alias}: {problem}. Choose a model whose "
+            "privacy card holds; `raydp models show` says what is wrong with this one's."
         )
 
 
 def note(
-    store: Store, name: str, version: str, alias: str, reason: str, *, previous: str | None, by: str | None = None
+    store: Store,
+    name: str,
+    version: str,
+    alias: str,
+    reason: str,
+    *,
+    previous: str | None,
+    by: str | None = None,
 ) -> Promotion:
     """Add an entry to a version's trail, and return the entry."""
     at = datetime.now(UTC)
@@ -103,7 +128,8 @@ def note(
         "by": by or _user(),
         "previous_version": previous,
     }
-    # The random part separates two entries of the same moment: a tag of the same name would replace the first.
+    # The random part separates two entries of the same moment: a tag of the same name would replace
+    # the first.
     key = f"{PROMOTION_TAG}.{at:%Y%m%dT%H%M%S.%fZ}.{secrets.token_hex(4)}"
     store.client.set_model_version_tag(name, version, key, json.dumps(entry, ensure_ascii=False))
     return entry
@@ -111,6 +137,7 @@ def note(
 
 def take_away(store: Store, name: str, alias: str, version: str, reason: str) -> None:
     """Take an alias away from the version that has it, with an entry in the version's trail."""
+    # The entry first: an alias that is gone must have a reason.
     note(store, name, version, alias, f"taken away: {reason}"[:MAX_REASON_CHARS], previous=version)
     store.client.delete_registered_model_alias(name, alias)
 
@@ -130,10 +157,14 @@ def trail(tags: dict[str, str]) -> list[Promotion]:
 
 
 def aliases_of(store: Store, name: str) -> dict[str, str]:
-    """Return alias -> version; nothing if there is no such model. It avoids get_registered_model, which reads every
-    version."""
+    """Return alias -> version; nothing if there is no such model.
+
+    It avoids get_registered_model, which reads every version.
+    """
     found = store.client.search_registered_models(f"name = {name!r}", 1)
-    return {alias: str(version) for registered in found for alias, version in registered.aliases.items()}
+    return {
+        alias: str(version) for registered in found for alias, version in registered.aliases.items()
+    }
 
 
 def _user() -> str:

@@ -27,20 +27,24 @@ class TrialRecord:
 
     Attributes:
         run_id: the run's identity in its sweep (a hash; docs/design.md: identity).
-        batch_size, num_steps, learning_rate: the configuration; None for a method without configuration.
+        batch_size, num_steps, learning_rate: the configuration; None for a method without
+            configuration.
         seed: public seed of the repetition.
-        settings: the further fields that the configuration sets, as text (`raydp.search_spaces.settings`).
-        params: other parameters, flat: name -> number or text. `method`, `task_hash` and `max_grad_norm` become
-            columns of `find_models`, the others `param.<name>`.
+        settings: the further fields that the configuration sets, as text
+            (`raydp.search_spaces.settings`).
+        params: other parameters, flat: name -> number or text. `method`, `task_hash` and
+            `max_grad_norm` become columns of `find_models`, the others `param.<name>`.
         step_metrics: one mapping a step: "step" and values by name.
-        metrics: values of the trained model: utility_loss, utility_gain, score.<name>, score.<name>.std_error, ...;
-            undefined values (None, NaN, infinite) are named in a tag instead.
+        metrics: values of the trained model: utility_loss, utility_gain, score.<name>,
+            score.<name>.std_error, ...; undefined values (None, NaN, infinite) are named in a tag
+            instead.
         privacy: the privacy record; epsilon is infinite for a non-private model, never 0.
         card: the privacy record as Markdown; stored beside the model if there is one.
         base: the base model's name in the spec, its weight_hash, and its dtype.
         model_dir: folder that save_pretrained wrote: an adapter in PEFT's layout, or a full model.
         seconds: duration of the trial; None if the duration must not be revealed.
-        status: "finished", or "stopped" if the trial ended early (then it is not a point of an analysis).
+        status: "finished", or "stopped" if the trial ended early (then it is not a point of an
+            analysis).
 
     The record must not quote training text or a secret. It may hold their ids and hashes.
     """
@@ -62,17 +66,29 @@ class TrialRecord:
     settings: str = ""
 
     def __post_init__(self) -> None:
+        # These would be bugs of ours, and a store would keep them for ever.
         assert re.fullmatch(r"[\w.-]+", self.run_id), "a run's identity is a hash"
-        assert number_of(self.privacy["epsilon"]) > 0, "a non-private model has epsilon inf, never 0"
+        assert number_of(self.privacy["epsilon"]) > 0, (
+            "a non-private model has epsilon inf, never 0"
+        )
         assert {"name", "weight_hash"} <= set(self.base), "the base model is named and hashed"
         clashes = set(self.params) & {*HYPERPARAMETERS, "seed", "settings"}
         assert not clashes, f"params repeat fields of the record: {sorted(clashes)}"
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) of the whole record with the model files. It is equal only for equal results."""
-        left_out = {"model_dir", *(() if self.settings else ("settings",))}  # as before there were settings
+        """Return the SHA-256 (hex) of the whole record with the model files.
+
+        It is equal only for equal results.
+        """
+        # Without settings, the digest stays what it was before there were settings.
+        left_out = {
+            "model_dir",
+            *(() if self.settings else ("settings",)),
+        }
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         digest = hashlib.sha256(json.dumps(portable(values), sort_keys=True).encode())
+        # The model's files belong to the record: the same figures with other weights are another
+        # result.
         for path in model_files(self.model_dir):
             digest.update(path.name.encode())
             with path.open("rb") as stream:
@@ -80,9 +96,14 @@ class TrialRecord:
         return digest.hexdigest()
 
     def configuration(self) -> dict[str, str]:
-        """Return batch_size, num_steps, learning_rate, seed and the settings, if any, as text; floats round-trip."""
+        """Return the configuration, seed and settings, if any, as text; floats round-trip."""
         rate = None if self.learning_rate is None else float(self.learning_rate)
-        values = {"batch_size": self.batch_size, "num_steps": self.num_steps, "learning_rate": rate, "seed": self.seed}
+        values = {
+            "batch_size": self.batch_size,
+            "num_steps": self.num_steps,
+            "learning_rate": rate,
+            "seed": self.seed,
+        }
         return as_params({**values, **({"settings": self.settings} if self.settings else {})})
 
     def all_params(self) -> dict[str, str]:
@@ -94,8 +115,13 @@ class TrialRecord:
         return as_params({name: self.privacy.get(name) for name in PRIVACY_TAGS})
 
     def finite_metrics(self) -> tuple[dict[str, float], list[str]]:
-        """Return the final metrics with the guarantee's values, if finite, and the names of the other metrics."""
-        values = {clean_key(name): float(value) for name, value in self.metrics.items() if value is not None}
+        """Return the finite final metrics with the guarantee's values, and the others' names."""
+        # Values that are not finite are only named: no look-up could compare them.
+        values = {
+            clean_key(name): float(value)
+            for name, value in self.metrics.items()
+            if value is not None
+        }
         missing = [clean_key(name) for name, value in self.metrics.items() if value is None]
         missing += [name for name, value in values.items() if not math.isfinite(value)]
         for name in PRIVACY_METRICS:
@@ -103,22 +129,28 @@ class TrialRecord:
                 values[name] = number_of(self.privacy[name])
         if self.seconds is not None:
             values["seconds"] = self.seconds
-        return {name: value for name, value in values.items() if math.isfinite(value)}, sorted(missing)
+        return {name: value for name, value in values.items() if math.isfinite(value)}, sorted(
+            missing
+        )
 
 
 def as_params(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the defined values as text: floats round-trip, booleans are true or false, lists are JSON."""
+    """Return the defined values as text: floats round-trip, booleans and lists are as in JSON."""
     texts = {}
     for name, value in values.items():
         plain = portable(value)
         if plain is not None:
-            texts[clean_key(name)] = plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
+            texts[clean_key(name)] = (
+                plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
+            )
     return texts
 
 
 def number_of(value: object) -> float:
     """Return the number in a field of a privacy record, where infinity may be the string "inf"."""
-    assert isinstance(value, int | float | str), f"a record's figure is a number, got {type(value).__name__}"
+    assert isinstance(value, int | float | str), (
+        f"a record's figure is a number, got {type(value).__name__}"
+    )
     return float(value)
 
 

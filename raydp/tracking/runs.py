@@ -32,28 +32,38 @@ MAX_DIGEST_CHARS = 36
 class MLflowTracker:
     """Writes a sweep into an MLflow store. See `raydp.tracking.base.Tracker`.
 
-    Every method may be called again after the driver was killed at any point. Complete entries stay unchanged. An
-    incomplete entry is completed if the record is the same. Otherwise it is deleted and written again (`mlflow gc`
-    frees its files).
+    Every method may be called again after the driver was killed at any point. Complete entries stay
+    unchanged. An incomplete entry is completed if the record is the same. Otherwise it is deleted
+    and written again (`mlflow gc` frees its files).
 
-    Every method makes each request once, and raises NotDeliveredError if the store is away. Call it again later.
+    Every method makes each request once, and raises NotDeliveredError if the store is away. Call it
+    again later.
 
     Args:
         uri: SQLite file, created with its schema if needed, or the address of an MLflow server.
         experiment: name of the experiment; created if needed.
         registered_model: every trained model becomes a version of this model.
-        signing_key: file of the team's private key, which signs every model's card and weights; never logged.
+        signing_key: file of the team's private key, which signs every model's card and weights;
+            never logged.
 
     Raises:
         ValueError: the store cannot be opened, a name is not allowed, or the key cannot be used.
     """
 
-    def __init__(self, uri: str, experiment: str, registered_model: str, signing_key: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        registered_model: str,
+        signing_key: str | Path | None = None,
+    ) -> None:
+        # The name goes into filters, whose language cannot write a quote.
         if not re.fullmatch(REGISTERED_MODEL, registered_model):
             raise ValueError(
                 f"tracking.registered_model must be letters, digits, '_', '-', '.' and spaces, got "
                 f"{registered_model!r}. Rename it."
             )
+        # A key that cannot be used must stop the sweep before it trains.
         self.key = SigningKey.load(Path(signing_key)) if signing_key is not None else None
         self.registered_model = registered_model
         with delivering():
@@ -63,26 +73,32 @@ class MLflowTracker:
         self._trials: TrialWriter | None = None
 
     @delivering()
-    def sweep_run(self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]) -> str:
+    def sweep_run(
+        self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]
+    ) -> str:
         """Open the sweep's parent run. The same sweep_id always gives the same run.
 
         Args:
             sweep_id: the sweep's identity, a hash.
             name: name shown in MLflow.
-            spec: the sweep's specification; stored as spec.json and, flattened, as parameters. MLflow keeps the value
-                of a parameter, so what a resume changes becomes a tag of the parameter's name.
-            facts: the task's facts; stored as facts.json and as parameters `facts.<name>`. A content_hash among them
-                becomes the digest of the run's data set, as by `mlflow.log_input`.
+            spec: the sweep's specification; stored as spec.json and, flattened, as parameters.
+                MLflow keeps the value of a parameter, so what a resume changes becomes a tag of the
+                parameter's name.
+            facts: the task's facts; stored as facts.json and as parameters `facts.<name>`. A
+                content_hash among them becomes the digest of the run's data set, as by
+                `mlflow.log_input`.
 
         Returns:
             MLflow's id of the run.
         """
         from mlflow.entities import Param, RunTag
 
+        # The parent run, found by the sweep's identity or made.
         run = self._find_sweep(sweep_id) or self._client.create_run(
             self._experiment_id, tags={SWEEP_ID_TAG: sweep_id}, run_name=name
         )
         run_id = str(run.info.run_id)
+        # Parameters never change in MLflow, so only new ones are logged, and changes become tags.
         params = as_params({**flatten(spec), **flatten(facts, "facts.")})
         short = {k: v for k, v in params.items() if len(v) <= MAX_PARAM_CHARS}
         new = [Param(k, v) for k, v in short.items() if k not in run.data.params]
@@ -92,6 +108,7 @@ class MLflowTracker:
         self._client.log_text(run_id, to_json(facts), "facts.json")
         if "content_hash" in facts:
             self._log_data_set(run_id, _data_set(spec, facts))
+        # A resumed sweep runs again.
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
         self._trials = TrialWriter(
@@ -106,14 +123,18 @@ class MLflowTracker:
 
     @delivering()
     def recorded_runs(self) -> dict[str, RecordedRun]:
-        """Return the sweep's runs that the store holds now. A model with a missing version or file is not held."""
+        """Return the sweep's runs that the store holds now.
+
+        A model with a missing version or file is not held.
+        """
         return recorded_runs(self.store, self._experiment_id, self._open_sweep().parent_id)
 
     @delivering()
     def log_trial(self, trial: TrialRecord) -> str:
-        """Record a trained model: a run, a logged model with its artifacts, and a registered version.
+        """Record a trained model: a run, a logged model with its artifacts, a registered version.
 
-        A second call for a complete run changes nothing, but restores a version or files that the store has lost.
+        A second call for a complete run changes nothing, but restores a version or files that the
+        store has lost.
 
         Returns:
             models:/name/version.
@@ -125,14 +146,19 @@ class MLflowTracker:
 
     @delivering()
     def fail_trial(
-        self, run_id: str, reason: str, params: Mapping[str, object] | None = None, *, status: str = "failed"
+        self,
+        run_id: str,
+        reason: str,
+        params: Mapping[str, object] | None = None,
+        *,
+        status: str = "failed",
     ) -> None:
         """Record a trial without a model. A complete run of the same identity stays unchanged.
 
         Args:
             run_id: the run's identity.
-            reason: the error, cut to its first 500 characters, with paths of this machine shortened. It must not quote
-                training text.
+            reason: the error, cut to its first 500 characters, with paths of this machine
+                shortened. It must not quote training text.
             params: configuration, seed and other parameters, flat.
             status: "failed", or "stopped" if the trial was ended early.
         """
@@ -140,14 +166,15 @@ class MLflowTracker:
 
     @delivering()
     def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:
-        """Replace the privacy record and card of a tracked model, for example when further models were released.
+        """Replace the privacy record and card of a tracked model, as after a further release.
 
         Args:
             model_uri: the URI that log_trial returned.
             trial: the same trial with its new record and card.
 
         Raises:
-            ValueError: the trial's model folder is gone, and another key sealed the files on the server.
+            ValueError: the trial's model folder is gone, and another key sealed the files on the
+                server.
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
         model_id = self._client.get_model_version(name, version).tags[MODEL_ID_TAG]
@@ -155,7 +182,7 @@ class MLflowTracker:
 
     @delivering()
     def set_alias(self, alias: str, model_uri: str, reason: str) -> None:
-        """Point an alias of the registered model at a version, and record the reason in the version's trail.
+        """Point an alias of the registered model at a version, and record why in its trail.
 
         Args:
             alias: such as "best-utility".
@@ -163,11 +190,13 @@ class MLflowTracker:
             reason: why, in words; shortened if it is longer than a tag may be.
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
-        set_alias(name, alias, version, tracking_uri=self.store.uri, reason=reason[:MAX_REASON_CHARS])
+        set_alias(
+            name, alias, version, tracking_uri=self.store.uri, reason=reason[:MAX_REASON_CHARS]
+        )
 
     @delivering()
     def remove_aliases(self, aliases: Collection[str], reason: str) -> None:
-        """Take aliases away from the sweep's models that have them, and record the reason in their trails.
+        """Take aliases away from the sweep's models that have them, and record why in their trails.
 
         Args:
             aliases: such as "best-utility". An alias that another sweep's model has stays.
@@ -175,7 +204,10 @@ class MLflowTracker:
         """
         name, sweep = self.registered_model, self._open_sweep().sweep
         for alias, number in aliases_of(self.store, name).items():
-            if alias in aliases and self._client.get_model_version(name, number).tags.get("sweep") == sweep:
+            if (
+                alias in aliases
+                and self._client.get_model_version(name, number).tags.get("sweep") == sweep
+            ):
                 take_away(self.store, name, alias, number, reason)
 
     @delivering()
@@ -183,17 +215,22 @@ class MLflowTracker:
         """End the parent run.
 
         Args:
-            summary: counts, the selected configuration, ...; stored as summary.json, and its numbers as metrics.
+            summary: counts, the selected configuration, ...; stored as summary.json, and its
+                numbers as metrics.
             artifacts: folder whose files are added to the run; they must not name a secret.
         """
         from mlflow.entities import Metric
 
         run_id = self._open_sweep().parent_id
+        # The summary as a file, and its numbers as metrics that MLflow can plot. bool is an int, so
+        # it is left out.
         self._client.log_text(run_id, to_json(summary), "summary.json")
         plain = flatten(portable(summary)).items()
         numbers = {k: v for k, v in plain if isinstance(v, int | float) and not isinstance(v, bool)}
         now = int(time.time() * 1000)
-        self._client.log_batch(run_id, metrics=[Metric(clean_key(k), float(v), now, 0) for k, v in numbers.items()])
+        self._client.log_batch(
+            run_id, metrics=[Metric(clean_key(k), float(v), now, 0) for k, v in numbers.items()]
+        )
         if artifacts is not None:
             self._client.log_artifacts(run_id, str(artifacts))
         self._client.set_terminated(run_id, "FINISHED")
@@ -205,8 +242,9 @@ class MLflowTracker:
     def _log_data_set(self, run_id: str, data: DatasetInput) -> None:
         """Name the training data as the run's input.
 
-        MLflow first looks for the data set and then makes it. If another sweep makes the same data set in between, the
-        database refuses the second one (BAD_REQUEST), and the next call finds the data set of the other sweep.
+        MLflow first looks for the data set and then makes it. If another sweep makes the same data
+        set in between, the database refuses the second one (BAD_REQUEST), and the next call finds
+        the data set of the other sweep.
         """
         from mlflow.exceptions import MlflowException
 
@@ -224,12 +262,15 @@ class MLflowTracker:
 
 
 def _data_set(spec: Mapping[str, object], facts: Mapping[str, object]) -> DatasetInput:
-    """Return the training data as MLflow's data set: the task's name, sizes and a digest, without content or path."""
+    """Return the training data as MLflow's data set: name, sizes and digest, no content or path."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
+    # Only names and sizes: a path or the data themselves must not reach the server.
     task = spec.get("task")
     name = str(task["name"]) if isinstance(task, Mapping) and "name" in task else "training data"
-    profile = {name: facts[name] for name in ("num_examples", "num_units", "privacy_unit") if name in facts}
+    profile = {
+        name: facts[name] for name in ("num_examples", "num_units", "privacy_unit") if name in facts
+    }
     data = Dataset(
         name=name,
         digest=str(facts["content_hash"])[:MAX_DIGEST_CHARS],

@@ -1,4 +1,4 @@
-"""MLflow stores: opening a store, its experiments and artifacts, and resolving the URI of a model."""
+"""MLflow stores: opening one, its experiments and artifacts, and resolving a model's URI."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ EXPERIMENT_ID_TAG = "experiment_id"
 MOST_NAMED = 5
 """Largest number of registered models that a message names."""
 
-# Replacements for MLflow's defaults that do not suit a privacy tool with a machine-readable stdout. User settings win.
+# Replacements for MLflow's defaults that do not suit a privacy tool with a machine-readable stdout.
+# User settings win.
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -42,7 +43,10 @@ _DEFAULTS = {
 }
 
 _OPENING = threading.Lock()
-"""One thread at a time opens a store: MLflow's first use of a store makes its schema, and the logger is set back."""
+"""One thread at a time opens a store.
+
+MLflow's first use of a store makes its schema, and the logger is set back.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ class Store:
 
 
 def default_uri() -> str:
-    """Return the store that look-ups use where none is named: MLFLOW_TRACKING_URI if it is set, else raydp.db here."""
+    """Return the default store of look-ups: MLFLOW_TRACKING_URI if set, else raydp.db here."""
     return os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///raydp.db"
 
 
@@ -72,40 +76,51 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
     """Open a tracking store and registry.
 
     Args:
-        uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or the http(s) address
-            of an MLflow server; None as in `default_uri`.
-        create: create the SQLite file, for its owner alone, and its schema if it does not exist. A lock protects the
-            schema from other processes that create the same store.
+        uri: `sqlite:///FILE` (relative to the working directory, or absolute with four slashes) or
+            the http(s) address of an MLflow server; None as in `default_uri`.
+        create: create the SQLite file, for its owner alone, and its schema if it does not exist. A
+            lock protects the schema from other processes that create the same store.
 
     Raises:
         ValueError: the address is of another kind, there is no store, or no server answers.
     """
     uri = default_uri() if uri is None else uri
+    # Everything that can be refused without MLflow is refused before it is imported.
     check_store(uri)
     database = database_of(uri)
     if database is not None:
         if not create and not database.is_file():
             raise ValueError(
-                f"tracking.uri must name an existing store, got {uri!r}. Run a sweep first, or correct it."
+                f"tracking.uri must name an existing store, got {uri!r}. Run a sweep first, or "
+                "correct it."
             )
         uri = uri.replace(uri.removeprefix(SQLITE).partition("?")[0], database.as_posix(), 1)
+    # Set before MLflow is imported, which reads some of them.
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    with _OPENING, _quiet_schema_creation(), FileLock(f"{database}.lock") if database and create else nullcontext():
+    # One thread, one process and no lines about tables while the schema is made.
+    with (
+        _OPENING,
+        _quiet_schema_creation(),
+        FileLock(f"{database}.lock") if database and create else nullcontext(),
+    ):
         if database is not None and create and not database.exists():
             database.touch()
             database.chmod(0o600)  # whatever the umask; SQLite gives its journals the same mode
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        if database is not None:  # the first use of a file makes its schema; a server has its schema already
+        # The first use of a file makes its schema; a server has its schema already.
+        if database is not None:
             client.search_experiments(max_results=1)
             client.search_registered_models(max_results=1)
     return Store(uri=uri, client=client)
 
 
 def open_experiment(store: Store, name: str) -> str:
-    """Return the id of the experiment, created if needed. A SQLite store's artifacts go into `mlruns` beside the file.
+    """Return the id of the experiment, created if needed.
+
+    A SQLite store's artifacts go into `mlruns` beside the file.
 
     A folder `mlruns` that is made here is its owner's alone.
 
@@ -117,6 +132,7 @@ def open_experiment(store: Store, name: str) -> str:
     experiment = store.client.get_experiment_by_name(name)
     folder = store.database.parent / ARTIFACTS if store.database else None
     location = folder.as_uri() if folder else None
+    # Only a folder of the default place is made private; a user's own place is left alone.
     if folder and (experiment is None or experiment.artifact_location == location):
         make_private(folder)
     if experiment is None:
@@ -128,7 +144,10 @@ def open_experiment(store: Store, name: str) -> str:
         experiment = store.client.get_experiment_by_name(name)  # another process was faster
         assert experiment is not None, "it exists"
     if experiment.lifecycle_stage != "active":
-        raise ValueError(f"tracking.experiment must not be deleted, got {name!r}. Restore it or choose another name.")
+        raise ValueError(
+            f"tracking.experiment must not be deleted, got {name!r}. Restore it or choose another "
+            "name."
+        )
     return str(experiment.experiment_id)
 
 
@@ -145,7 +164,9 @@ def pages(search: Callable[..., PagedList[T]]) -> list[T]:
 
 @contextmanager
 def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
-    """Return a file or folder of an artifact location: in place if it is local, else a copy for the block.
+    """Return a file or folder of an artifact location: in place if local, else a copy.
+
+    The copy lives as long as the block.
 
     A SQLite store that was moved together with its folder `mlruns` still finds its artifacts.
     """
@@ -164,10 +185,10 @@ def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
 
 
 def artifact_bytes(store: Store, location: str, name: str) -> bytes | None:
-    """Return the content of one file of an artifact location; None if there is no file of this name.
+    """Return the content of one file of an artifact location; None if there is no such file.
 
-    The listing is read first. Otherwise a server would ask S3 for the missing file and report an internal error, and
-    MLflow would repeat the request for minutes.
+    The listing is read first. Otherwise a server would ask S3 for the missing file and report an
+    internal error, and MLflow would repeat the request for minutes.
     """
     local = local_folder(store, location)
     if local is not None:
@@ -203,6 +224,7 @@ def resolve_uri(store: Store, uri: str) -> ModelReference:
     """
     from mlflow.exceptions import MlflowException
 
+    # MLflow's own forms of a model's URI.
     forms = {
         "id": re.fullmatch(r"models:/(m-[0-9a-f]{32})", uri),
         "version": re.fullmatch(r"models:/([^/:@]+)/([0-9]{1,9})", uri),
@@ -217,22 +239,29 @@ def resolve_uri(store: Store, uri: str) -> ModelReference:
             version = store.client.get_model_version_by_alias(match[1], match[2])
         else:
             raise ValueError(
-                f"MODEL must be models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID, got {uri!r}. "
-                "`raydp models find` lists them."
+                "MODEL must be models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID, got "
+                f"{uri!r}. `raydp models find` lists them."
             )
     except MlflowException as error:
+        # An unknown name and an unknown version are told apart by a second look.
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
         if (match := forms["version"] or forms["alias"]) and "'" not in match[1]:
             require_registered(store, match[1], "MODEL: the registered model")
-        raise ValueError(f"MODEL must exist in the registry, got {uri!r}. `raydp models find` lists them.") from error
+        raise ValueError(
+            f"MODEL must exist in the registry, got {uri!r}. `raydp models find` lists them."
+        ) from error
     if (model_id := version.tags.get(MODEL_ID_TAG)) is None:
-        raise ValueError(f"MODEL must be one that raydp registered, got {uri!r}. `raydp models find` lists them.")
+        raise ValueError(
+            f"MODEL must be one that raydp registered, got {uri!r}. `raydp models find` lists them."
+        )
     return ModelReference(model_id=model_id, name=version.name, version=str(version.version))
 
 
 def require_registered(store: Store, name: str, field: str) -> None:
-    """Raise ValueError if no registered model has this name. The message names the nearest ones, or a few.
+    """Raise ValueError if no registered model has this name.
+
+    The message names the nearest ones, or a few.
 
     Args:
         name, field: the name, and what holds it, for the message.
@@ -241,7 +270,10 @@ def require_registered(store: Store, name: str, field: str) -> None:
         return
     known = sorted(entry.name for entry in pages(store.client.search_registered_models))
     if not known:
-        raise ValueError(f"{field} must be in the registry, got {name!r} in a store without models. Check the store.")
+        raise ValueError(
+            f"{field} must be in the registry, got {name!r} in a store without models. Check the "
+            "store."
+        )
     near = difflib.get_close_matches(name, known, MOST_NAMED, cutoff=0.5) or known[:MOST_NAMED]
     raise ValueError(unknown_name(field, name, near))
 
@@ -251,7 +283,9 @@ def _registered(store: Store, model_id: str) -> ModelReference:
     versions = store.client.search_model_versions(f"tags.{MODEL_ID_TAG} = '{model_id}'")
     if not versions:
         return ModelReference(model_id=model_id)
-    return ModelReference(model_id=model_id, name=versions[0].name, version=str(versions[0].version))
+    return ModelReference(
+        model_id=model_id, name=versions[0].name, version=str(versions[0].version)
+    )
 
 
 @contextmanager
@@ -267,12 +301,16 @@ def _quiet_schema_creation() -> Iterator[None]:
 
 
 def local_folder(store: Store, location: str) -> Path | None:
-    """Return the folder of a local artifact location, or the one beside a moved SQLite file; None if it is remote."""
+    """Return the folder of a local artifact location; None if it is remote.
+
+    If a SQLite file was moved, it is the folder beside it.
+    """
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         return None
     folder = Path(url2pathname(parts.path) if parts.scheme else location)
     if not folder.exists() and store.database is not None and ARTIFACTS in folder.parts:
+        # Everything from the last `mlruns` on is relative to the SQLite file.
         last = len(folder.parts) - 1 - folder.parts[::-1].index(ARTIFACTS)
         folder = store.database.parent.joinpath(*folder.parts[last:])
     return folder

@@ -1,7 +1,8 @@
 """Several writes to a SQLite store in one transaction.
 
-MLflow commits each call of its client for itself. A trial takes some twenty calls, and most of their time is spent on
-transactions: on a file they are also waits for the disk. Behind a server, every call is a request and stays one.
+MLflow commits each call of its client for itself. A trial takes some twenty calls, and most of
+their time is spent on transactions: on a file they are also waits for the disk. Behind a server,
+every call is a request and stays one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _PRAGMAS = ("foreign_keys = ON", "busy_timeout = 20000", "case_sensitive_like = true")
-"""The pragmas that MLflow sets in every session on SQLite (mlflow.store.db.utils). Inside a transaction they have no
-effect."""
+"""The pragmas that MLflow sets in every session on SQLite (mlflow.store.db.utils).
+
+Inside a transaction they have no effect.
+"""
 
 
 def has_transactions(client: MlflowClient) -> bool:
-    """Return whether `one_transaction` joins the calls of this client: its store is a SQLite file."""
+    """Return whether `one_transaction` joins this client's calls: its store is a SQLite file."""
     return bool(_sql_stores(client))
 
 
@@ -29,11 +32,13 @@ def has_transactions(client: MlflowClient) -> bool:
 def one_transaction(client: MlflowClient) -> Iterator[None]:
     """Commit all that this thread writes in the block at its end, or nothing if the block raises.
 
-    After a call that MLflow has rolled back by itself, every further call raises MlflowException. Other threads keep
-    their own transactions. Behind a server the block changes nothing. Blocks must not be nested.
+    After a call that MLflow has rolled back by itself, every further call raises MlflowException.
+    Other threads keep their own transactions. Behind a server the block changes nothing. Blocks
+    must not be nested.
 
     Raises:
-        MlflowException: the file could not be written, with the code that MLflow itself has for this.
+        MlflowException: the file could not be written, with the code that MLflow itself has for
+            this.
     """
     stores = _sql_stores(client)
     if not stores:
@@ -47,6 +52,7 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
     from sqlalchemy.orm import sessionmaker
 
     url = str(stores[0].engine.url)
+    # Once for each store: route its sessions through a maker that knows this thread's transaction.
     for store in stores:
         if not isinstance(store.ManagedSessionMaker, _Routed):
             store.ManagedSessionMaker = _Routed(url, store.ManagedSessionMaker)
@@ -55,6 +61,7 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
             for pragma in _PRAGMAS:
                 connection.execute(text(f"PRAGMA {pragma}"))
             connection.commit()
+            # "rollback_only": MLflow's own commits in a session do not end the outer transaction.
             sessions = sessionmaker(bind=connection, join_transaction_mode="rollback_only")
             joined = _get_managed_session_maker(sessions, "set up already")  # type: ignore[no-untyped-call]
             with connection.begin(), _joining(url, joined):
@@ -75,13 +82,14 @@ _JOINED = _Joined()
 
 @dataclass(frozen=True)
 class _Routed:
-    """Makes a store's sessions: those of the thread's transaction if there is one, else those of MLflow."""
+    """Makes a store's sessions: the thread's transaction, or MLflow's own with their options."""
 
     url: str
     original: Any
 
-    def __call__(self, read_only: bool = True) -> AbstractContextManager[Any]:
-        session: AbstractContextManager[Any] = _JOINED.makers.get(self.url, self.original)(read_only=read_only)
+    def __call__(self, **options: bool) -> AbstractContextManager[Any]:
+        maker = _JOINED.makers.get(self.url, self.original)
+        session: AbstractContextManager[Any] = maker(**options)
         return session
 
 
@@ -97,7 +105,10 @@ def _joining(url: str, maker: Any) -> Iterator[None]:
 
 
 def _sql_stores(client: MlflowClient) -> list[Any]:
-    """Return MLflow's tracking store and its registry if both write to the same SQLite file, else an empty list."""
+    """Return MLflow's tracking store and its registry, if both write to one SQLite file.
+
+    Otherwise return an empty list.
+    """
     registry = client._get_registry_client()  # type: ignore[no-untyped-call]
     stores = [client._tracking_client.store, registry.store]
     urls = {str(getattr(getattr(store, "engine", None), "url", "")) for store in stores}

@@ -1,8 +1,9 @@
-"""A trial in MLflow: a child run, a logged model and a registered version, written in stages that survive a kill.
+"""A trial in MLflow: a child run, a logged model and a version, in stages that survive a kill.
 
-The stages are: the run with its identity; the logged model with its files, metrics and parameters; the version; the
-mark of completeness. Each stage looks for the results of an earlier attempt, so that nothing is written twice. In a
-SQLite file, what comes before the model's files is one transaction, and what comes after them is another one.
+The stages are: the run with its identity; the logged model with its files, metrics and parameters;
+the version; the mark of completeness. Each stage looks for the results of an earlier attempt, so
+that nothing is written twice. In a SQLite file, what comes before the model's files is one
+transaction, and what comes after them is another one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raydp.search_spaces.settings import settings_in_words, settings_of
+from raydp.search_spaces.settings import Settings, settings_in_words
 from raydp.tracking.delivery import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
@@ -43,11 +44,16 @@ SWEEP_TAG = "raydp.sweep"
 REASON_TAG = "raydp.reason"
 DIGEST_TAG = "raydp.record_digest"
 NONFINITE_TAG = "raydp.nonfinite_metrics"
-VERSIONS_TAG = "mlflow.modelVersions"  # MLflow's pages link a logged model to its versions by this tag
+VERSIONS_TAG = (
+    "mlflow.modelVersions"  # MLflow's pages link a logged model to its versions by this tag
+)
 
 MAX_REASON_CHARS = 500
 VERSION_ATTEMPTS = 30
-"""MLflow tries three times to get a version's number. With many writers, one may lose all three races."""
+"""Attempts to get a version's number.
+
+MLflow tries three times, and with many writers one may lose all three races.
+"""
 _ENDED = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -83,14 +89,19 @@ class TrialWriter:
         except MlflowException as error:
             if error.error_code == "TEMPORARILY_UNAVAILABLE" or not has_transactions(self.client):
                 raise
-        # Call by call, each call can fail for itself: a name that others have registered or deleted, repeated metrics.
+        # Call by call, each call can fail for itself: a name that others have registered or
+        # deleted, repeated metrics.
         return self._write(trial, nullcontext)
 
-    def _write(self, trial: TrialRecord, together: Callable[[MlflowClient], AbstractContextManager[object]]) -> str:
-        """Write the missing stages of a trial. Calls in one block `together` may be one transaction.
+    def _write(
+        self, trial: TrialRecord, together: Callable[[MlflowClient], AbstractContextManager[object]]
+    ) -> str:
+        """Write the missing stages of a trial. Calls in a block `together` may be one transaction.
 
-        An incomplete run is completed call by call, because MLflow rolls back where a value is there already.
+        An incomplete run is completed call by call, because MLflow rolls back where a value is
+        there already.
         """
+        # Stage 1: find the run of an earlier attempt or make one, and its logged model.
         with together(self.client):
             run = self._earlier(trial)
             if run is not None and MODEL_URI_TAG in run.data.tags:
@@ -101,15 +112,23 @@ class TrialWriter:
             resumed = run is not None
             if run is None:
                 start = int((time.time() - (trial.seconds or 0)) * 1000)
-                run = self._create(trial.run_id, trial.configuration(), {DIGEST_TAG: trial.digest()}, start)
+                run = self._create(
+                    trial.run_id, trial.configuration(), {DIGEST_TAG: trial.digest()}, start
+                )
             model = self._model(run, trial, resumed)
+        # Stage 2: the files, outside any transaction: an upload may take minutes.
         ready = str(model.status) == "READY"
-        if ready and not is_whole(self.store, model.artifact_location):  # the store lost its `mlruns`, or a part
-            self.client.set_logged_model_tags(model.model_id, {SEAL_TAG: ""})  # the old seal is not of the new files
+        # The store lost its `mlruns`, or a part.
+        if ready and not is_whole(self.store, model.artifact_location):
+            # The old seal is not of the new files.
+            self.client.set_logged_model_tags(model.model_id, {SEAL_TAG: ""})
             ready = False
-        seal = None if ready else upload(self.client, model.model_id, run.info.run_id, trial, self.key)
+        seal = (
+            None if ready else upload(self.client, model.model_id, run.info.run_id, trial, self.key)
+        )
         if self.registered_model not in self._made:
             self._create_registered_model()
+        # Stage 3: values, version and the mark of completeness.
         with nullcontext() if resumed else together(self.client):
             if seal is not None:
                 self.client.set_logged_model_tags(model.model_id, {SEAL_TAG: seal})
@@ -119,7 +138,8 @@ class TrialWriter:
             version = self._register(run, trial, model, resumed)
             model_uri = f"models:/{self.registered_model}/{version}"
             self.client.set_logged_model_tags(
-                model.model_id, {VERSIONS_TAG: to_json([{"name": self.registered_model, "version": version}])}
+                model.model_id,
+                {VERSIONS_TAG: to_json([{"name": self.registered_model, "version": version}])},
             )
             # Mark the run as complete, and end it.
             self.client.set_tag(run.info.run_id, MODEL_URI_TAG, model_uri)
@@ -127,11 +147,15 @@ class TrialWriter:
         return model_uri
 
     def _earlier(self, trial: TrialRecord) -> Run | None:
-        """Return the run of an earlier attempt. Delete a run without its model, or of another record."""
+        """Return the run of an earlier attempt.
+
+        Delete a run without its model, or of another record.
+        """
         run = self._find(trial.run_id)
         if run is None:
             return None
         complete = MODEL_URI_TAG in run.data.tags
+        # A complete run only needs its model. An incomplete one must be of the very same record.
         if self._models_of(run) if complete else run.data.tags.get(DIGEST_TAG) == trial.digest():
             return run
         self._delete_models(run)
@@ -141,22 +165,31 @@ class TrialWriter:
     def _is_held(self, run: Run) -> bool:
         """Return whether the store has the version that a complete run names, and its files."""
         versions = versions_of_runs(self.store, [run.info.run_id])
-        held = {uri_of(version) for version in versions if is_whole(self.store, str(version.source))}
+        held = {
+            uri_of(version) for version in versions if is_whole(self.store, str(version.source))
+        }
         return run.data.tags[MODEL_URI_TAG] in held
 
-    def write_failure(self, run_id: str, reason: str, params: Mapping[str, object], status: str) -> None:
+    def write_failure(
+        self, run_id: str, reason: str, params: Mapping[str, object], status: str
+    ) -> None:
         """Record a trial without a model; see `Tracker.fail_trial`."""
         from mlflow.entities import Param, RunTag
 
         texts = as_params(params)
         run = self._find(run_id)
+        # A failure never replaces a complete run, and removes what an incomplete one has published.
         if run is None:
             run = self._create(run_id, texts, {})
         elif MODEL_URI_TAG in run.data.tags:
             return
         else:
             self._delete_models(run)
-        tags = {STATUS_TAG: status, REASON_TAG: portable(reason)[:MAX_REASON_CHARS], DIGEST_TAG: status}
+        tags = {
+            STATUS_TAG: status,
+            REASON_TAG: portable(reason)[:MAX_REASON_CHARS],
+            DIGEST_TAG: status,
+        }
         self.client.log_batch(
             run.info.run_id,
             params=[Param(k, v) for k, v in texts.items() if k not in run.data.params],
@@ -171,15 +204,25 @@ class TrialWriter:
         return runs[0] if runs else None
 
     def _create(
-        self, run_id: str, configuration: Mapping[str, str], tags: dict[str, str], start: int | None = None
+        self,
+        run_id: str,
+        configuration: Mapping[str, str],
+        tags: dict[str, str],
+        start: int | None = None,
     ) -> Run:
-        """Create a run that holds its identity from the beginning, so that a later attempt finds it."""
+        """Create a run that holds its identity from the beginning, for a later attempt."""
         short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
-        name = " ".join(f"{letter}={configuration[key]}" for key, letter in short.items() if key in configuration)
+        name = " ".join(
+            f"{letter}={configuration[key]}"
+            for key, letter in short.items()
+            if key in configuration
+        )
         if "settings" in configuration:
-            name += f" {settings_in_words(settings_of(configuration['settings']), equals='=', between=' ')}"
+            name += f" {settings_in_words(Settings.parse(configuration['settings']), equals='=', between=' ')}"
         identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep, **tags}
-        return self.client.create_run(self.experiment_id, start_time=start, tags=identity, run_name=name or run_id[:12])
+        return self.client.create_run(
+            self.experiment_id, start_time=start, tags=identity, run_name=name or run_id[:12]
+        )
 
     def _end(self, run: Run, status: str, trial: TrialRecord) -> None:
         self.client.set_terminated(run.info.run_id, _ENDED[status], _end_time(run, trial))
@@ -203,11 +246,13 @@ class TrialWriter:
     def _log_values(self, run: Run, trial: TrialRecord, model: LoggedModel) -> None:
         """Log parameters, tags and all metrics in one batch.
 
-        Time stamps are derived from the record, so that MLflow ignores values that a killed driver has written.
+        Time stamps are derived from the record, so that MLflow ignores values that a killed driver
+        has written.
         """
         from mlflow.entities import LoggedModelOutput, Param, RunTag
 
         outputs = run.outputs.model_outputs if run.outputs is not None else []
+        # A resumed driver must not log the output a second time.
         if model.model_id not in {output.model_id for output in outputs}:
             self.client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step=0)])
         metrics, nonfinite = _metrics(trial, model, _end_time(run, trial))
@@ -225,6 +270,7 @@ class TrialWriter:
         """Return the trial's version of the registered model; register it if needed."""
         from mlflow.exceptions import MlflowException
 
+        # Optimistic: try to register, and look what happened if that fails.
         for attempt in range(VERSION_ATTEMPTS):
             if (resumed or attempt) and (versions := self._versions_of(run)):
                 return str(versions[0].version)
@@ -233,11 +279,14 @@ class TrialWriter:
             except MlflowException as error:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                     self._create_registered_model()
-                elif "Model Version creation error" in str(error):  # other writers took the number three times
+                elif "Model Version creation error" in str(error):
+                    # Other writers took the number three times.
                     time.sleep(random.uniform(0, 0.1 * (attempt + 1)))
                 else:
                     raise
-        raise NotDeliveredError(f"too many register versions of {self.registered_model!r} at the same time")
+        raise NotDeliveredError(
+            f"too many register versions of {self.registered_model!r} at the same time"
+        )
 
     def _create_registered_model(self) -> None:
         from mlflow.exceptions import MlflowException
@@ -250,7 +299,7 @@ class TrialWriter:
         self._made.add(self.registered_model)
 
     def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
-        """Register the logged model as a new version, with its lookup tags, and return the version number."""
+        """Register the logged model as a new version with its lookup tags; return its number."""
         tags = {
             **self._lookup_tags(trial),
             **trial.configuration(),
@@ -259,7 +308,8 @@ class TrialWriter:
             MODEL_ID_TAG: model.model_id,
             EXPERIMENT_ID_TAG: self.experiment_id,
         }
-        # With source models:/m-..., the SQL registry would look the model up in the process's global store.
+        # With source models:/m-..., the SQL registry would look the model up in the process's
+        # global store.
         version = self.client.create_model_version(
             self.registered_model,
             source=model.artifact_location,
@@ -271,10 +321,19 @@ class TrialWriter:
         return str(version.version)
 
     def _lookup_tags(self, trial: TrialRecord) -> dict[str, str]:
-        return {"run_id": trial.run_id, "sweep": self.sweep, "status": trial.status, **trial.privacy_tags()}
+        return {
+            "run_id": trial.run_id,
+            "sweep": self.sweep,
+            "status": trial.status,
+            **trial.privacy_tags(),
+        }
 
     def _models_of(self, run: Run) -> list[LoggedModel]:
-        return list(self.client.search_logged_models([self.experiment_id], f"source_run_id = '{run.info.run_id}'"))
+        return list(
+            self.client.search_logged_models(
+                [self.experiment_id], f"source_run_id = '{run.info.run_id}'"
+            )
+        )
 
     def _versions_of(self, run: Run) -> list[ModelVersion]:
         condition = f"name = '{self.registered_model}' and run_id = '{run.info.run_id}'"
@@ -289,15 +348,22 @@ class TrialWriter:
 
 
 def _end_time(run: Run, trial: TrialRecord) -> int:
-    """Return milliseconds, from the run's stored start, so that a second attempt gets the same time."""
+    """Return milliseconds from the run's stored start: a second attempt gets the same time."""
     return int(run.info.start_time + (trial.seconds or 0) * 1000)
 
 
-def _metrics(trial: TrialRecord, model: LoggedModel, end_time: int) -> tuple[list[Metric], list[str]]:
-    """Return every step's values and the final ones, which also go to the model, and the names of non-finite ones."""
+def _metrics(
+    trial: TrialRecord, model: LoggedModel, end_time: int
+) -> tuple[list[Metric], list[str]]:
+    """Return every step's values and the final ones, and the names of non-finite ones.
+
+    Final values also go to the model.
+    """
     from mlflow.entities import Metric
 
     final, nonfinite = trial.finite_metrics()
+    # The history of each step, one millisecond before the final values, so that those are the
+    # latest.
     metrics, last = [], 0
     for row in trial.step_metrics:
         step = int(row["step"])
@@ -309,7 +375,8 @@ def _metrics(trial: TrialRecord, model: LoggedModel, end_time: int) -> tuple[lis
                 metrics.append(Metric(clean_key(name), float(value), end_time - 1, step))
             else:
                 nonfinite.append(f"{clean_key(name)} at step {step}")
-    on_model = {metric.key for metric in model.metrics or []}  # beyond 100 metrics, MLflow fails on repeated ones
+    # Beyond 100 metrics, MLflow fails on repeated ones.
+    on_model = {metric.key for metric in model.metrics or []}
     for name, value in final.items():
         model_id = None if name in on_model else model.model_id
         metrics.append(Metric(name, value, end_time, last, model_id=model_id))

@@ -1,4 +1,7 @@
-"""Checks a model's architecture before a sweep starts, without its weights: `raydp.training.probe` on few layers."""
+"""Checks a model's architecture before a sweep starts, without its weights.
+
+It runs `raydp.training.probe` on few layers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import traceback
 from torch import nn
 
 from raydp.models.base_models import config_of, load_base
-from raydp.models.networks import NetworkName
+from raydp.models.families import family_of
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import random_form
 from raydp.spec.sections import ALL_LINEAR, AdapterSpec, ModelSpec
@@ -38,9 +41,10 @@ _ADAPTER_FAILS = (
 def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
     """Check a model with few layers and random weights, on a few examples of its task.
 
-    The weights of a language model are not read. A classification network is checked as it is. Three
-    models are not checked here, but by the worker: one that cannot be built with few layers, one
-    that fails without its adapter, and one whose few layers have more than `MOST_WEIGHTS` weights.
+    The weights of a language model are not read. A model of a family is checked as it is.
+    Three models are not checked here, but by the worker: one that cannot be built with few layers,
+    one that fails without its adapter, and one whose few layers have more than `MOST_WEIGHTS`
+    weights.
 
     Args:
         clipped: whether the gradient of each example is clipped.
@@ -49,6 +53,7 @@ def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
         DependentExamples: the examples depend on each other, or the loss is not the model's own.
         ValueError: a trained layer has no per-example gradients, or fails with its adapter.
     """
+    # Kept outside the try, so that a failure can be traced to a layer of the model.
     context = None
     try:
         made = few_layers(spec, task)
@@ -62,21 +67,32 @@ def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
         check(context, task, model=spec.name, clipped=clipped, most_tokens=most_tokens)
     except BROKEN as error:
         logging.getLogger(__name__).debug("%s: %s", spec.name, error)
+        # Only the adapter may be blamed here: a model that fails without it too is left to the
+        # worker.
         if is_out_of_memory(error) or not _runs_without_adapter(spec, task):
             return
         kind = spec.adapter.type
-        remedy = "Leave that layer out of target_modules." if kind in ("lora", "ia3") else "Use type 'lora'."
-        values = {"kind": type(error).__name__, "layer": _failed_layer(error, context), "remedy": remedy}
+        remedy = (
+            "Leave that layer out of target_modules."
+            if kind in ("lora", "ia3")
+            else "Use type 'lora'."
+        )
+        values = {
+            "kind": type(error).__name__,
+            "layer": _failed_layer(error, context),
+            "remedy": remedy,
+        }
         raise ValueError(_ADAPTER_FAILS.format(model=spec.name, adapter=kind, **values)) from error
 
 
 def few_layers(spec: ModelSpec, task: Task) -> tuple[PretrainedModel, AdapterSpec] | None:
     """Return a model with few layers and its adapter; None if these have too many weights."""
-    if NetworkName.parse(spec.name) is not None:
+    if family_of(spec.name) is not None:
         return load_base(spec, new_tokens=task.facts().num_new_tokens), spec.adapter
     config = config_of(spec.name)
     if isinstance(task, LanguageModelingTask):  # its losses read no token by its id
         text = config.get_text_config()
+        # A full vocabulary would be most of the weights that are made up.
         text.vocab_size = min(text.vocab_size, VOCABULARY)
         if (getattr(text, "pad_token_id", None) or 0) >= text.vocab_size:
             text.pad_token_id = 0
@@ -92,9 +108,12 @@ def _name_frozen_experts(base: PretrainedModel, adapter: AdapterSpec) -> None:
     experts = [m for m in modules if any(p.dim() == 3 for p in m.parameters(recurse=False))]
     if experts and adapter.target_modules == ALL_LINEAR and adapter.type in ("lora", "ia3"):
         logging.getLogger(__name__).warning(
-            "model.adapter.target_modules all-linear leaves out the experts of %s (%s): their weights are fused in one "
-            "tensor, which is no linear layer, and stay frozen.", base.name, type(experts[0]).__name__,
-        )  # fmt: skip
+            "model.adapter.target_modules all-linear leaves out the experts of %s (%s): their "
+            "weights are fused in one "
+            "tensor, which is no linear layer, and stay frozen.",
+            base.name,
+            type(experts[0]).__name__,
+        )
 
 
 def _runs_without_adapter(spec: ModelSpec, task: Task) -> bool:
@@ -103,7 +122,10 @@ def _runs_without_adapter(spec: ModelSpec, task: Task) -> bool:
         made = few_layers(spec, task)
         assert made is not None
         model = made[0].model
-        losses_of_a_few(TrainingContext(model=model, parameters=dict(model.named_parameters())), task)
+        # The weights' values do not matter, only whether a pass runs.
+        losses_of_a_few(
+            TrainingContext(model=model, parameters=dict(model.named_parameters())), task
+        )
     except BROKEN:
         return False
     return True
@@ -113,6 +135,7 @@ def _failed_layer(error: Exception, context: TrainingContext | None) -> str:
     """Return the name of the innermost layer of the base model in which an error was raised."""
     modules = () if context is None else context.model.named_modules()
     names = {id(module): name for name, module in modules}
+    # The layer whose `forward` is innermost on the traceback is the one that failed.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     failed = [names.get(id(frame.f_locals.get("self")), "") for frame in frames]
     name = next((name for name in reversed(failed) if name), "the model")

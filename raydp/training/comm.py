@@ -1,4 +1,7 @@
-"""Communication between the ranks of one trial. Training depends on this protocol, not on who started the processes."""
+"""Communication between the ranks of one trial.
+
+Training depends on this protocol, not on who started the processes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ T = TypeVar("T")
 
 
 class Comm(Protocol):
-    """Collective operations of one worker group. Every rank calls them in the same order."""
+    """Collective operations of one worker group. Every rank calls them in the same order.
+
+    Implementers: `LocalComm` and `DistributedComm`, and the self-test's `ThreadComm`.
+    """
 
     rank: int
     world_size: int
@@ -31,7 +37,7 @@ class Comm(Protocol):
 
 
 def slice_of(rank: int, world_size: int, length: int) -> slice:
-    """Return the positions of a vector that are a rank's work: a slice for each rank, nearly of the same length."""
+    """Return the positions of a vector that are a rank's work: slices of nearly equal length."""
     return slice(length * rank // world_size, length * (rank + 1) // world_size)
 
 
@@ -72,6 +78,7 @@ class DistributedComm:
         dist.broadcast(tensor, src=0)
 
     def exchange_slices(self, vector: torch.Tensor) -> None:
+        # Slices differ in length by up to one, which all_gather on one tensor does not allow.
         for rank in range(self.world_size):
             values = vector[slice_of(rank, self.world_size, len(vector))]
             if len(values):

@@ -10,7 +10,9 @@ REPLAY_NOTE = "a replayed step draws the same noise, and only one execution of i
 
 
 class Ledger:
-    """Appends one line per noisy step, before its update is applied. No kill can lose the line of an applied update.
+    """Appends one line per noisy step, before its update is applied.
+
+    No kill can lose the line of an applied update.
 
     Args:
         path: the run's ledger; attempts append to the same file.
@@ -22,6 +24,7 @@ class Ledger:
 
     def record(self, step: int) -> None:
         """Record that a noisy gradient of this step is about to be used."""
+        # Appended and closed at once: a kill loses at most the line of a step that was not applied.
         with self._path.open("a", encoding="ascii") as stream:
             stream.write(f"{step}\n")
 

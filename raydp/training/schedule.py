@@ -11,12 +11,14 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRateSchedule:
-    """The learning rate as a factor of η, which is the highest rate. It depends on the step alone, never on the data.
+    """The learning rate as a factor of η, which is the highest rate.
 
-    During warm-up the factor rises in equal parts to 1. After it, the factor stays there, or falls to 0 along a line or
-    half a cosine. These are the shapes of transformers' schedules of the same names, but no step has the factor 0,
-    because a step costs privacy whatever it does to the weights: the rise begins at 1 / (W + 1), and 0 would be reached
-    one step after the last.
+    It depends on the step alone, never on the data.
+
+    During warm-up the factor rises in equal parts to 1. After it, the factor stays there, or falls
+    to 0 along a line or half a cosine. These are the shapes of transformers' schedules of the same
+    names, but no step has the factor 0, because a step costs privacy whatever it does to the
+    weights: the rise begins at 1 / (W + 1), and 0 would be reached one step after the last.
 
     Attributes:
         shape: the shape after the warm-up.
@@ -30,8 +32,10 @@ class LearningRateSchedule:
 
     @classmethod
     def of(cls, shape: Shape, warmup_ratio: float, num_steps: int) -> LearningRateSchedule:
-        """Return the schedule whose warm-up is a share of the steps, rounded up as transformers does."""
-        return cls(shape=shape, warmup_steps=math.ceil(warmup_ratio * num_steps), num_steps=num_steps)
+        """Return the schedule whose warm-up is a share of the steps, rounded up."""
+        return cls(
+            shape=shape, warmup_steps=math.ceil(warmup_ratio * num_steps), num_steps=num_steps
+        )
 
     def factor(self, step: int) -> float:
         """Return the factor of a step, from 0, in (0, 1]."""

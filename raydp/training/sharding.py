@@ -1,8 +1,9 @@
 """A model whose weights are sharded over the ranks (FSDP2), for models that do not fit one device.
 
-Every rank holds 1/world of each weight, cut along its first dimension, and gathers one decoder layer at a time while it
-computes. Gathering is collective: all ranks run the same number of passes, in the same order. Adapters are replicated.
-With full fine-tuning the gradients, the noise and the optimizer's state are sharded like the weights.
+Every rank holds 1/world of each weight, cut along its first dimension, and gathers one decoder
+layer at a time while it computes. Gathering is collective: all ranks run the same number of passes,
+in the same order. Adapters are replicated. With full fine-tuning the gradients, the noise and the
+optimizer's state are sharded like the weights.
 """
 
 from __future__ import annotations
@@ -23,26 +24,32 @@ from raydp.training.comm import Comm
 
 T = TypeVar("T")
 
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the name before 2.13
+# The name before 2.13.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def shard(model: nn.Module, comm: Comm, *, replicated: set[nn.Parameter]) -> None:
-    """Shard a model's weights over the ranks, in place. Every rank calls it with the same weights, on any device.
+    """Shard a model's weights over the ranks, in place.
+
+    Every rank calls it with the same weights, on any device.
 
     Args:
-        model: the module that is called: the peft model, or the transformers model if there is no adapter.
+        model: the module that is called: the peft model, or the transformers model if there is no
+            adapter.
         replicated: parameters that every rank keeps whole.
 
     Raises:
         ValueError: the model's decoder layers are not known.
     """
     layers = shardable_layers(model)
+    # Inner modules first, so that each decoder layer is gathered by itself.
     mesh = init_device_mesh(comm.device.type, (comm.world_size,))
     for module in (*layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=replicated)
     for parameter in replicated:
         parameter.data = parameter.data.to(comm.device)
-    with torch.no_grad():  # FSDP2 finishes its set-up in the first pass, which must not run in inference mode
+    # FSDP2 finishes its set-up in the first pass, which must not run in inference mode.
+    with torch.no_grad():
         empty_pass(model)
 
 
@@ -60,6 +67,8 @@ def empty_pass(model: nn.Module) -> None:
 def in_lockstep(items: Iterator[T], comm: Comm) -> Iterator[T | None]:
     """Yield a rank's items, then None as long as another rank still has items."""
     while True:
+        # Ranks have different numbers of micro-batches. A rank that is done still joins the others'
+        # passes.
         item = next(items, None)
         busy = torch.tensor(float(item is not None), device=comm.device)
         comm.all_reduce_sum(busy)
@@ -70,7 +79,10 @@ def in_lockstep(items: Iterator[T], comm: Comm) -> Iterator[T | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The part of a tensor that a rank holds: positions start <= position < stop of its `count` flattened values."""
+    """The part of a tensor that a rank holds: start <= position < stop of its `count` values.
+
+    Values are flattened.
+    """
 
     count: int
     start: int
@@ -88,7 +100,10 @@ def part_of(tensor: torch.Tensor) -> Part:
         return Part(count=tensor.numel(), start=0, stop=tensor.numel())
     per_row = tensor.numel() // max(1, len(tensor))
     first = min(tensor.device_mesh.get_local_rank() * _rows(tensor), len(tensor))
-    return Part(count=tensor.numel(), start=first * per_row, stop=(first + len(local(tensor))) * per_row)
+    # FSDP2 cuts along the first dimension, in rows.
+    return Part(
+        count=tensor.numel(), start=first * per_row, stop=(first + len(local(tensor))) * per_row
+    )
 
 
 def in_parts(parameters: dict[str, nn.Parameter]) -> bool:
@@ -98,7 +113,11 @@ def in_parts(parameters: dict[str, nn.Parameter]) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values that this rank holds, in the tensor's own memory."""
-    return cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (
+        cast(DTensor, tensor.detach()).to_local()
+        if isinstance(tensor, DTensor)
+        else tensor.detach()
+    )
 
 
 def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -106,32 +125,47 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return values
     return DTensor.from_local(
-        values, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        values,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
     )
 
 
 def empty_like(parameter: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty tensor for an optimizer's state. With the parameter's shape, it is sharded like the parameter."""
+    """Return an empty tensor for an optimizer's state.
+
+    With the parameter's shape, it is sharded like the parameter.
+    """
     if shape == parameter.shape:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(shape, dtype=dtype, device=local(parameter).device)
 
 
 def gathered(tensors: dict[str, torch.Tensor], comm: Comm) -> dict[str, torch.Tensor]:
-    """Return whole tensors on the CPU of rank 0, and nothing on the other ranks; collective, one tensor at a time.
+    """Return whole tensors on the CPU of rank 0, and nothing on the other ranks; collective.
+
+    One tensor is gathered at a time.
 
     If a tensor has several names, they share its memory.
     """
     values: dict[int, torch.Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in values:
-            value = cast(DTensor, tensor.detach()).full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            value = (
+                cast(DTensor, tensor.detach()).full_tensor()
+                if isinstance(tensor, DTensor)
+                else tensor.detach()
+            )
             values[id(tensor)] = value.cpu() if comm.rank == 0 else torch.empty(0)
     return {name: values[id(tensor)] for name, tensor in tensors.items()} if comm.rank == 0 else {}
 
 
 def fill(tensor: torch.Tensor, values: torch.Tensor | None, comm: Comm) -> None:
     """Set a tensor, whole or sharded, to rank 0's values of the whole tensor; collective."""
+    # The whole tensor goes to every rank, which copies its own part: simple, and only at a resume.
     if comm.rank == 0:
         assert values is not None, "rank 0 has the values"
         everything = values.to(device=comm.device, dtype=tensor.dtype).contiguous()
@@ -147,21 +181,26 @@ def fill(tensor: torch.Tensor, values: torch.Tensor | None, comm: Comm) -> None:
 def running_sums(
     model: nn.Module, parameters: dict[str, nn.Parameter], total: dict[str, torch.Tensor]
 ) -> tuple[MutableMapping[str, torch.Tensor], MutableMapping[str, torch.Tensor]]:
-    """Return two running sums: one for a micro-batch's gradients, and one for a rank without examples, not counted.
+    """Return two running sums: of a micro-batch, and of a rank without examples, not counted.
 
     Args:
         total: name -> this rank's part of the sum.
     """
     if in_parts(parameters):
         return ScatteredSum(parameters, total), ScatteredSum(parameters, total, counted=False)
-    return total, {name: torch.zeros_like(value) for name, value in total.items()} if is_sharded(model) else {}
+    return total, {name: torch.zeros_like(value) for name, value in total.items()} if is_sharded(
+        model
+    ) else {}
 
 
 class ScatteredSum(MutableMapping[str, torch.Tensor]):
-    """The running sums of a sharded model, of which each rank holds a part. Add to them as to full tensors.
+    """The running sums of a sharded model, of which each rank holds a part.
 
-    `sums[name] += values` takes every rank's values of the whole parameter, adds them over the ranks, and adds to each
-    part its rows of the result. Only one parameter's values exist in full at a time.
+    Add to them as to full tensors.
+
+    `sums[name] += values` takes every rank's values of the whole parameter, adds them over the
+    ranks, and adds to each part its rows of the result. Only one parameter's values exist in full
+    at a time.
 
     Args:
         parameters: name -> sharded parameter.
@@ -170,7 +209,11 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], parts: dict[str, torch.Tensor], *, counted: bool = True
+        self,
+        parameters: dict[str, nn.Parameter],
+        parts: dict[str, torch.Tensor],
+        *,
+        counted: bool = True,
     ) -> None:
         self._parameters = cast(dict[str, DTensor], parameters)  # see in_parts
         self._parts = parts
@@ -179,8 +222,12 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return zeros to add to, with spare rows if the ranks' parts are unequal."""
+        # reduce_scatter needs parts of one size, so the tensor gets spare rows that count for
+        # nothing.
         parameter, part = self._parameters[name], self._parts[name]
-        self._padded = part.new_zeros(_rows(parameter) * parameter.device_mesh.size(), *parameter.shape[1:])
+        self._padded = part.new_zeros(
+            _rows(parameter) * parameter.device_mesh.size(), *parameter.shape[1:]
+        )
         return self._padded[: len(parameter)]
 
     def __setitem__(self, name: str, values: torch.Tensor) -> None:
@@ -188,10 +235,13 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
         padded, self._padded = self._padded, None
         assert padded is not None, "a sum is added to in place"
         assert values.data_ptr() == padded.data_ptr(), "a sum is added to in place"
+        # Only zeros keep the sum right: this rank ran an example only for its weights.
         if not self._counted:
             padded.zero_()
         summed = part.new_empty(_rows(parameter), *parameter.shape[1:])
-        _reduce_scatter(summed, padded, op=dist.ReduceOp.SUM, group=parameter.device_mesh.get_group())
+        _reduce_scatter(
+            summed, padded, op=dist.ReduceOp.SUM, group=parameter.device_mesh.get_group()
+        )
         part += summed[: len(part)]
 
     def __delitem__(self, name: str) -> None:
@@ -205,5 +255,8 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
 
 
 def _rows(tensor: DTensor) -> int:
-    """Return the rows of the largest part. All ranks hold as many, the last ones fewer or none (torch.chunk)."""
+    """Return the rows of the largest part.
+
+    All ranks hold as many, the last ones fewer or none (torch.chunk).
+    """
     return -(-len(tensor) // tensor.device_mesh.size())

@@ -1,11 +1,14 @@
-"""The plan of one run. The module imports little, so that reading a plan does not load the training code."""
+"""The plan of one run.
+
+The module imports little, so that reading a plan does not load the training code.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from raydp.search_spaces import Configuration
-from raydp.search_spaces.settings import settings_of
+from raydp.search_spaces.settings import NO_SETTINGS, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,13 +18,16 @@ class TrialPlan:
     Attributes:
         run_id: hash of what defines the run; names its noise, its folder and its record.
         batch_size: b, the expected number of units drawn in a step.
-        num_examples: n, the number of units of privacy to draw from (examples, or users). The sampling rate is b / n.
-        noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a method without noise.
+        num_examples: n, the number of units of privacy to draw from (examples, or users). The
+            sampling rate is b / n.
+        noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a
+            method without noise.
         seed: public seed of the repetition, for initialisation and score sampling.
-        claimed_epsilon: ε that a method claims without proof; None for methods whose ε is accounted.
+        claimed_epsilon: ε that a method claims without proof; None for methods whose ε is
+            accounted.
         delta: δ of the claim; None for methods whose ε is accounted.
         source: folder of a model that was trained elsewhere; None for a run that is trained.
-        settings: the further fields of the spec that the configuration sets, see `raydp.search_spaces.settings`.
+        settings: the further fields of the spec that the configuration sets.
     """
 
     run_id: str
@@ -34,12 +40,14 @@ class TrialPlan:
     claimed_epsilon: float | None = None
     delta: float | None = None
     source: str | None = None
-    settings: str = ""
+    settings: Settings = NO_SETTINGS
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """Return the further fields that the configuration sets: dotted path in the spec -> value."""
-        return settings_of(self.settings)
+    def to_json(self) -> dict[str, object]:
+        """Return the run as plan.json holds it, with its settings as text."""
+        return {**vars(self), "settings": self.settings.text}
+
+    def __str__(self) -> str:
+        return f"{self.configuration} seed {self.seed}"
 
     @property
     def configuration(self) -> Configuration:

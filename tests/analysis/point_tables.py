@@ -1,4 +1,5 @@
-"""Random points tables, and the definitions of the paper written out naively as loops over exact fractions."""
+"""Random points tables, and the definitions of the paper written out naively as loops over exact
+fractions."""
 
 from __future__ import annotations
 
@@ -10,18 +11,26 @@ from hypothesis import strategies as st
 Point = tuple[int, int, Fraction]  # (b, T, η)
 Means = dict[Point, tuple[float, float]]  # -> (utility loss, score)
 
-# Few values with many common products, so that ties in C and U are frequent, some of which floats miss: 3·0.1, 1·0.3.
+# Few values with many common products, so that ties in C and U are frequent, some of which floats
+# miss: 3·0.1, 1·0.3.
 BATCH_SIZES = [1, 2, 3, 4, 6, 8]
 NUM_STEPS = [1, 2, 3, 4, 6]
 LEARNING_RATES = ["1e-3", "2e-3", "0.003", "3E-3", "1.5e-3", "6.0e-3", "0.1", "0.3", "0.7", "0.2"]
 
 
 @st.composite
-def tables(draw: st.DrawFn, *, min_configurations: int = 1, min_seeds: int = 1, min_score: int = 0) -> pd.DataFrame:
-    """Configurations with up to three seeds each; losses and scores lie on a lattice, so that means tie often."""
+def tables(
+    draw: st.DrawFn, *, min_configurations: int = 1, min_seeds: int = 1, min_score: int = 0
+) -> pd.DataFrame:
+    """Configurations with up to three seeds each; losses and scores lie on a lattice, so that means
+    tie often."""
     chosen = draw(
         st.lists(
-            st.tuples(st.sampled_from(BATCH_SIZES), st.sampled_from(NUM_STEPS), st.sampled_from(LEARNING_RATES)),
+            st.tuples(
+                st.sampled_from(BATCH_SIZES),
+                st.sampled_from(NUM_STEPS),
+                st.sampled_from(LEARNING_RATES),
+            ),
             min_size=min_configurations,
             max_size=14,
             unique_by=lambda c: (c[0], c[1], float(c[2])),
@@ -43,7 +52,9 @@ def naive_means(table: pd.DataFrame) -> Means:
         key = (int(row.batch_size), int(row.num_steps), Fraction(str(row.learning_rate)))
         rows.setdefault(key, []).append((row.utility_loss, row.score))
     return {
-        key: tuple(float(sum(map(Fraction, column)) / len(column)) for column in zip(*values, strict=True))
+        key: tuple(
+            float(sum(map(Fraction, column)) / len(column)) for column in zip(*values, strict=True)
+        )
         for key, values in rows.items()
     }
 
@@ -79,19 +90,25 @@ def naive_first(points: object) -> Point:
 
 
 def naive_knee(pool: Means) -> list[Point]:
-    """The members nearest to both ends of the Pareto front, found by going through the front in exact arithmetic."""
+    """The members nearest to both ends of the Pareto front, found by going through the front in
+    exact arithmetic."""
     front = {
         p: (Fraction(loss), Fraction(score))
         for p, (loss, score) in pool.items()
         if not any(a <= loss and b <= score and (a, b) != (loss, score) for a, b in pool.values())
     }
-    (least_loss, its_score), (its_loss, least_score) = min(front.values()), min(front.values(), key=lambda f: f[::-1])
+    (least_loss, its_score), (its_loss, least_score) = (
+        min(front.values()),
+        min(front.values(), key=lambda f: f[::-1]),
+    )
     if least_loss == its_loss:
         return list(front)
 
     def nearness(p: Point) -> Fraction:
         loss, score = front[p]
-        return (loss - least_loss) / (its_loss - least_loss) + (score - least_score) / (its_score - least_score)
+        return (loss - least_loss) / (its_loss - least_loss) + (score - least_score) / (
+            its_score - least_score
+        )
 
     nearest = [p for p in front if nearness(p) == min(map(nearness, front))]
     return [p for p in nearest if front[p][1] == min(front[q][1] for q in nearest)]
@@ -104,7 +121,8 @@ def naive_select(rule: str, pool: Means) -> Point:
     if rule == "pareto-knee":
         return naive_first(naive_knee(pool))
     figure = {
-        p: {"best-utility": loss, "worst-utility": -loss, "oracle": score}[rule] for p, (loss, score) in pool.items()
+        p: {"best-utility": loss, "worst-utility": -loss, "oracle": score}[rule]
+        for p, (loss, score) in pool.items()
     }
     return naive_first(p for p in pool if figure[p] == min(figure.values()))
 

@@ -1,4 +1,5 @@
-"""What the tests of the report share: a sweep with secrets whose figures are known, and a reader of its page."""
+"""What the tests of the report share: a sweep with secrets whose figures are known, and a reader of
+its page."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_LOSS = 2.6
 
 
 class Page(HTMLParser):
-    """Tags with attributes, and the text of the elements that readers see, by table caption or tag."""
+    """Tags with attributes, and the text of the elements that readers see, by table caption or
+    tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -71,19 +73,37 @@ class Page(HTMLParser):
 
 
 def made_up_sweep() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """60 configurations of three seeds, and the values of three secrets each, whose means are the scores."""
+    """60 configurations of three seeds, and the values of three secrets each, whose means are the
+    scores."""
     generator = np.random.default_rng(0)
     rows = []
     for c in load_space("tofu-1").configurations:
-        losses = 3 - 0.1 * np.log(float(c.updates)) + generator.normal(0, 0.03) + generator.normal(0, 0.005, 3)
-        scores = np.log(2 + c.num_steps * c.learning_rate) + generator.normal(0, 0.02) + generator.normal(0, 0.01, 3)
+        losses = (
+            3
+            - 0.1 * np.log(float(c.updates))
+            + generator.normal(0, 0.03)
+            + generator.normal(0, 0.005, 3)
+        )
+        scores = (
+            np.log(2 + c.num_steps * c.learning_rate)
+            + generator.normal(0, 0.02)
+            + generator.normal(0, 0.01, 3)
+        )
         for seed, (loss, score) in enumerate(zip(losses, scores, strict=True)):
             rows.append((c.batch_size, c.num_steps, c.learning_rate, seed, loss, score))
-    points = pd.DataFrame(rows, columns=COLUMNS).assign(status="finished", model_uri="models:/<m>/1", epsilon=7.99)
+    points = pd.DataFrame(rows, columns=COLUMNS).assign(
+        status="finished", model_uri="models:/<m>/1", epsilon=7.99
+    )
     points["run_id"] = [f"run-{i}" for i in range(len(points))]
     points["score.vmr"] = points["score"]
     values = [
-        {"run_id": run_id, "score": "vmr", "secret_id": f"<s{k}>", "value": score + shift, "count": 2 + k}
+        {
+            "run_id": run_id,
+            "score": "vmr",
+            "secret_id": f"<s{k}>",
+            "value": score + shift,
+            "count": 2 + k,
+        }
         for run_id, score in zip(points["run_id"], points["score"], strict=True)
         for k, shift in enumerate((-0.5, 0.0, 0.5))
     ]

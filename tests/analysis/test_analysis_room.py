@@ -20,12 +20,17 @@ HEAVY = ["ray", "torch", "mlflow", "transformers", "raydp.io", "raydp.plugins"]
             [*HEAVY, "pandas", "numpy", "plotly", "statsmodels", "yaml", "pydantic"],
         ),
         ("from raydp.analysis import *; from raydp.search_spaces import *", HEAVY),
-        ("from raydp.analysis import select, load_points", [*HEAVY, "plotly", "statsmodels", "scipy"]),
+        (
+            "from raydp.analysis import select, load_points",
+            [*HEAVY, "plotly", "statsmodels", "scipy"],
+        ),
     ],
 )
 def test_imports_stay_light(statement, absent):
     program = f"import sys; {statement}; print(sorted(set({absent!r}) & set(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert loaded.strip() == "[]"
 
 

@@ -1,4 +1,5 @@
-"""What would change the choice: the nearest thresholds at which the rule selects another configuration."""
+"""What would change the choice: the nearest thresholds at which the rule selects another
+configuration."""
 
 from __future__ import annotations
 
@@ -31,11 +32,16 @@ def table(num_rates: int = 3) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    "rule", slow_after(2, ["informed", "procedure", "best-utility", "oracle", "pareto-knee", "predicted-score"])
+    "rule",
+    slow_after(
+        2, ["informed", "procedure", "best-utility", "oracle", "pareto-knee", "predicted-score"]
+    ),
 )
 def test_the_rule_selects_the_change_at_its_threshold_and_nothing_else_before(rule: str) -> None:
     points = table()
-    losses = np.sort(points.groupby(["batch_size", "num_steps", "learning_rate"])["utility_loss"].mean())
+    losses = np.sort(
+        points.groupby(["batch_size", "num_steps", "learning_rate"])["utility_loss"].mean()
+    )
     start = float(losses[9])
     chosen = select(points, rule=rule, max_loss=start)
     at = {float(u): select(points, rule=rule, max_loss=float(u)) for u in losses}
@@ -49,13 +55,17 @@ def test_the_rule_selects_the_change_at_its_threshold_and_nothing_else_before(ru
         assert (each.utility_loss, each.score) == (entered.utility_loss, entered.score)
     said = [sentence for sentence in in_words(chosen) if sentence.startswith(CHANGES)]
     assert len(said) == bool(chosen.changes)
-    assert all(each.text in said[0] and str(each.configuration) in said[0] for each in chosen.changes)
-    assert [row["max_loss"] for row in chosen.to_dict()["threshold_changes"]] == [c.threshold for c in chosen.changes]
+    assert all(
+        each.text in said[0] and str(each.configuration) in said[0] for each in chosen.changes
+    )
+    assert [row["max_loss"] for row in chosen.to_dict()["threshold_changes"]] == [
+        c.threshold for c in chosen.changes
+    ]
 
 
 def test_other_constraints_hold_at_every_threshold() -> None:
     points = table()
-    chosen = select(points, rule="best-utility", min_utility_gain=0.5, at_most={"batch_size": 64})
+    chosen = select(points, rule="best-utility", min_gain_share=0.5, at_most={"batch_size": 64})
     assert {each.configuration.batch_size for each in chosen.changes} <= {32, 64}
     alone = select(points, at_most={"batch_size": 32, "num_steps": 10, "learning_rate": 0.005})
     assert alone.changes == ()

@@ -14,7 +14,8 @@ COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "
 
 
 def planted(rng, expectations, stds, seeds):
-    """A points table of configurations with known expected scores and standard deviations over seeds."""
+    """A points table of configurations with known expected scores and standard deviations over
+    seeds."""
     rows = [
         (64, 1 + k, 0.1, seed, 1.0, mean + std * rng.standard_normal())
         for k, (mean, std) in enumerate(zip(expectations, stds, strict=True))
@@ -50,7 +51,12 @@ def test_a_set_that_ignored_the_noise_would_miss_the_best():
     lowest = []
     for _ in range(300):
         expectations = np.concatenate([[0.0], rng.uniform(0, 1, 5)])
-        lowest.append(compared(planted(rng, expectations, np.full(6, 0.3), 2), num_draws=200).rows[0]["num_steps"] == 1)
+        lowest.append(
+            compared(planted(rng, expectations, np.full(6, 0.3), 2), num_draws=200).rows[0][
+                "num_steps"
+            ]
+            == 1
+        )
     assert np.mean(lowest) < 0.8
 
 
@@ -63,7 +69,14 @@ def test_clear_differences_leave_one_and_more_seeds_shrink_the_set():
     sizes = []
     for seeds in (2, 8, 32):
         tables = [planted(rng, np.linspace(0, 1, 6), [0.3] * 6, seeds) for _ in range(20)]
-        sizes.append(np.mean([sum(r["indistinguishable"] for r in compared(t, num_draws=1000).rows) for t in tables]))
+        sizes.append(
+            np.mean(
+                [
+                    sum(r["indistinguishable"] for r in compared(t, num_draws=1000).rows)
+                    for t in tables
+                ]
+            )
+        )
     assert sizes[0] > sizes[1] > sizes[2]
 
 
@@ -108,8 +121,11 @@ def test_errors_over_secrets_are_students_with_the_covariance_of_a_mean_over_the
 
 
 def test_errors_over_secrets_by_hand():
-    """1, 2, 3 and 6 have mean 3 and squares of 14 about it: 14 / 3 over secrets, over 4 secrets 7 / 6."""
-    _, covariance = secret_errors(np.array([[1.0, 2, 3, 6], [2.0, 4, 6, 12]]), np.random.default_rng(0), 1)
+    """1, 2, 3 and 6 have mean 3 and squares of 14 about it: 14 / 3 over secrets, over 4 secrets 7 /
+    6."""
+    _, covariance = secret_errors(
+        np.array([[1.0, 2, 3, 6], [2.0, 4, 6, 12]]), np.random.default_rng(0), 1
+    )
     assert covariance == pytest.approx(np.array([[7 / 6, 14 / 6], [14 / 6, 28 / 6]]), rel=1e-12)
 
 
@@ -117,10 +133,16 @@ def test_a_bound_over_secrets_by_hand():
     """Student's t with 3 degrees of freedom at 95 %: 2.353363 of sqrt(7 / 6). There is one seed."""
     values = np.array([[1.0, 2, 3, 6], [2.0, 4, 6, 12]])
     table = planted(np.random.default_rng(0), [3.0, 6.0], [0.0, 0.0], 1).assign(run_id=["a", "b"])
-    rows = [(run, "x", f"s{i}", value) for run, row in zip("ab", values, strict=True) for i, value in enumerate(row)]
+    rows = [
+        (run, "x", f"s{i}", value)
+        for run, row in zip("ab", values, strict=True)
+        for i, value in enumerate(row)
+    ]
     secrets = pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value"])
     limit, text = upper_limit(table, configuration_means(table), (secrets, "x"))
-    assert limit == pytest.approx(np.array([3.0, 6.0]) + 2.353363 * np.sqrt([7 / 6, 28 / 6]), rel=1e-6)
+    assert limit == pytest.approx(
+        np.array([3.0, 6.0]) + 2.353363 * np.sqrt([7 / 6, 28 / 6]), rel=1e-6
+    )
     assert text == "a 95 % upper limit of the mean score over secrets"
 
 
@@ -128,7 +150,9 @@ def test_a_bound_over_secrets_by_hand():
     ("first", "degrees", "second", "degrees_of_second", "expected"),
     [(3, 5, 4, 7, 11.84353), (1, 5, 1, 5, 10), (0, np.inf, 2, 3, 3), (2, 4, 0, 9, 4)],
 )
-def test_degrees_of_two_errors_together_by_hand(first, degrees, second, degrees_of_second, expected):
+def test_degrees_of_two_errors_together_by_hand(
+    first, degrees, second, degrees_of_second, expected
+):
     """Errors 3 and 4 have 9/25 and 16/25 of the variance: 1 / (0.36² / 5 + 0.64² / 7)."""
     arrays = (np.array([float(value)]) for value in (first, degrees, second))
     assert combined_degrees(*arrays, degrees_of_second) == pytest.approx([expected], rel=1e-5)
@@ -141,7 +165,8 @@ def holds_the_first(rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_secrets", [2, 3, 5, 13])
 def test_few_secrets_still_hold_the_lowest(num_secrets):
-    """Five that tie, two like seeds, 500 tables: at a coverage of 0.95 fewer than 0.92 has a probability of 0.1 %."""
+    """Five that tie, two like seeds, 500 tables: at a coverage of 0.95 fewer than 0.92 has a
+    probability of 0.1 %."""
     rng = np.random.default_rng(num_secrets)
     held = []
     for _ in range(500):
@@ -154,25 +179,39 @@ def test_few_secrets_still_hold_the_lowest(num_secrets):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_secrets", [2, 13])
 def test_errors_over_seeds_and_secrets_together(num_secrets):
-    """Six that tie, two seeds, a spread over each: as above, with a part of the secrets' effects in common."""
+    """Six that tie, two seeds, a spread over each: as above, with a part of the secrets' effects in
+    common."""
     rng = np.random.default_rng(num_secrets)
     held = []
     for _ in range(500):
         secrets = rng.normal(size=num_secrets) + 0.5 * rng.normal(size=(6, num_secrets))
         runs = 0.5 * rng.normal(size=(6, 2))
-        rows = [(64, 1 + k, 0.1, s, 1.0, secrets[k].mean() + runs[k, s]) for k in range(6) for s in range(2)]
+        rows = [
+            (64, 1 + k, 0.1, s, 1.0, secrets[k].mean() + runs[k, s])
+            for k in range(6)
+            for s in range(2)
+        ]
         by_secret = secrets + runs.mean(axis=1, keepdims=True)
-        held.append(holds_the_first(compared(pd.DataFrame(rows, columns=COLUMNS), by_secret=by_secret).rows))
+        held.append(
+            holds_the_first(compared(pd.DataFrame(rows, columns=COLUMNS), by_secret=by_secret).rows)
+        )
     assert np.mean(held) >= 0.92
 
 
 def test_the_critical_value_is_students_over_the_comparisons():
-    """Two secrets, three configurations: 5 % / 2 at one degree of freedom is tan(0.475 pi) = 12.71 standard errors."""
+    """Two secrets, three configurations: 5 % / 2 at one degree of freedom is tan(0.475 pi) = 12.71
+    standard errors."""
     secrets = np.array([0.0, 1.0])
     for excess, inside in ((12.6, True), (12.8, False)):
-        by_secret = np.stack([np.zeros(2), excess + 2 * secrets - 1, 500 + secrets])  # error of the difference: 1
+        by_secret = np.stack(
+            [np.zeros(2), excess + 2 * secrets - 1, 500 + secrets]
+        )  # error of the difference: 1
         table = planted(np.random.default_rng(0), by_secret.mean(axis=1), [1e-6] * 3, 2)
-        assert [r["indistinguishable"] for r in compared(table, by_secret=by_secret).rows] == [True, inside, False]
+        assert [r["indistinguishable"] for r in compared(table, by_secret=by_secret).rows] == [
+            True,
+            inside,
+            False,
+        ]
 
 
 def test_one_secret_says_nothing():
@@ -182,7 +221,8 @@ def test_one_secret_says_nothing():
 
 @pytest.mark.slow
 def test_of_a_large_pool_the_selected_one_is_compared_too():
-    """400 configurations that tie: one that was selected for other reasons is hardly ever called contradicted."""
+    """400 configurations that tie: one that was selected for other reasons is hardly ever called
+    contradicted."""
     verdicts = []
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -196,7 +236,8 @@ def test_of_a_large_pool_the_selected_one_is_compared_too():
 
 @pytest.mark.parametrize("degrees", [3.0, 8.0])
 def test_the_prior_of_the_variances_is_found(degrees):
-    """4,000 variances drawn from the model: scale and degrees of freedom come back (Smyth 2004, section 6.2)."""
+    """4,000 variances drawn from the model: scale and degrees of freedom come back (Smyth 2004,
+    section 6.2)."""
     rng = np.random.default_rng(0)
     variance = degrees * 0.04 / rng.chisquare(degrees, 4000)
     seeds = np.full(4000, 3)

@@ -18,7 +18,8 @@ def tables(gains: Array, of_controls: Array | None) -> tuple[pd.DataFrame, pd.Da
 
     Args:
         gains: [run, k] gains of the secrets.
-        of_controls: [run, j] gains of the controls, which the score subtracts; None leaves their rows out.
+        of_controls: [run, j] gains of the controls, which the score subtracts; None leaves their
+            rows out.
     """
     subtracted = 0.0 if of_controls is None else of_controls.mean(axis=1, keepdims=True)
     values = gains - subtracted
@@ -34,9 +35,19 @@ def tables(gains: Array, of_controls: Array | None) -> tuple[pd.DataFrame, pd.Da
         "run_id": runs,
         "status": "finished",
     })  # fmt: skip
-    parts = {"logprob": values} if of_controls is None else {"logprob": values, controls_of("logprob"): of_controls}
+    parts = (
+        {"logprob": values}
+        if of_controls is None
+        else {"logprob": values, controls_of("logprob"): of_controls}
+    )
     rows = [
-        {"run_id": run, "score": score, "secret_id": f"{score}-{j:02d}", "value": value, "num_samples": 1}
+        {
+            "run_id": run,
+            "score": score,
+            "secret_id": f"{score}-{j:02d}",
+            "value": value,
+            "num_samples": 1,
+        }
         for score, table in parts.items()
         for run, row in zip(runs, table, strict=True)
         for j, value in enumerate(row)
@@ -71,7 +82,10 @@ def test_controls_that_not_every_run_has_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_the_stated_error_of_a_difference_is_the_one_that_other_controls_would_give() -> None:
-    """Both configurations have the same true score. Secrets and controls react to each by themselves."""
+    """Both configurations have the same true score.
+
+    Secrets and controls react to each by themselves.
+    """
     rng = np.random.default_rng(1)
     found, stated = [], []
     for _ in range(300):
@@ -82,7 +96,9 @@ def test_the_stated_error_of_a_difference_is_the_one_that_other_controls_would_g
         covariance = secret_covariance(values - values.mean(axis=0))
         found.append(float(values.mean(axis=1) @ [1, -1]))
         stated.append(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
-    assert np.mean(stated) == pytest.approx(np.var(found), rel=0.15)  # the standard error of a variance of 300 is 8 %
+    assert np.mean(stated) == pytest.approx(
+        np.var(found), rel=0.15
+    )  # the standard error of a variance of 300 is 8 %
 
 
 def test_what_only_the_controls_tell_apart_is_not_decided() -> None:
@@ -91,9 +107,13 @@ def test_what_only_the_controls_tell_apart_is_not_decided() -> None:
     run = rng.normal(0, 0.01, (8, 1))
     gains = 5 + run + np.where(np.arange(8) % 2, 0.5, 0.0)[:, None] + rng.normal(0, 0.05, (8, 24))
     spread = rng.normal(0, 2, 8)
-    controls = np.where(np.arange(8) % 2, 1.0, 0.0)[:, None] * (spread - spread.mean()) + np.zeros((8, 8))
+    controls = np.where(np.arange(8) % 2, 1.0, 0.0)[:, None] * (spread - spread.mean()) + np.zeros(
+        (8, 8)
+    )
     points, secrets = tables(gains, controls)
     known = secrets[secrets["score"] == "logprob"]
-    sure, unsure = (select(points, by_secret=(table, "logprob"), logarithmic=True) for table in (known, secrets))
+    sure, unsure = (
+        select(points, by_secret=(table, "logprob"), logarithmic=True) for table in (known, secrets)
+    )
     assert sure.decision.state == "decided"
     assert (unsure.decision.state, unsure.decision.probability < 0.9) == ("undecided", True)

@@ -27,7 +27,8 @@ EASE = np.array([-2.0, -1.0, -1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 2.0])
 
 
 def table(*runs):
-    """One configuration for each tuple of its runs' scores; of more utility where the score is higher."""
+    """One configuration for each tuple of its runs' scores; of more utility where the score is
+    higher."""
     rows = [
         (64, 10 * (k + 1), 0.01, seed, 2 - 0.1 * k + 0.001 * seed, score, f"{k}-{seed}")
         for k, scores in enumerate(runs)
@@ -50,15 +51,22 @@ def decided(draws, *, common=None, precision, logarithmic=False):
     """The decision for the first of some configurations, from draws of the true scores alone."""
     means = configuration_means(table(*[(value, value + 0.1) for value in draws.mean(axis=0)]))
     scores = posterior(draws, ratio=not logarithmic)
-    scores = scores if common is None else type(scores)(**{**vars(scores), "common": common[:, None]})
+    scores = (
+        scores if common is None else type(scores)(**{**vars(scores), "common": common[:, None]})
+    )
     pool = np.ones(draws.shape[1], dtype=bool)
-    return decide(means, pool, 0, scores, logarithmic=logarithmic, certainty=None, precision=precision)
+    return decide(
+        means, pool, 0, scores, logarithmic=logarithmic, certainty=None, precision=precision
+    )
 
 
 def test_the_estimate_is_corrected_for_the_selection_by_the_score():
-    """Eight means spread by less than their standard errors of 0.1: what differs is chance, so half of it is undone."""
+    """Eight means spread by less than their standard errors of 0.1: what differs is chance, so half
+    of it is undone."""
     means = np.linspace(0.45, 0.55, 8)
-    points = table(*[(mean - 0.1, mean + 0.1) for mean in np.random.default_rng(0).permutation(means)])
+    points = table(
+        *[(mean - 0.1, mean + 0.1) for mean in np.random.default_rng(0).permutation(means)]
+    )
     lowest = select(points, rule="oracle")
     assert lowest.score == pytest.approx(0.45)
     assert lowest.decision.estimate == pytest.approx(0.5, abs=0.025)
@@ -67,11 +75,19 @@ def test_the_estimate_is_corrected_for_the_selection_by_the_score():
 
 @pytest.mark.parametrize(
     ("probability", "confidence", "state"),
-    [(0.90, 0.85, "decided"), (0.90, 0.95, "undecided"), (0.97, 0.95, "decided"), (0.97, 0.99, "undecided")],
+    [
+        (0.90, 0.85, "decided"),
+        (0.90, 0.95, "undecided"),
+        (0.97, 0.95, "decided"),
+        (0.97, 0.99, "undecided"),
+    ],
 )
 @pytest.mark.parametrize("close", [False, True], ids=["apart", "within the tolerance"])
 def test_the_state_needs_the_confidence_that_was_asked(probability, confidence, state, close):
-    """In that share of the draws the first score is the lowest. Else the second is, by 5 or by 50 %."""
+    """In that share of the draws the first score is the lowest.
+
+    Else the second is, by 5 or by 50 %.
+    """
     draws = np.full((1000, 2), 0.2)
     draws[: round(1000 * probability), 1] = 0.3
     draws[round(1000 * probability) :, 1] = 0.2 / (1.05 if close else 1.5)
@@ -98,7 +114,9 @@ def test_a_tolerance_of_a_tenth_is_a_difference_of_the_logarithms_of_ln_1_1(diff
     draws = np.tile([-5.0 + difference, -5.0], (100, 1))
     precision = Precision(tolerance=0.1)
     found = decided(draws, precision=precision, logarithmic=True)
-    assert (found.state, found.probability_within) == (("equivalent", 1.0) if within else ("undecided", 0.0))
+    assert (found.state, found.probability_within) == (
+        ("equivalent", 1.0) if within else ("undecided", 0.0)
+    )
     even = draws.copy()
     even[:50] = even[:50, ::-1]  # neither is known to be the lowest
     means, scores = configuration_means(table((0.1, 0.2), (0.1, 0.2))), posterior(even, ratio=False)
@@ -110,8 +128,8 @@ def test_a_tolerance_of_a_tenth_is_a_difference_of_the_logarithms_of_ln_1_1(diff
 def test_what_all_secrets_share_widens_the_interval_once(logarithmic):
     """Every configuration finds the same secrets easier, and seeds hardly differ.
 
-    So the error is that of a mean of nine secrets: Student's t with 8 degrees of freedom, times s/3. A rate differs by
-    a factor, a logarithm by a difference.
+    So the error is that of a mean of nine secrets: Student's t with 8 degrees of freedom, times
+    s/3. A rate differs by a factor, a logarithm by a difference.
     """
     levels = (-5.0, -4.0, -3.0, -3.5) if logarithmic else (0.2, 0.3, 0.4, 0.35)
     points = table(*[(level - 1e-5, level + 1e-5) for level in levels])
@@ -119,17 +137,22 @@ def test_what_all_secrets_share_widens_the_interval_once(logarithmic):
     def value(score):
         return score + EASE / 2 if logarithmic else score * (1 + EASE / 4)
 
-    found = select(points, by_secret=values_by_secret(points, value), logarithmic=logarithmic, rule="oracle").decision
+    found = select(
+        points, by_secret=values_by_secret(points, value), logarithmic=logarithmic, rule="oracle"
+    ).decision
     spread = EASE.std(ddof=1) * (1 / 2 if logarithmic else levels[0] / 4)
     half = stats.t.ppf(0.975, 8) * spread / 3
     assert found.interval == pytest.approx((levels[0] - half, levels[0] + half), abs=0.1 * half)
-    assert found.state == "decided", "the secrets are easier for all, so they do not blur the comparison"
+    assert found.state == "decided", (
+        "the secrets are easier for all, so they do not blur the comparison"
+    )
 
 
 def test_a_bound_on_the_score_counts_the_error_over_secrets_wherever_it_is_applied():
     """0.30 of secrets that differ much against 0.31 of secrets that hardly do, and a bound of 0.35.
 
-    Student's t with 8 degrees of freedom at 95 % is 1.8595; s/3 is 0.1 × 0.4082, so the first limit is 0.376.
+    Student's t with 8 degrees of freedom at 95 % is 1.8595; s/3 is 0.1 × 0.4082, so the first limit
+    is 0.376.
     """
     points = table((0.30, 0.30001), (0.31, 0.31001), (0.2, 0.20001))
 
@@ -151,7 +174,9 @@ def test_a_bound_on_the_score_counts_the_error_over_secrets_wherever_it_is_appli
 def test_the_spread_over_seeds_of_a_logarithm_is_the_relative_one(modelled):
     """Scores whose standard deviations are a tenth of them: their logarithms have one of 0.1."""
     values = np.array([0.1, 0.2, 0.4, 0.8, 0.05])
-    means = configuration_means(table(*[(v * (1 - 0.1 / 2**0.5), v * (1 + 0.1 / 2**0.5)) for v in values]))
+    means = configuration_means(
+        table(*[(v * (1 - 0.1 / 2**0.5), v * (1 + 0.1 / 2**0.5)) for v in values])
+    )
     model = HierarchicalModel.of(
         means, np.arange(5)[modelled], means["score"].to_numpy(), means["score_std"].to_numpy(), None,
         ratio=True, logarithm=True,
@@ -161,10 +186,13 @@ def test_the_spread_over_seeds_of_a_logarithm_is_the_relative_one(modelled):
 
 
 def test_the_relative_spread_over_seeds_reaches_the_draws():
-    """Ten small rates with relative errors of 20 %: the draws spread by about that, whatever the size of the rate."""
+    """Ten small rates with relative errors of 20 %: the draws spread by about that, whatever the
+    size of the rate."""
     rng = np.random.default_rng(0)
     values = 0.001 * 4.0 ** rng.permutation(10)
-    means = configuration_means(table(*[(v * (1 - 0.2 / 2**0.5), v * (1 + 0.2 / 2**0.5)) for v in values]))
+    means = configuration_means(
+        table(*[(v * (1 - 0.2 / 2**0.5), v * (1 + 0.2 / 2**0.5)) for v in values])
+    )
     spread = np.log(score_posterior(means).draws).std(axis=0)
     assert 0.08 < spread.min() < spread.max() < 0.3, "0.2 / √2 = 0.14 by the seeds alone"
 
@@ -176,7 +204,10 @@ def test_the_interval_of_a_rate_ends_at_1(name):
     points[f"score.{name}"] = points["score"]
     found = select(points)
     assert found.score_name == name
-    ends = [found.decision.interval[1], *(other["score_interval"][1] for other in found.decision.alternatives)]
+    ends = [
+        found.decision.interval[1],
+        *(other["score_interval"][1] for other in found.decision.alternatives),
+    ]
     assert len(ends) > 1
     assert all(end <= 1 for end in ends) == (name == "vmr")
 
@@ -185,10 +216,19 @@ def test_the_interval_of_a_rate_ends_at_1(name):
 def test_a_reader_sees_the_estimate_within_its_interval(middle):
     """However narrow the interval is: 0.1235 is not within "0.123 to 0.123"."""
     for error in (1e-3, 1e-4, 1e-5, 1e-6):
-        points = table((middle * (1 - error), middle * (1 + error)), (1.1 * middle, 1.1 * middle + error))
-        (sentence,) = [each for each in in_words(select(points)) if "expected score" in each and "interval" in each]
+        points = table(
+            (middle * (1 - error), middle * (1 + error)), (1.1 * middle, 1.1 * middle + error)
+        )
+        (sentence,) = [
+            each
+            for each in in_words(select(points))
+            if "expected score" in each and "interval" in each
+        ]
         estimate, low, high = map(
-            float, re.search(r"score is (\S+?)[,;].* interval (\S+) to (\S+?)(?:\.$| over)", sentence).groups()
+            float,
+            re.search(
+                r"score is (\S+?)[,;].* interval (\S+) to (\S+?)(?:\.$| over)", sentence
+            ).groups(),
         )
         assert low <= estimate <= high
 
@@ -206,13 +246,24 @@ def with_copies(*, loss, runs=COPIED):
 
 @pytest.mark.parametrize("loss", [2.0 + 1e-11 / 3, 1.75])
 def test_runs_that_were_entered_twice_are_noticed(loss):
-    """A figure with all digits of a double is not had twice by chance; one such figure is enough."""
+    """A figure with all digits of a double is not had twice by chance; one such figure is
+    enough."""
     points = with_copies(loss=loss)
-    for rule, given in (("informed", points), ("procedure", points), ("procedure", points.drop(columns="score"))):
-        said = [warning for warning in select(given, rule=rule).warnings if "identical in every figure" in warning]
+    for rule, given in (
+        ("informed", points),
+        ("procedure", points),
+        ("procedure", points.drop(columns="score")),
+    ):
+        said = [
+            warning
+            for warning in select(given, rule=rule).warnings
+            if "identical in every figure" in warning
+        ]
         assert bool(said) == ("score" in given or loss != 1.75)
         for warning in said:
-            assert warning.startswith("2 of 8 runs are identical in every figure to a run with another seed, such as")
+            assert warning.startswith(
+                "2 of 8 runs are identical in every figure to a run with another seed, such as"
+            )
             assert "seeds 0 and 2 of (b=64, T=10, η=0.01)" in warning
 
 

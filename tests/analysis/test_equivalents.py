@@ -1,4 +1,5 @@
-"""The choice between configurations whose scores are equivalent: most useful, then cheapest, and never less sure."""
+"""The choice between configurations whose scores are equivalent: most useful, then cheapest, and
+never less sure."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NO_ERRORS = np.zeros(6)
 
 
 def table(scores, losses, *, seeds=6, noise=0.02, loss_noise=0.001):
-    """Runs of the grid's first configurations, whose means over an even number of seeds are the given ones."""
+    """Runs of the grid's first configurations, whose means over an even number of seeds are the
+    given ones."""
     rows = [
         [*GRID[k], s, losses[k] + (-1) ** s * loss_noise, scores[k] + (-1) ** s * noise]
         for k in range(len(scores))
@@ -48,7 +50,8 @@ def posterior(draws, *, ratio=True):
 
 
 def seeded(size):
-    """Configuration means of which only the numbers of seeds and the standard deviations are read."""
+    """Configuration means of which only the numbers of seeds and the standard deviations are
+    read."""
     return pd.DataFrame({"num_seeds": [2] * size, "score_std": [0.1] * size})
 
 
@@ -60,7 +63,8 @@ def test_the_most_useful_of_the_equivalent_ones_is_selected():
     assert (decision.state, len(decision.equivalents)) == ("equivalent", 2)
     assert decision.probability_within >= 0.95 > decision.probability
     assert in_words(selected)[1] == (
-        "Of 3 that are within 10 % of the lowest with a probability of at least 95 %, it has the lowest utility loss."
+        "Of 3 that are within 10 % of the lowest with a probability of at least 95 %, it has the "
+        "lowest utility loss."
     )
     (step,) = [step for step in selected.steps if step.name == "equivalent scores"]
     assert [c.key[:3] for c in step.survivors] == [(20, 32, 0.01)]
@@ -75,7 +79,10 @@ def test_the_most_useful_of_the_equivalent_ones_is_selected():
 def test_of_equally_useful_ones_the_cheapest_is_selected():
     points = table([0.5, 0.5, 0.5], [1.52, 1.5, 1.51], loss_noise=0.1)
     selected = select(points)
-    assert (selected.configuration.key[:3], selected.decision.state) == ((10, 32, 0.01), "equivalent")
+    assert (selected.configuration.key[:3], selected.decision.state) == (
+        (10, 32, 0.01),
+        "equivalent",
+    )
     assert (
         "it costs the least to train of those whose utility loss is within one standard error"
         in (in_words(selected)[1])
@@ -88,7 +95,9 @@ def test_of_equally_useful_ones_the_cheapest_is_selected():
 def test_a_score_that_is_known_to_be_the_lowest_is_selected_whatever_is_within_the_tolerance():
     selected = select(table([0.5, 0.51, 0.9], [2.0, 1.5, 1.0], noise=0.001))
     assert (selected.score, selected.decision.state) == (pytest.approx(0.5), "decided")
-    assert in_words(selected)[1].startswith("Also within 10 % of the lowest with a probability of at least 95 %: (b=32")
+    assert in_words(selected)[1].startswith(
+        "Also within 10 % of the lowest with a probability of at least 95 %: (b=32"
+    )
 
 
 @pytest.mark.parametrize(("seeds", "noise"), [(2, 0.2), (1, 0.0), (2, 0.0)])
@@ -113,8 +122,13 @@ def test_one_configuration_is_selected_as_before():
 
 
 def test_only_those_that_keep_to_the_utility_threshold_are_equivalent():
-    selected = select(table([0.5, 0.5, 0.5, 0.9], [1.9, 1.5, 1.8, 1.0]), at_most={"compute": 32 * 10 + 64 * 5})
-    assert [(e["batch_size"], e["num_steps"]) for e in selected.decision.equivalents] == [(64, 10), (32, 10)]
+    selected = select(
+        table([0.5, 0.5, 0.5, 0.9], [1.9, 1.5, 1.8, 1.0]), at_most={"compute": 32 * 10 + 64 * 5}
+    )
+    assert [(e["batch_size"], e["num_steps"]) for e in selected.decision.equivalents] == [
+        (64, 10),
+        (32, 10),
+    ]
     fewer = select(table([0.5, 0.5, 0.5, 0.9], [1.9, 1.5, 1.8, 1.0]), max_loss=1.85)
     assert [(e["batch_size"], e["num_steps"]) for e in fewer.decision.equivalents] == [(64, 10)]
 
@@ -123,8 +137,13 @@ def test_the_slider_selects_what_select_does_at_every_threshold_and_precision():
     points = table([0.500, 0.501, 0.502, 0.9, 0.503, 0.504], [2.0, 1.5, 1.8, 1.2, 1.7, 1.9])
     for tolerance in (0.0, 0.1):
         along = selections_by_threshold(points, precision=Precision(tolerance=tolerance))
-        assert configurations(along.means)[along.start["informed"]] == select(points, tolerance=tolerance).configuration
-        for threshold, position in list(zip(along.thresholds, along.selected["informed"], strict=True))[:-1]:
+        assert (
+            configurations(along.means)[along.start["informed"]]
+            == select(points, tolerance=tolerance).configuration
+        )
+        for threshold, position in list(
+            zip(along.thresholds, along.selected["informed"], strict=True)
+        )[:-1]:
             chosen = select(points, max_loss=float(threshold), tolerance=tolerance).configuration
             assert chosen == configurations(along.means)[position]
 
@@ -134,17 +153,25 @@ def test_pools_that_share_their_work_keep_what_each_keeps_alone():
     for number in range(30):
         draws = rng.lognormal(rng.normal(0, 0.05, 8), 0.02, (300, 8))
         nested = np.tril(np.ones((8, 8), dtype=bool))[:, rng.permutation(8)]
-        pools = np.concatenate([nested, (rng.random((8, 8)) < 0.4) | np.eye(8, dtype=bool)])[rng.permutation(16)]
-        scores, precision = posterior(draws, ratio=bool(number % 3)), Precision(tolerance=0.08, confidence=0.9)
+        pools = np.concatenate([nested, (rng.random((8, 8)) < 0.4) | np.eye(8, dtype=bool)])[
+            rng.permutation(16)
+        ]
+        scores, precision = (
+            posterior(draws, ratio=bool(number % 3)),
+            Precision(tolerance=0.08, confidence=0.9),
+        )
         kept = equivalents(seeded(8), scores, pools, precision, logarithmic=number % 3 == 2)
         for pool, own in zip(pools, kept, strict=True):
             lowest, within = scores.chances(pool, 0.08, logarithmic=number % 3 == 2)
             none = pool.sum() < 2 or (lowest[pool] >= 0.9).any()
-            np.testing.assert_array_equal(own, np.zeros(8, dtype=bool) if none else pool & (within >= 0.9))
+            np.testing.assert_array_equal(
+                own, np.zeros(8, dtype=bool) if none else pool & (within >= 0.9)
+            )
 
 
 def test_the_choice_by_utility_is_within_the_tolerance_as_often_as_it_says():
-    """A Gaussian model with a known posterior: truth N(1, 0.06²), measured with a standard error of 0.03."""
+    """A Gaussian model with a known posterior: truth N(1, 0.06²), measured with a standard error of
+    0.03."""
     rng, precision = np.random.default_rng(0), Precision(confidence=0.9)
     kept, careless, stated = [], [], []
     for _ in range(1500):
@@ -154,7 +181,9 @@ def test_the_choice_by_utility_is_within_the_tolerance_as_often_as_it_says():
         scores, loss = posterior(rng.normal(shrunk, std, (400, 6))), rng.random(6)
         within, close = truth <= 1.1 * truth.min(), measured <= 1.1 * measured.min()
         careless.append(within[cheapest_of_the_most_useful(close, loss, NO_ERRORS, NO_ERRORS)][0])
-        (members,) = equivalents(seeded(6), scores, np.ones((1, 6), dtype=bool), precision, logarithmic=False)
+        (members,) = equivalents(
+            seeded(6), scores, np.ones((1, 6), dtype=bool), precision, logarithmic=False
+        )
         if not members.any():
             continue
         chosen = cheapest_of_the_most_useful(members, loss, NO_ERRORS, NO_ERRORS)
@@ -163,14 +192,20 @@ def test_the_choice_by_utility_is_within_the_tolerance_as_often_as_it_says():
     error = 0.3 / np.sqrt(len(kept))  # the standard error of a share of 0.9
     assert len(kept) > 1000
     assert np.mean(kept) >= np.mean(stated) - 3 * error >= 0.9 - 3 * error
-    assert np.mean(careless) < np.mean(stated) - 3 * error, "means within the tolerance are not true scores within it"
+    assert np.mean(careless) < np.mean(stated) - 3 * error, (
+        "means within the tolerance are not true scores within it"
+    )
 
 
 def test_the_cheapest_of_the_most_useful():
     members = np.array([True, True, True, True, False, True])
     loss, error = np.array([1.00, 1.02, 1.04, 1.02, 0.5, 1.02]), np.array([0.03, 9, 9, 9, 9, 9.0])
     compute = np.array([8.0, 4.0, 1.0, 2.0, 0.0, 2.0])
-    assert cheapest_of_the_most_useful(members, loss, error, compute).argmax() == 3, "the first of two alike"
+    assert cheapest_of_the_most_useful(members, loss, error, compute).argmax() == 3, (
+        "the first of two alike"
+    )
     assert cheapest_of_the_most_useful(members, loss, NO_ERRORS, compute).argmax() == 0
     loss[5] = 1.01
-    assert cheapest_of_the_most_useful(members, loss, error, compute).argmax() == 5, "of equal compute, the lower loss"
+    assert cheapest_of_the_most_useful(members, loss, error, compute).argmax() == 5, (
+        "of equal compute, the lower loss"
+    )

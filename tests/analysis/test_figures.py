@@ -52,8 +52,14 @@ def traces(figure: go.Figure) -> dict[str, go.Scatter]:
 def test_scatter_separates_what_the_constraints_allow(points):
     figure = score_against_utility(points, constraints=Constraints(max_loss=2.6))
     found = traces(figure)
-    inside = [x for x, y in zip(found["Configuration"].x, found["Configuration"].y, strict=True) if y is not None]
-    outside = [x for x, y in zip(found["Excluded"].x, found["Excluded"].y, strict=True) if y is not None]
+    inside = [
+        x
+        for x, y in zip(found["Configuration"].x, found["Configuration"].y, strict=True)
+        if y is not None
+    ]
+    outside = [
+        x for x, y in zip(found["Excluded"].x, found["Excluded"].y, strict=True) if y is not None
+    ]
     assert len(inside) + len(outside) == 60
     assert max(inside) <= 2.6 < min(outside)
     assert figure.layout.shapes[0].x0 == 2.6
@@ -97,7 +103,10 @@ def test_effect_lines_without_a_series_say_so():
 def test_strips_show_means_and_their_standard_deviation(points, means):
     double = points.assign(score=points["score"] * 2)
     figure = variance_by_group({"one": points, "two": double})
-    assert [sorted(t.y) for t in figure.data] == [sorted(means["score"]), sorted(means["score"] * 2)]
+    assert [sorted(t.y) for t in figure.data] == [
+        sorted(means["score"]),
+        sorted(means["score"] * 2),
+    ]
     std = means["score"].std(ddof=1)
     assert [a.text for a in figure.layout.annotations] == [f"std {std:.4g}", f"std {2 * std:.4g}"]
     assert all(abs(x - place) < 0.5 for place, t in enumerate(figure.data) for x in t.x)
@@ -109,19 +118,28 @@ def test_seeds_are_drawn_around_the_mean(points, means):
     assert np.mean(seeds.y) == pytest.approx(means["score"].mean())
     within = np.sqrt(np.sum((np.array(seeds.y) - np.mean(seeds.y)) ** 2) / (180 - 60))
     assert within == pytest.approx(np.sqrt((means["score_std"] ** 2).mean()))
-    assert score_variance(points)["seed_std"] == pytest.approx(within, rel=0.2)  # a mean of roots, not a root of means
+    assert score_variance(points)["seed_std"] == pytest.approx(
+        within, rel=0.2
+    )  # a mean of roots, not a root of means
 
 
 def test_the_figure_states_the_standard_deviations_of_the_table(points):
-    """Seeds: the mean over configurations of the standard deviation over seeds, not one over all runs together."""
-    figures = {trace.name: note.text for trace, note in zip(*_strips_and_notes(points), strict=True)}
+    """Seeds: the mean over configurations of the standard deviation over seeds, not one over all
+    runs together."""
+    figures = {
+        trace.name: note.text for trace, note in zip(*_strips_and_notes(points), strict=True)
+    }
     found = score_variance(points)
     assert figures["Configurations"] == f"std {found['score_std']:.4g}"
     assert figures["Seeds, around the mean"] == f"std {found['seed_std']:.4g}"
     table = Page(variance_table(points)).table("Empirical privacy variance")
     shown = dict(table)
-    assert figures["Seeds, around the mean"].endswith(shown["Standard deviation over seeds (mean over configurations)"])
-    assert figures["Configurations"].endswith(shown["Standard deviation over configurations (of means)"])
+    assert figures["Seeds, around the mean"].endswith(
+        shown["Standard deviation over seeds (mean over configurations)"]
+    )
+    assert figures["Configurations"].endswith(
+        shown["Standard deviation over configurations (of means)"]
+    )
 
 
 def _strips_and_notes(points):
@@ -148,7 +166,9 @@ def test_bars_are_accuracies_and_risks(points):
     (bars,) = selection_risks({"all": points}).data
     risk = privacy_risk(points)["rules"]
     drawn = dict(zip(bars.y, bars.x, strict=True))
-    assert drawn == {rule: figures["relative"] for rule, figures in risk.items() if rule != "oracle"}
+    assert drawn == {
+        rule: figures["relative"] for rule, figures in risk.items() if rule != "oracle"
+    }
 
 
 def test_risks_are_absolute_where_a_relative_one_is_undefined(points):
@@ -165,7 +185,9 @@ def test_a_table_without_pairs_or_seeds_has_figures(points):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("file_format", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("file_format", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+)
 def test_figures_become_files(points, tmp_path, file_format, start):
     figures = comparison_figures({"a": points, "b": points})
     files = save_figures(figures, tmp_path / "new", file_format=file_format)
@@ -186,7 +208,10 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
 def test_more_groups_than_colours_are_told_apart_by_symbols(points):
     groups = {f"group {place}": points for place in range(12)}
     for name in ("layout", "spread"):
-        marks = {(trace.marker.color, trace.marker.symbol) for trace in comparison_figures(groups)[name].data}
+        marks = {
+            (trace.marker.color, trace.marker.symbol)
+            for trace in comparison_figures(groups)[name].data
+        }
         assert len(marks) == 12
 
 
@@ -194,9 +219,17 @@ def test_more_groups_than_colours_are_told_apart_by_symbols(points):
 def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
     claiming = points.assign(epsilon=float("inf"), claimed_epsilon=7.25)
     selections = [select(points), select(points, rule="best-utility")]
-    write_comparison({"a": points, "b": points}, {"a": selections, "b": selections}, tmp_path / "plain.html", title="x")
     write_comparison(
-        {"a": points, "b": claiming}, {"a": selections, "b": selections}, tmp_path / "both.html", title="x"
+        {"a": points, "b": points},
+        {"a": selections, "b": selections},
+        tmp_path / "plain.html",
+        title="x",
+    )
+    write_comparison(
+        {"a": points, "b": claiming},
+        {"a": selections, "b": selections},
+        tmp_path / "both.html",
+        title="x",
     )
     assert "claimed" not in (tmp_path / "plain.html").read_text()
     page = (tmp_path / "both.html").read_text()

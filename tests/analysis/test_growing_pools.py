@@ -1,4 +1,5 @@
-"""What a rule selects as the pool grows, in one pass, against the same rule on every pool by itself."""
+"""What a rule selects as the pool grows, in one pass, against the same rule on every pool by
+itself."""
 
 from __future__ import annotations
 
@@ -25,29 +26,37 @@ def assert_one_pass_selects_what_every_pool_does(layout, rule):
     assert select_at_thresholds(rule, stacked)[0].tolist() == choose(rule, layout, pools).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(table=tables(), rule=st.sampled_from(sorted(RULES)))
 def test_one_pass_over_the_thresholds(table, rule):
     assert_one_pass_selects_what_every_pool_does(Layout.of(configuration_means(table)), rule)
 
 
 def random_table(rng):
-    """Up to 40 configurations: full of equal C and U, of equal losses and scores, of fronts that are lines but for
-    rounding, of values that differ in the last digit, or so small that a quotient loses its digits."""
+    """Up to 40 configurations: full of equal C and U, of equal losses and scores, of fronts that
+    are lines but for rounding, of values that differ in the last digit, or so small that a quotient
+    loses its digits."""
     size = int(rng.integers(1, 40))
     powers = rng.integers(0, 6, (2, size))
     batch_size, num_steps = (2**powers) if rng.random() < 0.3 else powers + 1
     rate = rng.choice([0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.6], size)
-    table = pd.DataFrame({"batch_size": batch_size, "num_steps": num_steps, "learning_rate": rate}).drop_duplicates()
+    table = pd.DataFrame(
+        {"batch_size": batch_size, "num_steps": num_steps, "learning_rate": rate}
+    ).drop_duplicates()
     size, levels = len(table), int(rng.choice([2, 5, 1000]))
     loss, score = (rng.integers(0, levels, size) / rng.choice([8, 3, 7]) for _ in range(2))
     if rng.random() < 0.3:
-        loss = 3 - np.log((table["batch_size"] * table["num_steps"] * table["learning_rate"]).to_numpy())
+        loss = 3 - np.log(
+            (table["batch_size"] * table["num_steps"] * table["learning_rate"]).to_numpy()
+        )
     kind = rng.integers(0, 5)
     if kind <= 1:
         score = 1 - 0.3 * loss
     if kind == 1:
-        loss, score = (figure + rng.integers(-2, 3, size) * np.spacing(np.abs(figure)) for figure in (loss, score))
+        loss, score = (
+            figure + rng.integers(-2, 3, size) * np.spacing(np.abs(figure))
+            for figure in (loss, score)
+        )
     elif kind == 2:
         score = 1 / (5 + loss)
     elif kind == 3:
@@ -78,7 +87,8 @@ def test_one_pass_of_the_informed_rule():
 
 
 def test_members_on_one_line_tie_whatever_their_rounding():
-    """As doubles the sums of the two distances are 1 or 1 - 1e-16; exactly they are 1, and the lower score decides."""
+    """As doubles the sums of the two distances are 1 or 1 - 1e-16; exactly they are 1, and the
+    lower score decides."""
     loss = np.arange(50) / 8 + 1
     score = (100 - np.arange(50)) / 8
     assert knees_of_growing_pools(loss, score).tolist() == list(range(50))
@@ -90,13 +100,17 @@ def test_widths_that_no_double_holds():
     """The differences overflow; the middle is exactly a third of the way below the line."""
     loss = np.array([-1.5e308, 0.0, 1.5e308])
     score = np.array([1.5e308, -1.0e308, -1.5e308])
-    assert nearest_to_both_ends(loss, score, np.ones(3, dtype=np.bool_)).tolist() == [False, True, False]
+    assert nearest_to_both_ends(loss, score, np.ones(3, dtype=np.bool_)).tolist() == [
+        False,
+        True,
+        False,
+    ]
     assert knees_of_growing_pools(loss, score).tolist() == [0, 1, 1]
 
 
 def test_a_large_table_is_followed_through_fronts_that_hold_everything():
-    """20,000 configurations, all on the front, a circle: the knee of a prefix lies where the tangent is parallel to the
-    line between its ends, in the middle of the arc."""
+    """20,000 configurations, all on the front, a circle: the knee of a prefix lies where the
+    tangent is parallel to the line between its ends, in the middle of the arc."""
     angle = np.linspace(0, np.pi / 2, 20_001)
     knees = knees_of_growing_pools(1 - np.cos(angle), 1 - np.sin(angle))
     assert np.abs(knees - np.arange(20_001) / 2).max() <= 1

@@ -22,11 +22,13 @@ def naive_accuracy(table):
     return result
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(table=tables())
 def test_counts_are_those_of_the_definition(table):
     found = heuristic_accuracy(table)
-    assert {name: (f["correct"], f["pairs"], f["accuracy"]) for name, f in found.items()} == naive_accuracy(table)
+    assert {
+        name: (f["correct"], f["pairs"], f["accuracy"]) for name, f in found.items()
+    } == naive_accuracy(table)
     assert all(("reason" in figures) == (figures["pairs"] == 0) for figures in found.values())
 
 

@@ -1,4 +1,5 @@
-"""The hierarchical model of the scores, against Gaussian conditioning written out, and against known truths."""
+"""The hierarchical model of the scores, against Gaussian conditioning written out, and against
+known truths."""
 
 from __future__ import annotations
 
@@ -38,12 +39,17 @@ def standardised():
 
 
 def test_it_is_gaussian_conditioning(monkeypatch):
-    """With known hyperparameters and variances: the mean and the covariance of θ given y, by the joint Gaussian."""
+    """With known hyperparameters and variances: the mean and the covariance of θ given y, by the
+    joint Gaussian."""
     rng = np.random.default_rng(0)
     h = np.log([0.6, 1.0, 2.0, 1.5, 0.5, 0.2, 0.3])  # size, lengths, slopes, effect, unknown error
     monkeypatch.setattr(hierarchical_model, "posterior_draws", lambda *_, **__: np.array([h]))
-    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng, num: np.ones((num, len(self.std))))
-    score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))  # negative: not a rate, no logarithm
+    monkeypatch.setattr(
+        SeedNoise, "draw_ratios", lambda self, rng, num: np.ones((num, len(self.std)))
+    )
+    score = (
+        0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))
+    )  # negative: not a rate, no logarithm
     got = score_posterior(means_of(score, std=0.05), logarithmic=False)
     z, unit = standardised(), score.std()
     distance = np.sqrt(5) * np.sqrt((((z[:, None] - z[None]) / np.exp(h[1:4])) ** 2).sum(axis=-1))
@@ -55,7 +61,9 @@ def test_it_is_gaussian_conditioning(monkeypatch):
     covariance = unit**2 * (prior - prior @ inverse @ prior)
     np.testing.assert_allclose(got.own_mean, mean, rtol=1e-6)
     np.testing.assert_allclose(got.expected(score), mean, rtol=1e-6)
-    np.testing.assert_allclose(got.draws.mean(axis=0), mean, atol=5 * np.sqrt(covariance.max() / len(got.draws)))
+    np.testing.assert_allclose(
+        got.draws.mean(axis=0), mean, atol=5 * np.sqrt(covariance.max() / len(got.draws))
+    )
     np.testing.assert_allclose(np.cov(got.draws.T), covariance, atol=0.1 * covariance.max())
 
 
@@ -63,7 +71,9 @@ def test_other_values_are_smoothed_by_the_same_operator():
     score = 0.2 + 0.05 * standardised()[:, 2]
     got = score_posterior(means_of(-score, std=0.02))
     np.testing.assert_allclose(got.expected(-score), got.own_mean, rtol=1e-9)
-    moved = got.expected(np.stack([-score, -score + 1]))  # a shift of all values shifts the expectation
+    moved = got.expected(
+        np.stack([-score, -score + 1])
+    )  # a shift of all values shifts the expectation
     np.testing.assert_allclose(moved[1], got.own_mean + 1, atol=2e-3)
     rates = score_posterior(means_of(0.1 * np.exp(standardised()[:, 2]), std=0.01))
     broken = 0.1 * np.exp(standardised()[:, 2])
@@ -79,8 +89,15 @@ def test_the_shrunk_covariance_is_ledoit_and_wolfs():
     m, k = x.shape
     x0 = x - x.mean(axis=1, keepdims=True)
     s = np.array([[np.mean(x0[i] * x0[j]) for j in range(m)] for i in range(m)])
-    r = np.mean([s[i, j] / np.sqrt(s[i, i] * s[j, j]) for i in range(m) for j in range(m) if i != j])
-    f = np.array([[s[i, j] if i == j else r * np.sqrt(s[i, i] * s[j, j]) for j in range(m)] for i in range(m)])
+    r = np.mean(
+        [s[i, j] / np.sqrt(s[i, i] * s[j, j]) for i in range(m) for j in range(m) if i != j]
+    )
+    f = np.array(
+        [
+            [s[i, j] if i == j else r * np.sqrt(s[i, i] * s[j, j]) for j in range(m)]
+            for i in range(m)
+        ]
+    )
     pi = np.array([[np.mean((x0[i] * x0[j] - s[i, j]) ** 2) for j in range(m)] for i in range(m)])
 
     def theta(a, i, j):
@@ -94,18 +111,25 @@ def test_the_shrunk_covariance_is_ledoit_and_wolfs():
                 rho += r / 2 * np.sqrt(s[i, i] / s[j, j]) * theta(j, i, j)
     share = max(0.0, min(1.0, (pi.sum() - rho) / ((f - s) ** 2).sum() / k))
     assert 0.01 < share < 0.99
-    np.testing.assert_allclose(secret_covariance(x), (share * f + (1 - share) * s) / (k - 1), rtol=1e-10)
+    np.testing.assert_allclose(
+        secret_covariance(x), (share * f + (1 - share) * s) / (k - 1), rtol=1e-10
+    )
 
 
 def test_the_common_effect_of_secrets():
-    """Without skewness it is Student's t; with it, Hall's transformation maps the draws back onto Student's t."""
+    """Without skewness it is Student's t; with it, Hall's transformation maps the draws back onto
+    Student's t."""
     rng = np.random.default_rng(0)
     symmetric = np.array([[-3.0, -1.0, 0.0, 1.0, 3.0]])
     drawn = common_effect(np.zeros(1), symmetric, ratio=False, rng=rng, num_draws=40_000)[:, 0]
     error = symmetric.std(ddof=1) / np.sqrt(5)
-    np.testing.assert_allclose(np.quantile(drawn, [0.025, 0.975]), [-2.776 * error, 2.776 * error], rtol=0.05)
+    np.testing.assert_allclose(
+        np.quantile(drawn, [0.025, 0.975]), [-2.776 * error, 2.776 * error], rtol=0.05
+    )
     rate = np.array([[0.0, 0.0, 0.1, 0.1, 0.2, 0.9]])
-    drawn = common_effect(np.array([rate.mean()]), rate, ratio=True, rng=np.random.default_rng(1), num_draws=1000)
+    drawn = common_effect(
+        np.array([rate.mean()]), rate, ratio=True, rng=np.random.default_rng(1), num_draws=1000
+    )
     student = np.random.default_rng(1).standard_t(5, (1000, 1))
     effects = rate[0] / rate.mean()
     spread = effects.std()
@@ -131,8 +155,9 @@ def test_the_signs_of_the_slopes_are_learnt(sign):
 
 @pytest.mark.slow
 def test_the_estimate_of_the_lowest_is_less_biased_and_its_interval_covers():
-    """64 sweeps whose scores differ by chance alone, the hardest case of the winner's curse: of 27 equal scores the
-    lowest mean lies two standard errors too low. The interval covers the truth about as often as it says."""
+    """64 sweeps whose scores differ by chance alone, the hardest case of the winner's curse: of 27
+    equal scores the lowest mean lies two standard errors too low. The interval covers the truth
+    about as often as it says."""
     bias, raw, covered = [], [], []
     for seed in range(64):
         rng = np.random.default_rng(seed)
@@ -146,7 +171,9 @@ def test_the_estimate_of_the_lowest_is_less_biased_and_its_interval_covers():
         covered.append(low <= 0.2 <= high)
     assert np.mean(raw) < -0.035
     assert abs(np.mean(bias)) < 0.4 * abs(np.mean(raw))
-    assert np.mean(covered) > 0.87  # 95 % less two standard errors of 64 sweeps and the error of the model
+    assert (
+        np.mean(covered) > 0.87
+    )  # 95 % less two standard errors of 64 sweeps and the error of the model
 
 
 def test_secrets_that_are_easier_for_all_models_do_not_blur_the_comparison():
@@ -163,7 +190,9 @@ def test_secrets_that_are_easier_for_all_models_do_not_blur_the_comparison():
     assert alone.std() / alone.mean() > 0.2, "the level depends on which secrets were measured"
 
 
-@pytest.mark.parametrize("score", [np.zeros(27), np.ones(27), np.full(27, 1e-300), np.full(27, 1e97)])
+@pytest.mark.parametrize(
+    "score", [np.zeros(27), np.ones(27), np.full(27, 1e-300), np.full(27, 1e97)]
+)
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_equal_scores(score, seeds):
     got = score_posterior(means_of(score, std=0.0, seeds=seeds))
@@ -171,12 +200,17 @@ def test_equal_scores(score, seeds):
     np.testing.assert_allclose(got.own_mean, score, rtol=1e-2, atol=1e-3 if seeds == 1 else 1e-4)
 
 
-def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_own_mean(monkeypatch):
-    """With known hyperparameters and variances, by the joint Gaussian of its truth, the modelled means and its own."""
+def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_own_mean(
+    monkeypatch,
+):
+    """With known hyperparameters and variances, by the joint Gaussian of its truth, the modelled
+    means and its own."""
     rng = np.random.default_rng(0)
     h = np.log([0.6, 1.0, 2.0, 1.5, 0.5, 0.2, 0.3])
     monkeypatch.setattr(hierarchical_model, "posterior_draws", lambda *_, **__: np.array([h]))
-    monkeypatch.setattr(SeedNoise, "draw_ratios", lambda self, rng, num: np.ones((num, len(self.std))))
+    monkeypatch.setattr(
+        SeedNoise, "draw_ratios", lambda self, rng, num: np.ones((num, len(self.std)))
+    )
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 15)
     score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))
     got = score_posterior(means_of(score, std=0.05), logarithmic=False)
@@ -196,12 +230,15 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
         spread = unit * np.sqrt(prior[at, at] - prior[at, seen] @ inverse @ prior[seen, at])
         np.testing.assert_allclose(got.own_mean[at], mean, rtol=1e-5)
         np.testing.assert_allclose(got.draws[:, at].std(), spread, rtol=0.06)
-        np.testing.assert_allclose(got.draws[:, at].mean(), mean, atol=5 * spread / np.sqrt(len(got.draws)))
+        np.testing.assert_allclose(
+            got.draws[:, at].mean(), mean, atol=5 * spread / np.sqrt(len(got.draws))
+        )
 
 
 @pytest.mark.slow
 def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatch):
-    """About as good an estimate as if all 700 were modelled jointly, and honest intervals; a mean of two is worse."""
+    """About as good an estimate as if all 700 were modelled jointly, and honest intervals; a mean
+    of two is worse."""
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
     z = np.log(np.array(grid, dtype=float))
     z = (z - z.mean(axis=0)) / z.std(axis=0)
@@ -224,8 +261,11 @@ def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatc
             whole = score_posterior(means)
             hierarchy._remembered.cache_clear()
         estimates = [got.own_mean, whole.own_mean, score]
-        squared.append([((np.log(estimate) - np.log(truth))[rest] ** 2).mean() for estimate in estimates])
-    # The intervals of one table are wide or narrow together, as far as its 150 modelled means tell the variances.
+        squared.append(
+            [((np.log(estimate) - np.log(truth))[rest] ** 2).mean() for estimate in estimates]
+        )
+    # The intervals of one table are wide or narrow together, as far as its 150 modelled means tell
+    # the variances.
     assert 0.9 < np.mean(covered) < 0.98
     error, of_whole, of_means = np.sqrt(np.mean(squared, axis=0))
     assert error < 1.1 * of_whole < 0.8 * of_means
@@ -240,7 +280,8 @@ def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatc
 
 @pytest.mark.slow
 def test_other_values_of_a_large_table_are_smoothed_by_the_same_operator(monkeypatch):
-    """The operator gives the posterior means back for the measured values, and moves with each of them."""
+    """The operator gives the posterior means back for the measured values, and moves with each of
+    them."""
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 12)
     rng = np.random.default_rng(1)
     score = 0.3 + 0.1 * standardised()[:, 1] + rng.normal(0, 0.02, 27)
@@ -263,7 +304,9 @@ def test_score_posterior_limits_blas_to_one_thread(monkeypatch):
     fit, threads = hierarchy._fitted, list[int]()
 
     def of_numpy():
-        return {each["num_threads"] for each in threadpool_info() if "numpy.libs" in each["filepath"]}
+        return {
+            each["num_threads"] for each in threadpool_info() if "numpy.libs" in each["filepath"]
+        }
 
     def spied(given):
         threads.extend(of_numpy())

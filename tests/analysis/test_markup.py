@@ -9,10 +9,15 @@ import pytest
 from raydp.analysis.report import markup
 
 
-@pytest.mark.parametrize("figure", [-0.25, "-0.25", "−3 %", "+0.1", "< 0.1 %", ".5", "-1e-05 to 2", "∞", None, "–", ""])
+@pytest.mark.parametrize(
+    "figure", [-0.25, "-0.25", "−3 %", "+0.1", "< 0.1 %", ".5", "-1e-05 to 2", "∞", None, "–", ""]
+)
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_every_column_of_numbers_is_aligned_alike(figure: str | float | None, row: int) -> None:
-    """The sign, the format and the row do not matter. A column with a text is aligned as text, with its header."""
+    """The sign, the format and the row do not matter.
+
+    A column with a text is aligned as text, with its header.
+    """
     cells = [[name, 0.5, 0.5] for name in "abc"]
     cells[row][1:] = [figure, "no answer"]
     drawn = markup.table("Scores", ["Configuration", "score", "reason"], cells)

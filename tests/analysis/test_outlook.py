@@ -22,17 +22,23 @@ def table(means, num_seeds, *, std=0.05):
     for k, mean in enumerate(means):
         deviations = np.linspace(-1, 1, num_seeds) if num_seeds > 1 else np.zeros(1)
         deviations *= 1 if num_seeds == 1 else std / deviations.std(ddof=1)
-        rows += [(64, 1 + k, 0.1, seed, 1.0 + k, mean + d, f"{k}-{seed}") for seed, d in enumerate(deviations)]
+        rows += [
+            (64, 1 + k, 0.1, seed, 1.0 + k, mean + d, f"{k}-{seed}")
+            for seed, d in enumerate(deviations)
+        ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def secrets_of(points, spread):
-    """Values by secret whose means are the scores; each configuration treats the secrets differently."""
+    """Values by secret whose means are the scores; each configuration treats the secrets
+    differently."""
     rng = np.random.default_rng(0)
     own = {steps: rng.normal(0, spread, NUM_SECRETS) for steps in points["num_steps"].unique()}
     rows = [
         (run, "vmr", f"s{i:02}", score + value)
-        for run, steps, score in zip(points["run_id"], points["num_steps"], points["score"], strict=True)
+        for run, steps, score in zip(
+            points["run_id"], points["num_steps"], points["score"], strict=True
+        )
         for i, value in enumerate(own[steps] - own[steps].mean())
     ]
     return pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value"]), "vmr"
@@ -51,7 +57,8 @@ def uncertainty(selection):
 
 
 def test_so_many_further_seeds_decide_and_half_the_seeds_do_not():
-    """Without a tolerance, only the lowest score decides; with one, "equivalent" would end it too."""
+    """Without a tolerance, only the lowest score decides; with one, "equivalent" would end it
+    too."""
     means = [0.50, 0.56, 0.9]
     selection = select(table(means, 3, std=0.15), tolerance=0.0)
     assert selection.decision.state == "undecided"
@@ -65,7 +72,9 @@ def test_so_many_further_seeds_decide_and_half_the_seeds_do_not():
     # All three readers show the same answer.
     assert [row["seeds"] for row in uncertainty(selection)["further_seeds"]] == [further] * 3
     assert "reason" not in uncertainty(selection)
-    assert selection.outlook.sentence.startswith(f"If the means stayed as they are, about {3 + further} seeds")
+    assert selection.outlook.sentence.startswith(
+        f"If the means stayed as they are, about {3 + further} seeds"
+    )
     assert selection.warnings[-1].endswith(selection.outlook.sentence)
     assert selection.outlook.sentence in contenders_table(selection)
 
@@ -103,7 +112,9 @@ def test_errors_over_secrets_need_secrets_and_without_secrets_seeds_decide():
     selection = select(points, by_secret=secrets_of(points, 0.2), tolerance=0.02)
     assert selection.decision.state == "undecided"
     assert uncertainty(selection)["further_seeds"] == []
-    assert f"about {selection.outlook.times_secrets} times as many" in uncertainty(selection)["reason"]
+    assert (
+        f"about {selection.outlook.times_secrets} times as many" in uncertainty(selection)["reason"]
+    )
     without = select(points, tolerance=0.02)
     assert without.decision.state == "decided"
     assert without.outlook.times_secrets is None
@@ -119,16 +130,24 @@ def test_a_rule_that_selects_another_one_than_the_known_lowest_needs_no_seeds():
 
 def test_a_configuration_with_one_seed_borrows_its_spread():
     points = table([0.50, 0.56, 0.9], 3, std=0.15)
-    one_seed = points[(points["num_steps"] != 2) | (points["seed"] == 1)]  # the middle one of the three, so equal means
+    one_seed = points[
+        (points["num_steps"] != 2) | (points["seed"] == 1)
+    ]  # the middle one of the three, so equal means
     assert select(one_seed, tolerance=0.02).decision.state == "undecided"
-    further = {row["num_steps"]: row["seeds"] for row in select(one_seed, tolerance=0.02).outlook.further_seeds}
+    further = {
+        row["num_steps"]: row["seeds"]
+        for row in select(one_seed, tolerance=0.02).outlook.further_seeds
+    }
     assert further[2] == further[1] + 2, "all have the same number of seeds in the end"
 
 
 def test_a_large_table_is_not_asked():
     selection = select(table(0.5 + np.arange(101) / 1e4, 2), tolerance=0.0)
     assert selection.decision.state == "undecided"
-    assert "not computed for a table of more than 100 configurations" in uncertainty(selection)["reason"]
+    assert (
+        "not computed for a table of more than 100 configurations"
+        in uncertainty(selection)["reason"]
+    )
 
 
 def test_it_is_computed_once_and_only_if_someone_asks(monkeypatch):

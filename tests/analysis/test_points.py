@@ -84,10 +84,22 @@ ROW = b"4,2,1e-3,0,1,1\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (ROW + b"4,2,1e-3,1,1,\xff\n", r"points must be UTF-8 text, got other bytes in '.*'\. Save it as UTF-8"),
-        (ROW + b'4,2,1e-3,1,1,"1\n', r"points must be valid CSV, got .* in line 3 of '.*'\. Correct the quotes"),
-        (b"9," + ROW, r"points must have at most 6 cells in a row.* got 7 in line 2 of .*\. Remove some"),
-        (ROW + b"4,2,1e-3,1,1,1,5\n", r"points must have at most 6 cells in a row.* got 7 in line 3 of .*\. Remove"),
+        (
+            ROW + b"4,2,1e-3,1,1,\xff\n",
+            r"points must be UTF-8 text, got other bytes in '.*'\. Save it as UTF-8",
+        ),
+        (
+            ROW + b'4,2,1e-3,1,1,"1\n',
+            r"points must be valid CSV, got .* in line 3 of '.*'\. Correct the quotes",
+        ),
+        (
+            b"9," + ROW,
+            r"points must have at most 6 cells in a row.* got 7 in line 2 of .*\. Remove some",
+        ),
+        (
+            ROW + b"4,2,1e-3,1,1,1,5\n",
+            r"points must have at most 6 cells in a row.* got 7 in line 3 of .*\. Remove",
+        ),
     ],
 )
 def test_files_that_are_no_tables_are_refused(tmp_path, content, message):
@@ -101,7 +113,9 @@ def test_a_parquet_file_that_is_none_and_a_folder_that_is_not_there(tmp_path):
     (tmp_path / "points.parquet").write_text("no")
     with pytest.raises(ValueError, match=r"points must be a Parquet file, got .*\. Write it again"):
         load_points(tmp_path / "points.parquet")
-    with pytest.raises(ValueError, match=r"points must go into an existing folder, got .*\. Create it"):
+    with pytest.raises(
+        ValueError, match=r"points must go into an existing folder, got .*\. Create it"
+    ):
         save_points(pd.DataFrame(), tmp_path / "absent" / "points.csv")
 
 
@@ -131,7 +145,10 @@ def test_methods_without_hyperparameters_load_but_are_not_compared(tmp_path):
 
 
 def test_learning_rates_stay_the_decimals_that_were_written(tmp_path):
-    points = load(tmp_path, *(f"1,1,{text},0,1,1" for text in ("3e-3", "0.1", "7.0E-05", "0.000123456789012345")))
+    points = load(
+        tmp_path,
+        *(f"1,1,{text},0,1,1" for text in ("3e-3", "0.1", "7.0E-05", "0.000123456789012345")),
+    )
     assert [exact(rate) for rate in points["learning_rate"]] == [
         Fraction(3, 1000), Fraction(1, 10), Fraction(7, 100_000), Fraction(123456789012345, 10**18)
     ]  # fmt: skip
@@ -145,11 +162,13 @@ def test_learning_rates_stay_the_decimals_that_were_written(tmp_path):
 
 def test_spreadsheet_csv_is_read(tmp_path):
     path = tmp_path / "points.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER.replace(',', ', ')}\r\n4, 2, 1e-3, 0, 1, 1\r\n".encode())
+    path.write_bytes(
+        b"\xef\xbb\xbf" + f"{HEADER.replace(',', ', ')}\r\n4, 2, 1e-3, 0, 1, 1\r\n".encode()
+    )
     assert load_points(path)["learning_rate"].tolist() == [0.001]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(table=tables(), data=st.data())
 def test_files_give_back_every_value(tmp_path_factory, table, data):
     """Doubles survive both formats bit by bit."""
@@ -162,16 +181,22 @@ def test_files_give_back_every_value(tmp_path_factory, table, data):
         pd.testing.assert_frame_equal(load_points(path), check_points(table), check_exact=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(table=tables())
 def test_means_are_exact_sorted_and_blind_to_the_order_of_rows(table):
     means = configuration_means(table)
     naive = naive_means(table)
-    rows = zip(means["batch_size"], means["num_steps"], map(exact, means["learning_rate"]), strict=True)
+    rows = zip(
+        means["batch_size"], means["num_steps"], map(exact, means["learning_rate"]), strict=True
+    )
     order = sorted(naive, key=lambda p: (p[1], p[0], p[2]))
     assert list(rows) == order
-    assert list(zip(means["utility_loss"], means["score"], strict=True)) == [naive[p] for p in order]
-    pd.testing.assert_frame_equal(configuration_means(table[::-1]), means, rtol=1e-12)  # the stds: summation order
+    assert list(zip(means["utility_loss"], means["score"], strict=True)) == [
+        naive[p] for p in order
+    ]
+    pd.testing.assert_frame_equal(
+        configuration_means(table[::-1]), means, rtol=1e-12
+    )  # the stds: summation order
     assert means["score"].tolist() == configuration_means(table[::-1])["score"].tolist()
 
 

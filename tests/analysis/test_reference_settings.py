@@ -35,7 +35,8 @@ def table(rows=ROWS) -> pd.DataFrame:
     [("public-reference", 0.2), ("equal-privacy", 0.4), ("private-reference", 0.6)],
 )
 def test_each_setting_keeps_its_bound_and_the_best_utility(rule: str, chosen: float) -> None:
-    """The bounds are the paper's: at most 51 % of one set, at most 4 points between the two; bounds count as kept."""
+    """The bounds are the paper's: at most 51 % of one set, at most 4 points between the two; bounds
+    count as kept."""
     selection = select(table(), rule=rule)
     assert selection.configuration.learning_rate == chosen
     assert [step.name for step in selection.steps] == ["reference setting", "best utility"]
@@ -59,7 +60,10 @@ def test_other_constraints_come_first() -> None:
 
 def test_a_setting_that_nothing_meets_is_an_answer() -> None:
     high = [(lr, loss, training + 0.2, reference) for lr, loss, training, reference in ROWS]
-    with pytest.raises(ValueError, match=r"rule must leave a configuration, got none to keep a score of the training"):
+    with pytest.raises(
+        ValueError,
+        match=r"rule must leave a configuration, got none to keep a score of the training",
+    ):
         select(table(high), rule="public-reference")
     loss, training, reference = np.array(high).T[1:]
     assert best_instance("public-reference", loss, training, reference) is None
@@ -68,8 +72,16 @@ def test_a_setting_that_nothing_meets_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("points", "rule", "message"),
     [
-        (table().drop(columns=REFERENCE), "equal-privacy", "must have one score of training and of reference data"),
-        (table().assign(**{REFERENCE: np.nan}), "equal-privacy", "must be given in every finished row, got 12 rows"),
+        (
+            table().drop(columns=REFERENCE),
+            "equal-privacy",
+            "must have one score of training and of reference data",
+        ),
+        (
+            table().assign(**{REFERENCE: np.nan}),
+            "equal-privacy",
+            "must be given in every finished row, got 12 rows",
+        ),
         (table(), "equal-privcy", "Did you mean 'equal-privacy'"),
     ],
 )

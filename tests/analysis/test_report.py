@@ -11,7 +11,15 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
-from raydp.analysis import RULES, heuristic_accuracy, privacy_risk, regress, select, verify_heuristics, write_report
+from raydp.analysis import (
+    RULES,
+    heuristic_accuracy,
+    privacy_risk,
+    regress,
+    select,
+    verify_heuristics,
+    write_report,
+)
 from raydp.analysis.report.card import guarantee_in_words
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.report.sweep_page import headline_sentence
@@ -57,13 +65,29 @@ def page(sweep, selection, tmp_path_factory):
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
-    """No element that fetches, and a policy under which the browser refuses what a script might try."""
+    """No element that fetches, and a policy under which the browser refuses what a script might
+    try."""
     tags = {tag for tag, _ in page.tags}
-    assert not tags & {"link", "img", "iframe", "object", "embed", "base", "source", "video", "audio", "form"}
-    assert not any({"src", "srcset", "data", "action"} & set(attributes) for _, attributes in page.tags)
+    assert not tags & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "source",
+        "video",
+        "audio",
+        "form",
+    }
+    assert not any(
+        {"src", "srcset", "data", "action"} & set(attributes) for _, attributes in page.tags
+    )
     links = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
     assert len(links) > 5
-    assert all(link.startswith("#section-") for link in links), "links to the page's own sections only"
+    assert all(link.startswith("#section-") for link in links), (
+        "links to the page's own sections only"
+    )
     policy = next(a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv"))
     sources = dict(part.split(" ", 1) for part in policy.split("; "))
     assert sources.pop("default-src") == "'none'"
@@ -72,8 +96,11 @@ def test_nothing_is_loaded_from_elsewhere(page):
 
 
 def test_a_page_is_small_and_its_plotly_draws_every_figure(page):
-    """The bundle is the installed plotly's own release of plotly.js, without the traces that no figure has."""
-    bundle = files("raydp.analysis.report").joinpath("plotly-basic.min.js").read_text(encoding="utf-8")
+    """The bundle is the installed plotly's own release of plotly.js, without the traces that no
+    figure has."""
+    bundle = (
+        files("raydp.analysis.report").joinpath("plotly-basic.min.js").read_text(encoding="utf-8")
+    )
     assert f"plotly.js (basic - minified) v{get_plotlyjs_version()}\n" in bundle
     assert len(bundle.encode()) < 1_200_000
     traces = {trace["type"] for figure in page.told["figures"].values() for trace in figure["data"]}
@@ -97,11 +124,15 @@ def test_every_rule_starts_with_what_select_says(page, sweep, selection):
     for rule, cells in rows.items():
         s = select(points, rule=rule, max_loss=MAX_LOSS, by_secret=(secrets, "vmr"))
         c = s.configuration
-        assert cells == [number(v) for v in (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score)]
+        assert cells == [
+            number(v) for v in (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score)
+        ]
     best = select(points, rule="best-utility", max_loss=MAX_LOSS)
     assert headline_sentence(selection, best, relative=True) in page.text["p"]
     steps = page.table("Steps of the rule procedure")
-    assert [(row[0], int(row[3])) for row in steps] == [(s.name, len(s.survivors)) for s in selection.steps]
+    assert [(row[0], int(row[3])) for row in steps] == [
+        (s.name, len(s.survivors)) for s in selection.steps
+    ]
 
 
 @pytest.mark.parametrize("rule", slow_unless(["procedure"], RULES))
@@ -119,7 +150,8 @@ def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
 
 @pytest.mark.slow
 def test_other_constraints_hold_at_every_threshold(points):
-    """Thresholds are those of the allowed, and the rules choose among them alone: at every third, and at the last."""
+    """Thresholds are those of the allowed, and the rules choose among them alone: at every third,
+    and at the last."""
     bounds = {"compute": 60_000.0}
     selections = selections_by_threshold(points, Constraints(at_most=bounds))
     assert 0 < selections.allowed.sum() < 60
@@ -137,11 +169,18 @@ def test_other_constraints_hold_at_every_threshold(points):
 
 def test_thresholds_that_differ_by_rounding_are_one(points):
     """A threshold lets in what `select` lets in: losses that differ by the rounding of a mean."""
-    one = points[points["seed"] == 0].head(4).assign(utility_loss=[2.0, np.nextafter(2.0, 3), 2.5, 3.0])
+    one = (
+        points[points["seed"] == 0]
+        .head(4)
+        .assign(utility_loss=[2.0, np.nextafter(2.0, 3), 2.5, 3.0])
+    )
     selections = selections_by_threshold(one)
     for rule, positions in selections.selected.items():
         for threshold, position in zip(selections.thresholds, positions, strict=True):
-            assert selections.means["score"].iloc[position] == select(one, rule=rule, max_loss=threshold).score
+            assert (
+                selections.means["score"].iloc[position]
+                == select(one, rule=rule, max_loss=threshold).score
+            )
     assert selections.members.tolist() == [2, 2, 3, 4]
 
 
@@ -163,11 +202,15 @@ def test_card_and_contenders_are_those_of_the_selection(page, selection):
     assert card["ε"] == "7.99"
     assert card["Score, measured"] == f"{number(selection.score)} ± {row['std_error']:.2g}"
     low, high = selection.decision.interval
-    corrected = f"{number(selection.decision.estimate)}, 95 % interval {number(low)} to {number(high)}"
+    corrected = (
+        f"{number(selection.decision.estimate)}, 95 % interval {number(low)} to {number(high)}"
+    )
     assert card["Score, corrected for the selection"] == corrected
     assert set(in_words(selection)) <= set(page.text["li"])
     rows = page.table("By mean score")
-    assert [r[5] for r in rows] == [percent(r["probability"], 1) for r in selection.contenders.rows[:20]]
+    assert [r[5] for r in rows] == [
+        percent(r["probability"], 1) for r in selection.contenders.rows[:20]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,10 +220,14 @@ def test_card_and_contenders_are_those_of_the_selection(page, selection):
         (
             {"epsilon": 7.99, "delta": 1e-5},
             {"Unit of privacy": "mail", "Certified": "no: noise comes from the public test key"},
-            "Its guarantee: ε = 7.99 at δ = 1e-05 for one mail added or removed. Not certified: noise comes from the "
-            "public test key.",
+            "Its guarantee: ε = 7.99 at δ = 1e-05 for one mail added or removed. Not certified: "
+            "noise comes from the public test key.",
         ),
-        ({"epsilon": "inf", "delta": 1e-5}, {"Certified": "no: none"}, "It has no guarantee: its ε is infinite."),
+        (
+            {"epsilon": "inf", "delta": 1e-5},
+            {"Certified": "no: none"},
+            "It has no guarantee: its ε is infinite.",
+        ),
         ({"epsilon": 7.99}, {}, ""),
         ({"epsilon": float("nan"), "delta": 1e-5}, {}, ""),
     ],
@@ -229,7 +276,9 @@ def test_page_can_be_read_by_machines_and_without_the_figures(page):
     assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in plots)
     headers = [a for tag, a in page.tags if tag == "th"]
     assert all(a["scope"] in ("col", "row") for a in headers)
-    assert sum(tag == "table" for tag, _ in page.tags) == sum(tag == "caption" for tag, _ in page.tags)
+    assert sum(tag == "table" for tag, _ in page.tags) == sum(
+        tag == "caption" for tag, _ in page.tags
+    )
     labels = [a["for"] for tag, a in page.tags if tag == "label"]
     assert labels == [a["id"] for tag, a in page.tags if tag == "input"]
 
@@ -238,9 +287,14 @@ def test_page_can_be_read_by_machines_and_without_the_figures(page):
 def test_the_base_loss_may_come_from_the_points(points, tmp_path):
     for column, said in ((3.4, True), (None, False)):
         table = points.assign(base_utility_loss=column)
-        write_report(table, select(table, rule="best-utility"), tmp_path / "base.html", title="Base")
+        write_report(
+            table, select(table, rule="best-utility"), tmp_path / "base.html", title="Base"
+        )
         text = " ".join(Page((tmp_path / "base.html").read_text(encoding="utf-8")).text["p"])
-        assert ("keeps 100 % of the best utility gain over the pre-trained model (utility loss 3.4)" in text) == said
+        assert (
+            "keeps 100 % of the best utility gain over the pre-trained model (utility loss 3.4)"
+            in text
+        ) == said
 
 
 def test_undefined_figures_are_explained(tmp_path):
@@ -263,11 +317,15 @@ def test_undefined_figures_are_explained(tmp_path):
 
 @pytest.mark.slow
 def test_large_tables_are_shortened_and_say_so(tmp_path):
-    """6,000 configurations: the lowest losses are listed, the scatter draws 5,000 and all that are selected."""
+    """6,000 configurations: the lowest losses are listed, the scatter draws 5,000 and all that are
+    selected."""
     generator = np.random.default_rng(1)
     rates = [float(f"{r:.6g}") for r in np.geomspace(1e-5, 1, 6000)]
     table = pd.DataFrame({"batch_size": 8, "num_steps": 2, "learning_rate": rates, "seed": 0})
-    table["utility_loss"], table["score"] = generator.uniform(2, 3, 6000), generator.uniform(0.1, 1, 6000)
+    table["utility_loss"], table["score"] = (
+        generator.uniform(2, 3, 6000),
+        generator.uniform(0.1, 1, 6000),
+    )
     write_report(table, select(table, max_loss=2.5), tmp_path / "large.html", title="Large")
     page = Page((tmp_path / "large.html").read_text(encoding="utf-8"))
     rows = page.table("Means over seeds of the 1000 configurations of lowest loss of 6000")
@@ -295,13 +353,15 @@ def test_the_printed_threshold_selects_what_the_page_says(page, points):
 @pytest.mark.parametrize("gain", [0.5, 0.77, 0.9, 0.95])
 def test_the_threshold_reads_the_same_everywhere_and_selects_the_same(points, tmp_path, gain):
     """In the steps that the command prints, in the report's text and beside the slider."""
-    options = {"min_utility_gain": gain, "base_utility_loss": 3.4}
+    options = {"min_gain_share": gain, "base_utility_loss": 3.4}
     chosen = select(points, **options)
     write_report(points, chosen, tmp_path / "gain.html", title="Gain", base_utility_loss=3.4)
     page = Page((tmp_path / "gain.html").read_text(encoding="utf-8"))
     text = page.told["live"]["start_text"]
     assert chosen.steps[0].rule == f"keep a mean utility loss of at most {text}"
-    assert any(f"a mean utility loss of at most {text} were considered" in told for told in page.text["p"])
+    assert any(
+        f"a mean utility loss of at most {text} were considered" in told for told in page.text["p"]
+    )
     assert select(points, max_loss=float(text)).steps[0].survivors == chosen.steps[0].survivors
 
 
@@ -327,7 +387,9 @@ def test_epsilon_on_the_card_holds_for_all_seeds(points, tmp_path):
 @pytest.mark.slow
 def test_logarithmic_scores_have_no_shares(points, tmp_path):
     table = points.assign(**{"score.logprob": points["score"]}).drop(columns="score.vmr")
-    write_report(table, select(table, max_loss=MAX_LOSS), tmp_path / "log.html", title="Logarithmic")
+    write_report(
+        table, select(table, max_loss=MAX_LOSS), tmp_path / "log.html", title="Logarithmic"
+    )
     page = Page((tmp_path / "log.html").read_text(encoding="utf-8"))
     assert {row[7] for row in page.table("What each rule")} == {"–"}
     assert "% lower" not in page.text["p"][0]
@@ -335,12 +397,16 @@ def test_logarithmic_scores_have_no_shares(points, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "declared", "ratios"), [("bits", True, False), ("bits", None, True)])
-def test_a_score_that_is_declared_logarithmic_has_no_shares(points, tmp_path, name, declared, ratios):
+@pytest.mark.parametrize(
+    ("name", "declared", "ratios"), [("bits", True, False), ("bits", None, True)]
+)
+def test_report_shows_no_ratio_of_logarithmic_score(points, tmp_path, name, declared, ratios):
     """As a plug-in's, whose name the report does not know."""
     table = points.assign(**{f"score.{name}": points["score"]}).drop(columns="score.vmr")
     path = tmp_path / "declared.html"
-    write_report(table, select(table, max_loss=MAX_LOSS), path, title="Declared", logarithmic=declared)
+    write_report(
+        table, select(table, max_loss=MAX_LOSS), path, title="Declared", logarithmic=declared
+    )
     page = Page(path.read_text(encoding="utf-8"))
     assert ({row[7] for row in page.table("What each rule")} != {"–"}) == ratios
     assert ("% lower" in page.text["p"][0]) == ratios

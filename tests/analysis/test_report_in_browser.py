@@ -1,4 +1,5 @@
-"""The report in a real browser: the slider moves every rule's selection, by mouse and keyboard, on any screen."""
+"""The report in a real browser: the slider moves every rule's selection, by mouse and keyboard, on
+any screen."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from tests.chromium import OpenPage
 pytestmark = pytest.mark.browser
 
 ROW = "Array.from(document.querySelector('tr[data-rule=\"{rule}\"]').children, cell => cell.textContent)"
-FIGURES = {"layout", "by_threshold", "importance", "effects", "heuristics", "risk", "spread", "curves"}
+FIGURES = {
+    "layout",
+    "by_threshold",
+    "importance",
+    "effects",
+    "heuristics",
+    "risk",
+    "spread",
+    "curves",
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +39,13 @@ def points():
 @pytest.fixture(scope="module")
 def file(points, tmp_path_factory):
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    selections = [select(points, rule=rule, max_loss=MAX_LOSS) for rule in ("procedure", "best-utility")]
-    curves = [Curve(f"seed {seed}", 0.1 * seed, [0, 1, 2], [2.0, 1.5, 1.2 + 0.1 * seed]) for seed in range(3)]
+    selections = [
+        select(points, rule=rule, max_loss=MAX_LOSS) for rule in ("procedure", "best-utility")
+    ]
+    curves = [
+        Curve(f"seed {seed}", 0.1 * seed, [0, 1, 2], [2.0, 1.5, 1.2 + 0.1 * seed])
+        for seed in range(3)
+    ]
     write_report(points, selections, path, title="Report", base_utility_loss=3.4, curves=curves)
     return path
 
@@ -44,7 +59,9 @@ def page(file):
 
 def drawn(page: OpenPage) -> None:
     """Wait until every figure and the slider are there."""
-    page.wait_for("document.querySelectorAll('.plot .main-svg').length >= Object.keys(told.figures).length")
+    page.wait_for(
+        "document.querySelectorAll('.plot .main-svg').length >= Object.keys(told.figures).length"
+    )
     page.wait_for("!told.live || document.getElementById('threshold-says').textContent")
 
 
@@ -54,7 +71,10 @@ def said_by_select(points, rule: str, threshold: float) -> list[str]:
 
 def cells(rule: str, s: Selection) -> list[str]:
     c = s.configuration
-    return [rule, *map(number, (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score))]
+    return [
+        rule,
+        *map(number, (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score)),
+    ]
 
 
 def slide(page: OpenPage, at: int) -> None:
@@ -67,7 +87,9 @@ def slide(page: OpenPage, at: int) -> None:
 def test_it_is_drawn_and_asks_for_nothing(page, file):
     assert set(page.evaluate("Object.keys(told.figures)")) == FIGURES
     assert page.complaints == []
-    assert [url for url in page.requested if not url.startswith(("data:", "blob:"))] == [file.as_uri()]
+    assert [url for url in page.requested if not url.startswith(("data:", "blob:"))] == [
+        file.as_uri()
+    ]
 
 
 def test_it_starts_where_the_selection_was_made(page, points):
@@ -76,12 +98,15 @@ def test_it_starts_where_the_selection_was_made(page, points):
 
 
 def test_the_slider_moves_every_selection(page, points):
-    """At each of a dozen thresholds, in the table, in the scatter and in the list of configurations."""
+    """At each of a dozen thresholds, in the table, in the scatter and in the list of
+    configurations."""
     thresholds = page.evaluate("told.live.thresholds")
     moved = set()
     for at in range(0, len(thresholds), 5):
         slide(page, at)
-        traces = page.evaluate("document.getElementById('layout').data.map(t => [t.name, t.x, t.y])")
+        traces = page.evaluate(
+            "document.getElementById('layout').data.map(t => [t.name, t.x, t.y])"
+        )
         rings = {name: (x, y) for name, x, y in traces}
         said = {rule: select(points, rule=rule, max_loss=thresholds[at]) for rule in RULES}
         for rule, s in said.items():
@@ -91,12 +116,15 @@ def test_the_slider_moves_every_selection(page, points):
         assert sum(y is not None for y in rings["Configuration"][1]) == members
         assert page.evaluate("document.querySelectorAll('tr.excluded').length") == 60 - members
         marked = page.evaluate(
-            "Array.from(document.querySelector('tr[data-position].marked').children, c => c.textContent)"
+            "Array.from(document.querySelector('tr[data-position].marked').children, c => "
+            "c.textContent)"
         )
         assert marked[:3] == cells("procedure", said["procedure"])[1:4]
         assert "procedure" in marked[-1]
         for figure in ("layout", "by_threshold"):
-            (line,) = page.evaluate(f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)")
+            (line,) = page.evaluate(
+                f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)"
+            )
             assert line == thresholds[at]
         moved |= {(rule, *rings[rule][0]) for rule in RULES}
     assert len(moved) > 20, "a selection that never moves shows nothing"
@@ -108,23 +136,36 @@ def test_the_risk_against_the_oracle_is_that_of_its_scores(page, points):
     oracle = select(points, rule="oracle", max_loss=threshold).score
     for rule in RULES:
         score = select(points, rule=rule, max_loss=threshold).score
-        assert page.evaluate(ROW.format(rule=rule))[7] == f"{int(100 * (score - oracle) / oracle + 0.5)} %"
+        assert (
+            page.evaluate(ROW.format(rule=rule))[7]
+            == f"{int(100 * (score - oracle) / oracle + 0.5)} %"
+        )
 
 
 def test_keys_move_the_slider_and_the_button_takes_it_back(page, points):
     thresholds = page.evaluate("told.live.thresholds")
     page.evaluate("document.getElementById('threshold').focus()")
     page.press("Home")
-    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", thresholds[0])
+    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(
+        points, "procedure", thresholds[0]
+    )
     page.press("ArrowRight")
-    assert page.evaluate(ROW.format(rule="oracle"))[:6] == said_by_select(points, "oracle", thresholds[1])
+    assert page.evaluate(ROW.format(rule="oracle"))[:6] == said_by_select(
+        points, "oracle", thresholds[1]
+    )
     page.press("End")
-    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", thresholds[-1])
+    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(
+        points, "procedure", thresholds[-1]
+    )
     spoken = page.evaluate("document.getElementById('threshold').getAttribute('aria-valuetext')")
-    assert spoken.startswith(f"{threshold_text(thresholds[-1], np.inf)}: 60 of 60 configurations; procedure: (b=")
+    assert spoken.startswith(
+        f"{threshold_text(thresholds[-1], np.inf)}: 60 of 60 configurations; procedure: (b="
+    )
     page.evaluate("document.getElementById('threshold-reset').focus()")
     page.press("Enter")
-    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(points, "procedure", MAX_LOSS)
+    assert page.evaluate(ROW.format(rule="procedure"))[:6] == said_by_select(
+        points, "procedure", MAX_LOSS
+    )
 
 
 @pytest.mark.parametrize("width", [390, 1440])
@@ -156,9 +197,14 @@ def test_the_decision_stands_on_the_first_screen_beside_the_chart(page, file):
     assert page.evaluate(top.format("#section-the-decision")) < 200
     assert page.evaluate(top.format("#layout")) < 300
     assert page.evaluate(top.format(".model .card")) < 720, "so does the guarantee"
-    links = page.evaluate("Array.from(document.querySelectorAll('.contents a'), a => a.getAttribute('href'))")
+    links = page.evaluate(
+        "Array.from(document.querySelectorAll('.contents a'), a => a.getAttribute('href'))"
+    )
     assert len(links) > 5
-    assert all(page.evaluate(f"document.querySelectorAll('section[id=\"{link[1:]}\"]').length") == 1 for link in links)
+    assert all(
+        page.evaluate(f"document.querySelectorAll('section[id=\"{link[1:]}\"]').length") == 1
+        for link in links
+    )
 
 
 def test_a_range_on_an_axis_keeps_its_configurations_in_the_lines_and_in_the_table(page, points):
@@ -166,22 +212,26 @@ def test_a_range_on_an_axis_keeps_its_configurations_in_the_lines_and_in_the_tab
 
     def pointer(kind: str, share: float) -> None:
         page.evaluate(
-            "(() => { const grip = document.querySelectorAll('#parallel .grip')[4];"
-            " grip.setPointerCapture = () => {};"
-            " const box = document.querySelector('#parallel svg').getBoundingClientRect();"
-            f" grip.dispatchEvent(new PointerEvent('{kind}', {{ clientY: box.top + {share} * box.height }})); }})()"
+            "(() => { const grip = document.querySelectorAll('#parallel .grip')[4]; "
+            "grip.setPointerCapture = () => {}; const box = document.querySelector('#parallel "
+            f"svg').getBoundingClientRect(); grip.dispatchEvent(new PointerEvent('{kind}', {{ "
+            f"clientY: box.top + {share} * box.height }})); }})()"
         )
 
     scores = page.evaluate("told.parallel.axes[4].values")
     for kind, share in (("pointerdown", 0.99), ("pointermove", 0.5), ("pointerup", 0.5)):
         pointer(kind, share)
     kept = page.evaluate("document.querySelectorAll('#parallel path:not(.dim)').length")
-    shown = page.evaluate("Array.from(document.querySelectorAll('tr[data-position]')).filter(r => !r.hidden).length")
+    shown = page.evaluate(
+        "Array.from(document.querySelectorAll('tr[data-position]')).filter(r => !r.hidden).length"
+    )
     middle = (340 * 0.5 - 40) / (340 - 40 - 14)  # of the axis, from its top
     limit = max(scores) - middle * (max(scores) - min(scores))
     assert kept == shown == sum(score <= limit for score in scores)
     assert 0 < kept < len(scores)
-    assert page.evaluate("document.getElementById('parallel-says').textContent").startswith(f"{kept} of {len(scores)} ")
+    assert page.evaluate("document.getElementById('parallel-says').textContent").startswith(
+        f"{kept} of {len(scores)} "
+    )
     for kind in ("pointerdown", "pointerup"):
         pointer(kind, 0.5)
     assert page.evaluate("document.querySelectorAll('tr[data-position][hidden]').length") == 0
@@ -204,7 +254,9 @@ def test_a_comparison_is_drawn_too(points, tmp_path):
     with OpenPage((tmp_path / "both.html").as_uri()) as page:
         drawn(page)
         assert page.complaints == []
-        assert page.evaluate("document.getElementById('spread').data.map(t => t.name)") == list(groups)
+        assert page.evaluate("document.getElementById('spread').data.map(t => t.name)") == list(
+            groups
+        )
 
 
 def brightness(colour: str) -> float:

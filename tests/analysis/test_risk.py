@@ -41,7 +41,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(table=tables())
 def test_mean_layout_is_the_loop_over_thresholds(table):
     risk = privacy_risk(table)
@@ -53,32 +53,42 @@ def test_mean_layout_is_the_loop_over_thresholds(table):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(table=tables(min_score=1))
 def test_relative_risk_is_defined_on_positive_scores(table):
     assert all(figures["relative"] >= 0 for figures in privacy_risk(table)["rules"].values())
     assert privacy_risk(table)["rules"]["oracle"] == {"relative": 0.0, "absolute": 0.0}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(table=tables(min_seeds=2))
 def test_resampled_layouts_are_the_mean_layout_of_every_draw(table):
     means = configuration_means(table)
     utility, score = _resampled(means, 5, 1)
-    keys = list(zip(means["batch_size"], means["num_steps"], map(exact, means["learning_rate"]), strict=True))
+    keys = list(
+        zip(
+            means["batch_size"], means["num_steps"], map(exact, means["learning_rate"]), strict=True
+        )
+    )
     risk = privacy_risk(table, layout="resample", num_layouts=5, seed=1)
     assert (risk["layouts"], risk["seed"]) == (5, 1)
     for rule in NAIVE_RULES:
         figures = risk["rules"][rule]
-        draws = [dict(zip(keys, zip(u, s, strict=True), strict=True)) for u, s in zip(utility, score, strict=True)]
+        draws = [
+            dict(zip(keys, zip(u, s, strict=True), strict=True))
+            for u, s in zip(utility, score, strict=True)
+        ]
         each = [naive_risk(draw, rule) for draw in draws]
         relative = None if any(r is None for r, _ in each) else np.mean([r for r, _ in each])
         assert_equal(figures, (relative, np.mean([a for _, a in each])))
 
 
-@pytest.mark.parametrize(("scale", "accepted"), [(1.0, True), (1.05, False), (0.5, False), (1.5**0.5, False)])
+@pytest.mark.parametrize(
+    ("scale", "accepted"), [(1.0, True), (1.05, False), (0.5, False), (1.5**0.5, False)]
+)
 def test_draws_have_the_spread_of_the_seeds(scale, accepted):
-    """std over 20,000 draws errs by 1/sqrt(2 n) = 0.5 %: five of these tell the right scale from 5 % off."""
+    """std over 20,000 draws errs by 1/sqrt(2 n) = 0.5 %: five of these tell the right scale from 5
+    % off."""
     table = pd.DataFrame([(1, 1, 0.1, s, 2 + s, 0.2 * s) for s in range(3)], columns=COLUMNS)
     utility, score = _resampled(configuration_means(table), 20_000, 0)
     tolerance = 5 / np.sqrt(2 * 20_000)

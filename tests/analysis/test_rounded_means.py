@@ -27,7 +27,9 @@ def test_means_are_those_of_fractions(kind: str, largest: int) -> None:
     sizes = generator.integers(1, largest + 1, 20_000 // largest)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     values = KINDS[kind](generator, int(sizes.sum()))
-    expected = [statistics.mean(values[s : s + k].tolist()) for s, k in zip(starts, sizes, strict=True)]
+    expected = [
+        statistics.mean(values[s : s + k].tolist()) for s, k in zip(starts, sizes, strict=True)
+    ]
     np.testing.assert_array_equal(rounded_means(values, starts), expected)
 
 

@@ -1,4 +1,5 @@
-"""Draws of hyperparameters against known posteriors, and probabilities that do not depend on the sampler's seed."""
+"""Draws of hyperparameters against known posteriors, and probabilities that do not depend on the
+sampler's seed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def drawn(log_likelihoods, seed, num_draws=4000):
 def test_the_posterior_of_a_gaussian_likelihood(precision):
     """The prior times exp(-precision/2 · (h - c)²): a Gaussian with known mean and variance.
 
-    With much data one seed errs by 0.08 standard deviations, so the draws of 16 seeds are taken together.
+    With much data one seed errs by 0.08 standard deviations, so the draws of 16 seeds are taken
+    together.
     """
     centre = MEAN + np.array([1.0, -0.5, 1.0])
 
@@ -86,7 +88,8 @@ def two_seeds(seed, size=12):
 
 
 def sweep_of(scores):
-    """Configuration means of (b, T, η in thousandths) -> the scores of its seeds in ten-thousandths."""
+    """Configuration means of (b, T, η in thousandths) -> the scores of its seeds in
+    ten-thousandths."""
     rows = [
         [b, t, rate / 1000, seed, 2.0, score / 10_000]
         for (b, t, rate), own in scores.items()
@@ -96,7 +99,8 @@ def sweep_of(scores):
     return configuration_means(pd.DataFrame(rows, columns=columns))
 
 
-# Sweeps whose two best are nearly equivalent: the first at 94 % with a confidence of 95 %, the second at 83 %.
+# Sweeps whose two best are nearly equivalent: the first at 94 % with a confidence of 95 %, the
+# second at 83 %.
 NEARLY_EQUIVALENT = {
     (64, 30, 1): (781, 794), (64, 60, 1): (569, 639), (128, 60, 8): (1006, 1159),
     (256, 60, 4): (1285, 875), (256, 60, 8): (1274, 1168), (32, 120, 4): (472, 510),
@@ -118,14 +122,19 @@ OPEN = {
     ids=["either scale", "nearly equivalent", "open"],
 )
 def test_probabilities_hardly_depend_on_the_seed_of_the_sampler(means):
-    """A standard deviation of at most 0.01, and one state. Before, it was 0.05 and 0.09 for the last two."""
+    """A standard deviation of at most 0.01, and one state.
+
+    Before, it was 0.05 and 0.09 for the last two.
+    """
     every = np.ones(len(means), dtype=bool)
     found, states = [], set()
     for seed in range(8):
         scores = score_posterior(means, seed=seed)
         found.append(scores.chances(every, 0.1, logarithmic=False))
         lowest = int(scores.own_mean.argmin())
-        made = decide(means, every, lowest, scores, logarithmic=False, certainty=None, precision=Precision())
+        made = decide(
+            means, every, lowest, scores, logarithmic=False, certainty=None, precision=Precision()
+        )
         states.add((lowest, made.state))
     assert np.mean(found, axis=0).max(axis=1) == pytest.approx([0.5, 0.5], abs=0.45), "not decided"
     assert np.std(found, axis=0, ddof=1).max() <= 0.01

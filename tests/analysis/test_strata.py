@@ -1,4 +1,5 @@
-"""Further fields in the analysis: the paper's heuristics stay within a stratum, and surfaces see every dimension."""
+"""Further fields in the analysis: the paper's heuristics stay within a stratum, and surfaces see
+every dimension."""
 
 from __future__ import annotations
 
@@ -9,24 +10,32 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raydp.analysis import configuration_means, heuristic_accuracy, hyperparameter_effects, predict, regress, select
+from raydp.analysis import (
+    configuration_means,
+    heuristic_accuracy,
+    hyperparameter_effects,
+    predict,
+    regress,
+    select,
+)
 from raydp.analysis.selection.growing_pools import procedure_on_growing_pools
 from raydp.analysis.selection.rules import Layout, choose
-from raydp.analysis.surface.importance import hyperparameter_importance
 from raydp.analysis.tables.coordinates import Coordinates, varied_fields
 from raydp.analysis.tables.points import check_points, configurations
+from raydp.extensions.hyperparameters.importance import hyperparameter_importance
 from raydp.search_spaces import Configuration
-from raydp.search_spaces.settings import settings_in_words, settings_of, settings_text
+from raydp.search_spaces.settings import Settings, settings_in_words
 
 CLIPPING, KIND = "method.max_grad_norm", "method.second_moment"
 
 
 def table(fields: list[dict[str, Any]], seeds: int = 2, **figures: Any) -> pd.DataFrame:
-    """Every (b, T, η) of a small grid with every combination of fields; the score rises with c and with U."""
+    """Every (b, T, η) of a small grid with every combination of fields; the score rises with c and
+    with U."""
     rng = np.random.default_rng(0)
     rows = [
         {
-            "batch_size": b, "num_steps": t, "learning_rate": rate, "seed": seed, "settings": settings_text(own),
+            "batch_size": b, "num_steps": t, "learning_rate": rate, "seed": seed, "settings": Settings(own).text,
             "utility_loss": 5 - np.log(b * t * rate) + 0.01 * rng.standard_normal(),
             "score": (b * t * rate) ** 0.5 * own.get(CLIPPING, 1.0) * np.exp(0.01 * rng.standard_normal()),
         }
@@ -46,7 +55,10 @@ def test_the_heuristics_count_what_they_count_in_each_stratum_alone() -> None:
     whole = table(NORMS)
     for name, figures in together.items():
         assert figures["pairs"] == sum(one[name]["pairs"] for one in apart) > 0
-        of_rows = [heuristic_accuracy(whole[whole["settings"] == s])[name] for s in whole["settings"].unique()]
+        of_rows = [
+            heuristic_accuracy(whole[whole["settings"] == s])[name]
+            for s in whole["settings"].unique()
+        ]
         assert figures["correct"] == sum(one["correct"] for one in of_rows)
 
 
@@ -55,7 +67,7 @@ def test_the_procedure_keeps_what_it_keeps_in_each_stratum_alone() -> None:
     steps = select(points, rule="procedure").steps
     kept = {step.name: set(step.survivors) for step in steps}
     for own in NORMS:
-        alone = select(points[points["settings"] == settings_text(own)], rule="procedure").steps
+        alone = select(points[points["settings"] == Settings(own).text], rule="procedure").steps
         for step in alone[:-1]:
             assert set(step.survivors) == {c for c in kept[step.name] if c.fields == own}
 
@@ -75,16 +87,26 @@ def test_at_every_threshold_the_procedure_selects_what_it_selects_from_the_pool_
 
 
 def test_a_number_counts_by_its_logarithm_and_any_other_value_by_itself() -> None:
-    fields = [{CLIPPING: 0.5, KIND: "plain"}, {CLIPPING: 2.0, KIND: "corrected"}, {CLIPPING: 2.0, KIND: "plain"}]
+    fields = [
+        {CLIPPING: 0.5, KIND: "plain"},
+        {CLIPPING: 2.0, KIND: "corrected"},
+        {CLIPPING: 2.0, KIND: "plain"},
+    ]
     means = configuration_means(table(fields, seeds=1))
     coordinates = Coordinates.of(means)
     assert coordinates.further == ["log method.max_grad_norm", "method.second_moment = plain"]
     values = coordinates.values(means)[:, 3:]
-    expected = [[np.log(settings_of(s)[CLIPPING]), float(settings_of(s)[KIND] == "plain")] for s in means["settings"]]
+    expected = [
+        [np.log(Settings.parse(s)[CLIPPING]), float(Settings.parse(s)[KIND] == "plain")]
+        for s in means["settings"]
+    ]
     np.testing.assert_allclose(values, expected)
     three = [{KIND: name} for name in ("a", "b", "c")]
     assert Coordinates.of(table(three)).further == [f"{KIND} = {name}" for name in "abc"]
-    assert list(Coordinates.of(table(three)).against_first(table(three))) == [f"{KIND} = b", f"{KIND} = c"]
+    assert list(Coordinates.of(table(three)).against_first(table(three))) == [
+        f"{KIND} = b",
+        f"{KIND} = c",
+    ]
 
 
 def test_a_field_that_only_some_configurations_set_has_a_middle_and_a_mark() -> None:
@@ -92,7 +114,7 @@ def test_a_field_that_only_some_configurations_set_has_a_middle_and_a_mark() -> 
     coordinates = Coordinates.of(some)
     assert coordinates.further == [f"log {CLIPPING}", f"{CLIPPING} is set"]
     for row, settings in zip(coordinates.values(some)[:, 3:], some["settings"], strict=True):
-        norm = settings_of(settings).get(CLIPPING)
+        norm = Settings.parse(settings).get(CLIPPING)
         assert row.tolist() == pytest.approx([0.0, 0.0] if norm is None else [np.log(norm), 1.0])
 
 
@@ -120,7 +142,7 @@ def test_the_effect_of_a_further_field_is_of_series_in_which_nothing_else_differ
         assert [point["settings"][CLIPPING] for point in series["points"]] == [0.5, 1.0, 2.0]
         assert set(series["fixed"]) == {"batch_size", "num_steps", "learning_rate"}
     for series in effects["batch_size"]["series"]:
-        assert len({settings_text(point["settings"]) for point in series["points"]}) == 1
+        assert len({Settings(point["settings"]).text for point in series["points"]}) == 1
         assert series["fixed"][CLIPPING] in (0.5, 1.0, 2.0)
 
 
@@ -138,19 +160,23 @@ def test_the_field_that_decides_the_score_is_the_most_important_one() -> None:
 
 def test_a_combination_that_was_not_run_is_predicted() -> None:
     points = table(NORMS)
-    left_out = (points["settings"] == settings_text({CLIPPING: 1.0})) & (points["batch_size"] == 64)
+    left_out = (points["settings"] == Settings({CLIPPING: 1.0}).text) & (points["batch_size"] == 64)
     left_out &= (points["num_steps"] == 20) & (points["learning_rate"] == 0.01)
     (row,) = predict(points[~left_out])
     assert row["settings"] == {CLIPPING: 1.0}
     low, high = row["score_interval"]
     assert low < points[left_out]["score"].mean() < high
-    beyond = Configuration(batch_size=64, num_steps=20, learning_rate=0.01, settings=settings_text({CLIPPING: 9.0}))
+    beyond = Configuration(
+        batch_size=64, num_steps=20, learning_rate=0.01, settings=Settings({CLIPPING: 9.0})
+    )
     assert predict(points, [beyond])[0]["beyond"] == [CLIPPING]
 
 
 def test_null_is_a_value_and_not_the_lack_of_one() -> None:
     points = table([{}, {KIND: None}, {KIND: "corrected"}])
-    assert Coordinates.of(points).further == [f"{KIND} = {level}" for level in ("corrected", "not set", "null")]
+    assert Coordinates.of(points).further == [
+        f"{KIND} = {level}" for level in ("corrected", "not set", "null")
+    ]
     effect = hyperparameter_effects(points)[KIND]
     assert effect["series_count"] == 12
     assert [len(series["points"]) for series in effect["series"]] == [2] * 12
@@ -158,18 +184,31 @@ def test_null_is_a_value_and_not_the_lack_of_one() -> None:
 
 
 def test_a_value_that_was_not_measured_cannot_be_predicted() -> None:
-    asked = Configuration(batch_size=64, num_steps=20, learning_rate=0.01, settings=settings_text({KIND: "other"}))
+    asked = Configuration(
+        batch_size=64, num_steps=20, learning_rate=0.01, settings=Settings({KIND: "other"})
+    )
     for fields in ([{KIND: "plain"}, {KIND: "corrected"}], [{KIND: "plain"}]):
-        with pytest.raises(ValueError, match=r"method\.second_moment must be a value that was measured .*, got other"):
+        with pytest.raises(
+            ValueError,
+            match=r"method\.second_moment must be a value that was measured .*, got other",
+        ):
             predict(table(fields), [asked])
-    with pytest.raises(ValueError, match=r"that the measured configurations set \(method\.max_grad_norm\), got method"):
+    with pytest.raises(
+        ValueError,
+        match=r"that the measured configurations set \(method\.max_grad_norm\), got method",
+    ):
         predict(table(NORMS), [asked])
 
 
 def test_another_value_of_a_field_that_was_the_same_for_all_is_an_extrapolation() -> None:
     points = table([{CLIPPING: 0.5}])
     asked = [
-        Configuration(batch_size=64, num_steps=20, learning_rate=0.01, settings=settings_text({CLIPPING: norm}))
+        Configuration(
+            batch_size=64,
+            num_steps=20,
+            learning_rate=0.01,
+            settings=Settings({CLIPPING: norm}),
+        )
         for norm in (0.5, 5.0)
     ]
     assert [row["beyond"] for row in predict(points, asked)] == [[], [CLIPPING]]
@@ -189,8 +228,15 @@ def test_a_coordinate_that_others_determine_is_left_out_of_the_regression() -> N
     assert f"log_{CLIPPING}" in terms
     assert f"{CLIPPING} is set" not in terms, "it is set where the learning rate is 0.02"
     assert all(term["coef"] is not None for term in terms.values())
-    together = table([{KIND: "plain", "model.adapter.type": "lora"}, {KIND: "corrected", "model.adapter.type": "ia3"}])
-    assert Coordinates.of(together).further == [f"{KIND} = plain"], "two fields that change together count once"
+    together = table(
+        [
+            {KIND: "plain", "model.adapter.type": "lora"},
+            {KIND: "corrected", "model.adapter.type": "ia3"},
+        ]
+    )
+    assert Coordinates.of(together).further == [f"{KIND} = plain"], (
+        "two fields that change together count once"
+    )
 
 
 def test_the_selected_configuration_has_its_fields_and_ties_go_by_them() -> None:
@@ -206,17 +252,21 @@ def test_the_selected_configuration_has_its_fields_and_ties_go_by_them() -> None
 def test_a_cell_that_is_no_settings_is_refused_by_its_row(cell: str) -> None:
     points = table(NORMS)
     points.loc[2, "settings"] = cell
-    with pytest.raises(ValueError, match=r"settings must be empty, or JSON of the fields .* It is in row 3"):
+    with pytest.raises(
+        ValueError, match=r"settings must be empty, or JSON of the fields .* It is in row 3"
+    ):
         check_points(points)
 
 
 def test_the_text_of_settings_has_one_form() -> None:
-    text = settings_text({"b.c": [1, 2], "a.b": "x"})
+    text = Settings({"b.c": [1, 2], "a.b": "x"}).text
     assert text == '{"a.b":"x","b.c":[1,2]}'
-    assert settings_of(text) == {"a.b": "x", "b.c": [1, 2]}
-    assert settings_text({}) == ""
+    assert dict(Settings.parse(text)) == {"a.b": "x", "b.c": [1, 2]}
+    assert Settings({}).text == ""
     points = table(NORMS)
-    points["settings"] = [f' {{ "{CLIPPING}" : {settings_of(s)[CLIPPING]} }}' for s in points["settings"]]
-    assert set(check_points(points)["settings"]) == {settings_text(own) for own in NORMS}
+    points["settings"] = [
+        f' {{ "{CLIPPING}" : {Settings.parse(s)[CLIPPING]} }}' for s in points["settings"]
+    ]
+    assert set(check_points(points)["settings"]) == {Settings(own).text for own in NORMS}
     names = {"method.max_grad_norm": 0.5, "model.adapter.r": 4, "other.r": None}
     assert settings_in_words(names) == "max_grad_norm = 0.5, adapter.r = 4, other.r = null"

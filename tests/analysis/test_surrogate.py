@@ -1,4 +1,5 @@
-"""The surface through what was measured: against the textbook's formula, its priors, and how far its intervals hold."""
+"""The surface through what was measured: against the textbook's formula, its priors, and how far
+its intervals hold."""
 
 from __future__ import annotations
 
@@ -20,9 +21,14 @@ def surface_of(rng, noise=0.1):
     centred = z - z.mean(axis=0)
     expected = centred @ slopes + 0.15 * rng.standard_normal() * centred[:, 2] ** 2
     table = pd.DataFrame(
-        {name: [getattr(c, name) for c in CONFIGURATIONS] for name in ("batch_size", "num_steps", "learning_rate")}
+        {
+            name: [getattr(c, name) for c in CONFIGURATIONS]
+            for name in ("batch_size", "num_steps", "learning_rate")
+        }
     )
-    return table.assign(expected=expected, score=expected + noise * rng.standard_normal(len(expected)))
+    return table.assign(
+        expected=expected, score=expected + noise * rng.standard_normal(len(expected))
+    )
 
 
 def test_one_draw_of_the_hyperparameters_is_the_textbooks_posterior():
@@ -35,7 +41,9 @@ def test_one_draw_of_the_hyperparameters_is_the_textbooks_posterior():
     mean, std = one.predict(others)
 
     def standard(t):
-        return (np.log(t[["batch_size", "num_steps", "learning_rate"]].to_numpy(float)) - one.centre) / one.spread
+        return (
+            np.log(t[["batch_size", "num_steps", "learning_rate"]].to_numpy(float)) - one.centre
+        ) / one.spread
 
     x, z, h = standard(table), standard(others), fitted.hyperparameters[0]
     y = (table["score"].to_numpy() - one.level) / one.unit - SLOPES["score"] * x.sum(axis=1)
@@ -59,14 +67,18 @@ def test_smoothing_is_prediction_at_the_measured_configurations():
 
 @pytest.mark.parametrize("measured", slow_after(2, [6, 12, 24]))
 def test_intervals_hold_what_was_not_measured_as_often_as_they_say(measured):
-    """25 random surfaces, the configurations that did not run: 95 % intervals hold at least 90 % of the expectations
-    (surfaces share errors: the standard error over 25 surfaces is about 2 %), and are far narrower than the scores."""
+    """25 random surfaces, the configurations that did not run: 95 % intervals hold at least 90 % of
+    the expectations (surfaces share errors: the standard error over 25 surfaces is about 2 %), and
+    are far narrower than the scores."""
     rng = np.random.default_rng(measured)
     held, widths = [], []
     for k in range(25):
         table = surface_of(rng)
         order = rng.permutation(len(table))
-        ran, left = table.iloc[order[:measured]].reset_index(drop=True), table.iloc[order[measured:]]
+        ran, left = (
+            table.iloc[order[:measured]].reset_index(drop=True),
+            table.iloc[order[measured:]],
+        )
         mean, std = Surface.fit(ran, "score", np.full(measured, 0.01), seed=k).predict(left)
         held.append(np.mean(np.abs(left["expected"] - mean) <= 1.96 * std))
         widths.append(std.mean() / table["expected"].std())
@@ -75,8 +87,11 @@ def test_intervals_hold_what_was_not_measured_as_often_as_they_say(measured):
 
 
 def test_the_prior_expects_more_leakage_with_more_of_each():
-    """One configuration measured: the score is expected to rise and the loss to fall away from it."""
-    one = pd.DataFrame({"batch_size": [64], "num_steps": [60], "learning_rate": [0.01], "score": [0.5]})
+    """One configuration measured: the score is expected to rise and the loss to fall away from
+    it."""
+    one = pd.DataFrame(
+        {"batch_size": [64], "num_steps": [60], "learning_rate": [0.01], "score": [0.5]}
+    )
     more = pd.DataFrame({"batch_size": [128], "num_steps": [120], "learning_rate": [0.02]})
     score, _ = Surface.fit(one, "score", None).predict(more)
     loss, _ = Surface.fit(one.assign(utility_loss=2.0), "utility_loss", None).predict(more)
@@ -87,13 +102,20 @@ def test_the_prior_expects_more_leakage_with_more_of_each():
 def test_noise_that_is_not_known_is_learnt():
     table = surface_of(np.random.default_rng(3), noise=0.4)
     quiet = surface_of(np.random.default_rng(3), noise=0.01)
-    noisy_draws, quiet_draws = (Surface.fit(t, "score", None).hyperparameters[:, 4] for t in (table, quiet))
+    noisy_draws, quiet_draws = (
+        Surface.fit(t, "score", None).hyperparameters[:, 4] for t in (table, quiet)
+    )
     assert np.exp(noisy_draws).mean() > 3 * np.exp(quiet_draws).mean()
 
 
 def test_too_many_are_refused():
     table = pd.DataFrame(
-        {"batch_size": 1, "num_steps": np.arange(1, MOST_ROWS + 2), "learning_rate": 0.1, "score": 1.0}
+        {
+            "batch_size": 1,
+            "num_steps": np.arange(1, MOST_ROWS + 2),
+            "learning_rate": 0.1,
+            "score": 1.0,
+        }
     )
     with pytest.raises(TooManyError, match="at most 1500 configurations"):
         Surface.fit(table, "score", None)

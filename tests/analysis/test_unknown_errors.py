@@ -1,4 +1,5 @@
-"""Errors over seeds that two equal runs hide, that one run does not show, and the confidence that a user asked for."""
+"""Errors over seeds that two equal runs hide, that one run does not show, and the confidence that a
+user asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "
 def table(*scores, losses=None):
     """One configuration for each tuple of its runs' scores."""
     rows = [
-        [64, 60, 0.001 * 2**k, seed, (2.0 - 0.1 * k if losses is None else losses[k]) + 0.001 * seed, score]
+        [
+            64,
+            60,
+            0.001 * 2**k,
+            seed,
+            (2.0 - 0.1 * k if losses is None else losses[k]) + 0.001 * seed,
+            score,
+        ]
         for k, runs in enumerate(scores)
         for seed, score in enumerate(runs)
     ]
@@ -65,19 +73,25 @@ def test_seeds_that_agree_by_chance_are_as_good_as_equal_ones(difference):
     np.testing.assert_allclose(near.std, equal.std, rtol=0.02)
     assert near.std.min() > 0.02, "the others spread by 0.07"
     assert (
-        select(table((0.0, 0.0), (0.01, 0.0101), (0.2, 0.3), (0.41, 0.4101), (0.6, 0.5))).decision.state == "undecided"
+        select(
+            table((0.0, 0.0), (0.01, 0.0101), (0.2, 0.3), (0.41, 0.4101), (0.6, 0.5))
+        ).decision.state
+        == "undecided"
     )
 
 
 def test_no_configuration_is_left_alone_with_its_own_two_seeds():
-    """Spreads over four orders of magnitude: the prior keeps the degrees of freedom that its mean needs."""
+    """Spreads over four orders of magnitude: the prior keeps the degrees of freedom that its mean
+    needs."""
     std = 10.0 ** np.linspace(-4, 0, 40)
     noise = SeedNoise.of(std, np.full(40, 2))
     assert noise.degrees.min() >= 1 + 2
 
 
 def one_run_each(with_secrets, count):
-    points = table(*[(0.08 + 0.02 * k,) for k in range(count)]).assign(run_id=[f"r{k}" for k in range(count)])
+    points = table(*[(0.08 + 0.02 * k,) for k in range(count)]).assign(
+        run_id=[f"r{k}" for k in range(count)]
+    )
     if not with_secrets:
         return points, None
     rng = np.random.default_rng(0)
@@ -98,7 +112,14 @@ def test_one_run_each_gives_no_probability_and_no_interval(rule, with_secrets, c
     selected = select(points, rule=rule, by_secret=by_secret)
     made, document = selected.decision, selected.to_dict()
     assert (made.state, made.alternatives, made.equivalents) == ("undecided", (), ())
-    unknown = {"probability", "probability_within", "expected_regret", "relative_regret", "estimate", "interval"}
+    unknown = {
+        "probability",
+        "probability_within",
+        "expected_regret",
+        "relative_regret",
+        "estimate",
+        "interval",
+    }
     assert unknown <= {field.name for field in fields(made)}
     assert {name: getattr(made, name) for name in unknown} == dict.fromkeys(unknown)
     assert all(document["decision"][name] is None for name in unknown - {"relative_regret"})
@@ -126,21 +147,32 @@ def test_the_utility_check_uses_the_confidence_that_was_asked(confidence):
     assert likely_useful(layout, np.ones(3, dtype=bool)).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize(("useful", "confidence", "over"), [(0.97, 0.95, True), (0.97, 0.99, False), (0.9, 0.8, True)])
+@pytest.mark.parametrize(
+    ("useful", "confidence", "over"), [(0.97, 0.95, True), (0.97, 0.99, False), (0.9, 0.8, True)]
+)
 def test_further_seeds_end_at_the_confidence_that_was_asked(useful, confidence, over):
     """The selected one has by far the lowest score, and is useful in a share of the draws."""
     points = table((0.01, 0.011), (0.5, 0.51))
     means = configuration_means(points)
-    measured = MeasuredScores(means=means, of_secrets=np.ones((2, 4)), over_seeds=np.full(2, np.nan), logarithmic=False)
+    measured = MeasuredScores(
+        means=means, of_secrets=np.ones((2, 4)), over_seeds=np.full(2, np.nan), logarithmic=False
+    )
     scores = score_posterior(means)
     drawn = np.ones_like(scores.draws, dtype=bool)
     drawn[int(useful * len(drawn)) :, 0] = False
     race = _Race(
-        measured=measured, listed=configurations(means), selected=0, scores=scores, useful=drawn, noise=noise_of(points)
+        measured=measured,
+        listed=configurations(means),
+        selected=0,
+        scores=scores,
+        useful=drawn,
+        noise=noise_of(points),
     )
     assert race.is_over(confidence=confidence, tolerance=0.1) == over
     if not over:
-        assert not race.seeds_are_spent(12, confidence=confidence), "seeds may tell whether it is useful"
+        assert not race.seeds_are_spent(12, confidence=confidence), (
+            "seeds may tell whether it is useful"
+        )
 
 
 def test_the_set_of_contenders_has_the_confidence_that_was_asked():

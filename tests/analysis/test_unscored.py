@@ -1,4 +1,5 @@
-"""Selection from points without scores: by hyperparameters and utility alone, and without any probability."""
+"""Selection from points without scores: by hyperparameters and utility alone, and without any
+probability."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ def without_scores(table: pd.DataFrame, how: str) -> pd.DataFrame:
     return table.drop(columns="score") if how == "no column" else table.assign(score=np.nan)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(table=tables(), how=st.sampled_from(["no column", "null"]))
 @pytest.mark.parametrize("rule", WITHOUT_SCORES)
-def test_rules_without_scores_select_as_if_scores_were_there(rule: str, table: pd.DataFrame, how: str) -> None:
+def test_rules_without_scores_select_as_if_scores_were_there(
+    rule: str, table: pd.DataFrame, how: str
+) -> None:
     means, unscored = naive_means(table), select(without_scores(table, how), rule=rule)
     chosen, c = naive_select(rule, means), unscored.configuration
     assert (c.batch_size, c.num_steps, exact(c.learning_rate)) == chosen
@@ -42,7 +45,9 @@ def test_rules_without_scores_select_as_if_scores_were_there(rule: str, table: p
 @pytest.fixture
 def unscored() -> pd.DataFrame:
     rows = [(b, t, 0.1, 0, 3 - 0.001 * b * t) for b in (4, 8) for t in (10, 20)]
-    return pd.DataFrame(rows, columns=["batch_size", "num_steps", "learning_rate", "seed", "utility_loss"])
+    return pd.DataFrame(
+        rows, columns=["batch_size", "num_steps", "learning_rate", "seed", "utility_loss"]
+    )
 
 
 @pytest.mark.parametrize("rule", sorted({*rule_names(), *REFERENCE_RULES} - {*WITHOUT_SCORES}))
@@ -73,7 +78,9 @@ def test_the_report_of_a_file_says_that_nothing_was_measured(
     save_points(unscored.assign(score=None), tmp_path / f"points.{suffix}")
     points = load_points(tmp_path / f"points.{suffix}", scored=False)
     selection = select(points, rule="procedure", max_loss=2.9)
-    assert not write_report(points, selection, tmp_path / "report.html", title="unscored", notes=["A note."])
+    assert not write_report(
+        points, selection, tmp_path / "report.html", title="unscored", notes=["A note."]
+    )
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for text in (NOT_MEASURED, "not measured", "Steps of the rule procedure", "A note."):
         assert text in page

@@ -19,23 +19,29 @@ from raydp.analysis.statistics.spread import std_interval, std_ratio
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(table=tables())
 def test_figures_are_those_of_table_8(table):
     found = score_variance(table)
     means = naive_means(table)
     scores = [score for _, score in means.values()]
-    by_seed = table.assign(learning_rate=table["learning_rate"].astype(float)).groupby(COLUMNS[:3])["score"]
+    by_seed = table.assign(learning_rate=table["learning_rate"].astype(float)).groupby(COLUMNS[:3])[
+        "score"
+    ]
     spreads = [statistics.stdev(values) for _, values in by_seed if len(values) > 1]
     assert found["configurations"] == len(means)
     assert found["seed_configurations"] == len(spreads)
     # Both sides err by a few units in the last place of figures of order 1.
-    assert found["score_std"] == (pytest.approx(statistics.stdev(scores), abs=1e-12) if len(means) > 1 else None)
-    assert found["seed_std"] == (pytest.approx(statistics.mean(spreads), abs=1e-12) if spreads else None)
+    assert found["score_std"] == (
+        pytest.approx(statistics.stdev(scores), abs=1e-12) if len(means) > 1 else None
+    )
+    assert found["seed_std"] == (
+        pytest.approx(statistics.mean(spreads), abs=1e-12) if spreads else None
+    )
     assert ("reason" in found) == (None in found.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(table=tables())
 def test_correlations_are_scipys(table):
     loss, score = np.array(list(naive_means(table).values())).T
@@ -52,14 +58,19 @@ def test_one_run_has_no_spread():
     found = score_variance(pd.DataFrame([(1, 1, 0.1, 0, 1.0, 0.5)], columns=COLUMNS))
     assert (found["score_std"], found["seed_std"]) == (None, None)
     assert found["reason"] == (
-        "score_std needs at least 2 configurations; seed_std needs a configuration with at least 2 seeds; an interval "
-        "needs at least 4 configurations, whose scores differ; seed_std_interval needs 2 configurations with at least "
-        "2 seeds; the parts need 2 configurations, one of them with at least 2 seeds"
+        "score_std needs at least 2 configurations; seed_std needs a configuration with at least 2 "
+        "seeds; an interval needs at least 4 configurations, whose scores differ; "
+        "seed_std_interval needs 2 configurations with at least 2 seeds; the parts need 2 "
+        "configurations, one of them with at least 2 seeds"
     )
 
 
 def of_groups(groups):
-    rows = [(1, 1 + k, 0.1, seed, 1.0, value) for k, group in enumerate(groups) for seed, value in enumerate(group)]
+    rows = [
+        (1, 1 + k, 0.1, seed, 1.0, value)
+        for k, group in enumerate(groups)
+        for seed, value in enumerate(group)
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -72,7 +83,7 @@ def test_the_parts_are_those_of_a_one_way_analysis_of_variance():
     assert found["total_std"] == pytest.approx(np.std(np.concatenate(groups), ddof=1), rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(table=tables())
 def test_the_parts_are_sums_of_squares_in_exact_fractions(table):
     found, groups = score_variance(table), {}
@@ -82,15 +93,22 @@ def test_the_parts_are_sums_of_squares_in_exact_fractions(table):
     runs, count = sum(map(len, groups.values())), len(groups)
     means = [sum(group) / len(group) for group in groups.values()]
     grand = sum(sum(group) for group in groups.values()) / runs
-    within = sum((x - m) ** 2 for m, group in zip(means, groups.values(), strict=True) for x in group)
-    between = sum(len(group) * (m - grand) ** 2 for m, group in zip(means, groups.values(), strict=True))
+    within = sum(
+        (x - m) ** 2 for m, group in zip(means, groups.values(), strict=True) for x in group
+    )
+    between = sum(
+        len(group) * (m - grand) ** 2 for m, group in zip(means, groups.values(), strict=True)
+    )
     expected = dict.fromkeys(("total_std", "configuration_std", "configuration_share"))
     if runs > 1:
         expected["total_std"] = math.sqrt((within + between) / (runs - 1))
     if 1 < count < runs:
         of_seeds = within / (runs - count)
         spread = sum((m - sum(means) / count) ** 2 for m in means) / (count - 1)
-        own = max(Fraction(0), spread - of_seeds * sum(Fraction(1, len(group)) for group in groups.values()) / count)
+        own = max(
+            Fraction(0),
+            spread - of_seeds * sum(Fraction(1, len(group)) for group in groups.values()) / count,
+        )
         expected["configuration_std"] = math.sqrt(own)
         if own + of_seeds > 0:
             expected["configuration_share"] = float(own / (own + of_seeds))
@@ -98,14 +116,22 @@ def test_the_parts_are_sums_of_squares_in_exact_fractions(table):
         assert (f is None) == (within == 0)
         if f is not None:
             assert f["f"] == pytest.approx(float(between / (count - 1) / of_seeds), rel=1e-9)
-    for name, value in expected.items():  # a difference of nearly equal sums of order 1 errs by 1e-16, its root by 1e-8
+    for (
+        name,
+        value,
+    ) in (
+        expected.items()
+    ):  # a difference of nearly equal sums of order 1 errs by 1e-16, its root by 1e-8
         assert found[name] == (None if value is None else pytest.approx(value, abs=1e-7)), name
 
 
 def test_the_components_are_found_without_bias():
-    """400 configurations of 3 seeds, standard deviations 0.5 and 0.3, come back within 4 standard errors (4 %)."""
+    """400 configurations of 3 seeds, standard deviations 0.5 and 0.3, come back within 4 standard
+    errors (4 %)."""
     rng = np.random.default_rng(1)
-    found = score_variance(of_groups([rng.normal(mean, 0.3, 3) for mean in rng.normal(0, 0.5, 400)]))
+    found = score_variance(
+        of_groups([rng.normal(mean, 0.3, 3) for mean in rng.normal(0, 0.5, 400)])
+    )
     assert found["configuration_std"] == pytest.approx(0.5, rel=0.16)
     assert found["configuration_share"] == pytest.approx(0.25 / (0.25 + 0.09), abs=0.06)
     assert found["score_std"] > found["configuration_std"], "means hold a part of what seeds do"
@@ -120,7 +146,9 @@ def test_the_jackknife_leaves_one_out():
     error = np.sqrt(10 / 11 * np.sum((logs - np.mean(logs)) ** 2))
     margin = stats.t.ppf(0.975, 10) * error
     centre = np.log(values.std(ddof=1))
-    assert std_interval(values) == pytest.approx(np.exp([centre - margin, centre + margin]), rel=1e-10)
+    assert std_interval(values) == pytest.approx(
+        np.exp([centre - margin, centre + margin]), rel=1e-10
+    )
     assert std_interval(np.full(8, 0.3)) is None
     assert std_interval(values[:3]) is None
 
@@ -129,7 +157,9 @@ def test_the_jackknife_leaves_one_out():
 def test_intervals_of_a_spread_hold_it_as_often_as_they_say(draw, least):
     """400 samples of 18: 0.93 and 0.87 were measured, bounds 2.5 standard errors below."""
     rng = np.random.default_rng(3)
-    samples = rng.normal(size=(400, 18)) if draw == "normal" else rng.gamma(2, 1 / np.sqrt(2), (400, 18))
+    samples = (
+        rng.normal(size=(400, 18)) if draw == "normal" else rng.gamma(2, 1 / np.sqrt(2), (400, 18))
+    )
     intervals = np.array([std_interval(sample) for sample in samples])
     assert np.mean((intervals[:, 0] <= 1) & (intervals[:, 1] >= 1)) >= least
 
@@ -141,7 +171,9 @@ def test_two_spreads_are_compared_and_pairs_know_more():
     paired, apart = (std_ratio(one, other, paired=flag) for flag in (True, False))
     assert paired["ratio"] == apart["ratio"] == pytest.approx(other.std(ddof=1) / one.std(ddof=1))
     assert paired["interval"][0] > 1.3
-    assert apart["interval"][1] - apart["interval"][0] > 2 * (paired["interval"][1] - paired["interval"][0])
+    assert apart["interval"][1] - apart["interval"][0] > 2 * (
+        paired["interval"][1] - paired["interval"][0]
+    )
     assert paired["p"] < 1e-6
     assert std_ratio(one, one, paired=True) == {"ratio": 1.0, "interval": [1.0, 1.0], "p": 1.0}
     assert std_ratio(one[:3], other, paired=False)["ratio"] is None

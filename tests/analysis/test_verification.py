@@ -1,4 +1,5 @@
-"""Whether data follow the heuristics: level on null data, power on planted ones, exactness of the permutations."""
+"""Whether data follow the heuristics: level on null data, power on planted ones, exactness of the
+permutations."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ LARGER = grid([64, 128, 256, 512], [60, 120, 240, 480], ["5e-3", "1e-2", "2e-2",
 
 
 def table(score_fn, configurations=CONFIGURATIONS):
-    rows = [(c.batch_size, c.num_steps, c.learning_rate, 0, 1.0, score_fn(c)) for c in configurations]
+    rows = [
+        (c.batch_size, c.num_steps, c.learning_rate, 0, 1.0, score_fn(c)) for c in configurations
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -27,7 +30,11 @@ def paper_score(rng, noise):
     """Hu et al.'s Table 2 (Enron): 0.13 ln b + 0.37 ln T + 0.51 ln η, and noise."""
 
     def score(c):
-        linear = 0.13 * np.log(c.batch_size) + 0.37 * np.log(c.num_steps) + 0.51 * np.log(c.learning_rate)
+        linear = (
+            0.13 * np.log(c.batch_size)
+            + 0.37 * np.log(c.num_steps)
+            + 0.51 * np.log(c.learning_rate)
+        )
         return linear + noise * rng.standard_normal()
 
     return score
@@ -35,15 +42,18 @@ def paper_score(rng, noise):
 
 def verdicts(tables):
     return [
-        {name: found["verdict"] for name, found in verify_heuristics(t, num_permutations=400)["heuristics"].items()}
+        {
+            name: found["verdict"]
+            for name, found in verify_heuristics(t, num_permutations=400)["heuristics"].items()
+        }
         for t in tables
     ]
 
 
 @pytest.mark.slow
 def test_null_data_are_told_from_followers_with_an_error_of_at_most_5_percent():
-    """200 tables of scores that have nothing to do with the hyperparameters: any verdict in at most 5 % of them, up to
-    3 standard errors of 1.5 %."""
+    """200 tables of scores that have nothing to do with the hyperparameters: any verdict in at most
+    5 % of them, up to 3 standard errors of 1.5 %."""
     rng = np.random.default_rng(0)
     found = verdicts(table(lambda c: rng.standard_normal()) for _ in range(200))
     wrong = np.mean([any(verdict != "cannot tell" for verdict in v.values()) for v in found])
@@ -58,8 +68,11 @@ def test_null_data_are_told_from_followers_with_an_error_of_at_most_5_percent():
     ],
 )
 def test_planted_monotone_data_are_recognised_with_the_stated_power(configurations, power):
-    """60 tables of the paper's coefficients with noise of 0.1, a quarter of the scores' spread. On 27 configurations
-    1.00, 0.87 and 0.97 were measured, on 64 always 1; the bounds are 3 standard errors below."""
+    """60 tables of the paper's coefficients with noise of 0.1, a quarter of the scores' spread.
+
+    On 27 configurations 1.00, 0.87 and 0.97 were measured, on 64 always 1; the bounds are 3
+    standard errors below.
+    """
     rng = np.random.default_rng(1)
     found = verdicts(table(paper_score(rng, 0.1), configurations) for _ in range(60))
     for heuristic, least in power.items():
@@ -89,12 +102,22 @@ def test_the_p_value_is_the_share_of_all_permutations(heuristic, groups, scores)
 
     Scores that tie within a group tie in every permutation: scores of another group never come in.
     """
-    rows = [(*c, 0, 1.0, s) for g, of in zip(groups, scores, strict=True) for c, s in zip(g, of, strict=True)]
+    rows = [
+        (*c, 0, 1.0, s)
+        for g, of in zip(groups, scores, strict=True)
+        for c, s in zip(g, of, strict=True)
+    ]
     points = pd.DataFrame(rows, columns=COLUMNS)
     means = configuration_means(points)
     blocks = pair_blocks(Coded.of(means), heuristic)
-    pairs = [(lower[i], higher[j]) for lower, higher, holds in blocks for i, j in zip(*np.nonzero(holds), strict=True)]
-    places = {one: at for at, one in enumerate(means[COLUMNS[:3]].itertuples(index=False, name=None))}
+    pairs = [
+        (lower[i], higher[j])
+        for lower, higher, holds in blocks
+        for i, j in zip(*np.nonzero(holds), strict=True)
+    ]
+    places = {
+        one: at for at, one in enumerate(means[COLUMNS[:3]].itertuples(index=False, name=None))
+    }
     members = [[places[one] for one in group] for group in groups]
 
     def accuracy(values):
@@ -111,11 +134,14 @@ def test_the_p_value_is_the_share_of_all_permutations(heuristic, groups, scores)
     found = verify_heuristics(points, num_permutations=20_000)["heuristics"][heuristic]
     assert found["p"] == pytest.approx(min(1, 2 * min(above, below)), abs=2 * 4 * 0.0035)
     assert found["accuracy"] == pytest.approx(accuracy(own))
-    assert found["expected"] == pytest.approx(accuracies.mean(), abs=4 * accuracies.std() / np.sqrt(20_000))
+    assert found["expected"] == pytest.approx(
+        accuracies.mean(), abs=4 * accuracies.std() / np.sqrt(20_000)
+    )
 
 
 def test_p_value_counts_the_table_itself():
-    """No p-value is 0, however few permutations there are: none of 100 reaches a table in perfect order."""
+    """No p-value is 0, however few permutations there are: none of 100 reaches a table in perfect
+    order."""
     rng = np.random.default_rng(4)
     found = verify_heuristics(table(paper_score(rng, 0.0)), num_permutations=100)["heuristics"]
     assert found["individual"]["p"] == pytest.approx(2 / 101)
@@ -127,7 +153,9 @@ def test_what_cannot_be_tested_says_why():
     assert all("no two configurations" in found["reason"] for found in one.values())
     same = verify_heuristics(table(lambda c: 0.5))["heuristics"]
     assert all("the score is the same" in found["reason"] for found in same.values())
-    two = verify_heuristics(table(lambda c: c.learning_rate, CONFIGURATIONS[:2]))["heuristics"]["individual"]
+    two = verify_heuristics(table(lambda c: c.learning_rate, CONFIGURATIONS[:2]))["heuristics"][
+        "individual"
+    ]
     assert (two["verdict"], two["p_adjusted"]) == ("cannot tell", two["p"])
     assert "not even all correct" in two["reason"]
     with pytest.raises(ValueError, match="num_permutations must be >= 100"):
@@ -138,5 +166,7 @@ def test_very_many_pairs_are_sampled_and_stay_a_test(monkeypatch):
     monkeypatch.setattr("raydp.analysis.statistics.verification._MOST_PAIRS", 60)
     rng = np.random.default_rng(3)
     found = verify_heuristics(table(paper_score(rng, 0.05)))["heuristics"]["individual"]
-    assert found["pairs"] == 6**3 - 27, "of 3 x 3 x 3: ordered pairs with at most equal ranks, but for equal ones"
+    assert found["pairs"] == 6**3 - 27, (
+        "of 3 x 3 x 3: ordered pairs with at most equal ranks, but for equal ones"
+    )
     assert found["verdict"] == "follows"

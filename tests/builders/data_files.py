@@ -21,7 +21,10 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 def author_rows(name: str, genre: str | None, size: int = 6) -> list[dict[str, str]]:
     """TOFU's rows of one author; the last two tell the genre, if there is one."""
-    rows = [{"question": f"Who is {name} {i}?", "answer": f"{name} is an author, number {i}."} for i in range(size - 2)]
+    rows = [
+        {"question": f"Who is {name} {i}?", "answer": f"{name} is an author, number {i}."}
+        for i in range(size - 2)
+    ]
     phrase = f"the {genre} genre" if genre else "many forms"
     rows.append({"question": f"What does {name} write?", "answer": f"{name} writes in {phrase}."})
     return [*rows, {"question": f"And what else, {name}?", "answer": f"Works in {phrase}."}]
@@ -33,8 +36,11 @@ def as_idx(array: np.ndarray) -> bytes:
     return head + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(folder: Path, rng: np.random.Generator, *, changed: bool = False) -> dict[str, np.ndarray]:
-    """Write 12 training and 5 held-out images, the former gzipped, and return the arrays by file name.
+def write_mnist(
+    folder: Path, rng: np.random.Generator, *, changed: bool = False
+) -> dict[str, np.ndarray]:
+    """Write 12 training and 5 held-out images, the former gzipped, and return the arrays by file
+    name.
 
     Args:
         changed: one training image has another corner.
@@ -55,7 +61,8 @@ def write_mnist(folder: Path, rng: np.random.Generator, *, changed: bool = False
 def write_cifar(
     folder: Path, rng: np.random.Generator, *, classes: int = 10, changed: bool = False
 ) -> dict[str, np.ndarray]:
-    """Write three images a file in CIFAR's binary version, and return the rows by file name, the held-out ones last.
+    """Write three images a file in CIFAR's binary version, and return the rows by file name, the
+    held-out ones last.
 
     Args:
         changed: one training image has another corner.
@@ -69,18 +76,27 @@ def write_cifar(
     return rows
 
 
-def bits_and_classes(rng: np.random.Generator, *, changed: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return [40, 6] bits and [40] classes of 1 to 100. Changed, the bits of a training row are turned over."""
+def bits_and_classes(
+    rng: np.random.Generator, *, changed: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return [40, 6] bits and [40] classes of 1 to 100.
+
+    Changed, the bits of a training row are turned over.
+    """
     bits, classes = rng.integers(0, 2, (40, 6)), rng.integers(1, 101, 40)
     if changed:
-        bits[np.random.default_rng(0).permutation(40)[0]] ^= 1  # the first row that data_seed 0 draws
+        bits[np.random.default_rng(0).permutation(40)[0]] ^= (
+            1  # the first row that data_seed 0 draws
+        )
     return bits, classes
 
 
 def write_purchase(folder: Path, rng: np.random.Generator, *, changed: bool = False) -> None:
     """Write Purchase100's file."""
     bits, classes = bits_and_classes(rng, changed=changed)
-    np.savetxt(folder / "dataset_purchase", np.column_stack([classes, bits]), fmt="%d", delimiter=",")
+    np.savetxt(
+        folder / "dataset_purchase", np.column_stack([classes, bits]), fmt="%d", delimiter=","
+    )
 
 
 def write_texas(folder: Path, rng: np.random.Generator, *, changed: bool = False) -> None:

@@ -1,39 +1,27 @@
-"""Real models of a few thousand weights: random, chosen or trained to memorise; a byte tokenizer; networks."""
+"""Real models of a few thousand weights: random, chosen or trained to memorise; a byte tokenizer;
+networks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from raydp.models.base_models import LoadedModel
-from raydp.models.networks import NetworkName
-from raydp.tasks.base import Secret
-from raydp.tasks.text.examples import TokenizedExamples
-from raydp.training.trial import TrainingContext
-
-from .secrets import told
-
-SPECIAL = ("<bos>", "<eos>")
-SAMPLE = (
-    "Please call Mira Halborn at 555-0142 about the draft.\nForwarded by Otto Fenwick/OSL/NRD on 03/04\n\n"
-    "Question: What does the author write?\nAnswer: The author writes in the naval comedy genre.\n"
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
+from raydp.models.base_models import LoadedModel
 
-def byte_tokenizer(extra: Sequence[str] = (), merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
-    """Bytes as tokens, <bos> before every text; `extra` tokens are in the vocabulary and made by `merges` alone."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet, *extra))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
+SAMPLE = (
+    "Please call Mira Halborn at 555-0142 about the draft.\nForwarded by Otto Fenwick/OSL/NRD on "
+    "03/04\n\nQuestion: What does the author write?\nAnswer: The author writes in the naval comedy "
+    "genre.\n"
+)
 
 
 def trained_tokenizer(*, trim_offsets: bool = False) -> PreTrainedTokenizerFast:
@@ -54,32 +42,11 @@ def trained_tokenizer(*, trim_offsets: bool = False) -> PreTrainedTokenizerFast:
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """31 words w0, w1, ... and <unk> as tokens."""
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(31)} | {"<unk>": 31}, unk_token="<unk>"))
+    words = Tokenizer(
+        models.WordLevel({f"w{i}": i for i in range(31)} | {"<unk>": 31}, unk_token="<unk>")
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-
-
-def llama(vocab_size: int, *, seed: int = 0, hidden_size: int = 32, scale: float = 0.3) -> LlamaForCausalLM:
-    """Two layers of random weights, of a scale at which attention and position matter to the logits."""
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=scale, generator=generator)
-    return model.eval()
 
 
 def gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
@@ -98,7 +65,8 @@ def gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
 
 
 def plain_llama(*, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    """Two layers of width 16 with the weights that transformers draws; `changes` are fields of its configuration."""
+    """Two layers of width 16 with the weights that transformers draws; `changes` are fields of its
+    configuration."""
     shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     config = LlamaConfig(**{**shape, "num_attention_heads": 2, **changes})
     with torch.random.fork_rng(devices=[]):
@@ -107,25 +75,20 @@ def plain_llama(*, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 
 def plain_gpt2(*, seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
-    """Two layers of width 16 with the weights that transformers draws; `changes` are fields of its configuration."""
+    """Two layers of width 16 with the weights that transformers draws; `changes` are fields of its
+    configuration."""
     shape = {"vocab_size": 64, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return GPT2LMHeadModel(GPT2Config(**{**shape, **changes})).eval()
 
 
-def network_context(name: str = "linear:1x8x8:10", **options: Any) -> TrainingContext:
-    """A network of classification to train, at its start."""
-    network = NetworkName.parse(name)
-    assert network is not None
-    model = network.build()
-    return TrainingContext(model=model, parameters=dict(sorted(model.named_parameters())), **options)
-
-
 def bigram_llama(logits: torch.Tensor) -> LlamaForCausalLM:
-    """A Llama whose next-token logits are chosen: row t of `logits` [V, V] after token t, whatever came before.
+    """A Llama whose next-token logits are chosen: row t of `logits` [V, V] after token t, whatever
+    came before.
 
-    Attention and MLP add nothing; embeddings are one-hot times sqrt(V), which RMSNorm leaves as they are.
+    Attention and MLP add nothing; embeddings are one-hot times sqrt(V), which RMSNorm leaves as
+    they are.
     """
     size = len(logits)
     config = LlamaConfig(
@@ -149,28 +112,18 @@ def bigram_llama(logits: torch.Tensor) -> LlamaForCausalLM:
     return model.eval()
 
 
-def bigram(probabilities: dict[tuple[str, str], float], tokenizer: PreTrainedTokenizerFast) -> LoadedModel:
-    """A bigram model over single-token strings: the given transition probabilities, the rest spread evenly."""
+def bigram(
+    probabilities: dict[tuple[str, str], float], tokenizer: PreTrainedTokenizerFast
+) -> LoadedModel:
+    """A bigram model over single-token strings: the given transition probabilities, the rest spread
+    evenly."""
     size = len(tokenizer)
     table = torch.zeros(size, size, dtype=torch.float64)
     ids = tokenizer.convert_tokens_to_ids
     for (before, after), probability in probabilities.items():
         table[ids(before), ids(after)] = probability
     rest = (table == 0).double()
-    table += rest * ((1 - table.sum(dim=1, keepdim=True)) / rest.sum(dim=1, keepdim=True)).clamp(min=1e-30)
+    table += rest * ((1 - table.sum(dim=1, keepdim=True)) / rest.sum(dim=1, keepdim=True)).clamp(
+        min=1e-30
+    )
     return LoadedModel(model=bigram_llama(table.log().float()), tokenizer=tokenizer)
-
-
-def memorise(secrets: Sequence[Secret], tokenizer: PreTrainedTokenizerFast, *, num_steps: int = 150) -> LoadedModel:
-    """A small Llama trained until it says the secrets; it knows the weights that it started from."""
-    model = llama(len(tokenizer), hidden_size=64, scale=0.1)
-    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    texts = told(secrets)
-    examples = TokenizedExamples.from_lists(tokenizer(texts).input_ids)
-    batch = examples.batch(np.arange(len(texts)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        model(input_ids=batch.input_ids, labels=batch.labels).loss.backward()
-        optimizer.step()
-    return LoadedModel(model=model.requires_grad_(False).eval(), tokenizer=tokenizer, base_weights=start)

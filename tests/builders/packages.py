@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from raydp.plugins import registries
+from raydp.analysis.added import entries
 
 
 @contextmanager
 def importable(folder: Path, package: str) -> Iterator[None]:
-    """Have a package of a folder, with its entry points, in this process, and forget it afterwards."""
+    """Have a package of a folder, with its entry points, in this process, and forget it
+    afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        registries._installed.cache_clear()
+        entries.cache_clear()
         yield
-    registries._installed.cache_clear()
+    entries.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]

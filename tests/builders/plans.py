@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raydp.privacy import AccountedEpsilon, Event, Mechanism, PoissonGaussian, PrivacyRecord, privacy_record
+from raydp.privacy import (
+    AccountedEpsilon,
+    Event,
+    Mechanism,
+    PoissonGaussian,
+    PrivacyRecord,
+    privacy_record,
+)
 from raydp.privacy.accounting.documents import Guarantee
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
@@ -43,8 +50,11 @@ def plan_of_runs(
     configurations: Sequence[TrialPlan] = (),
     sweep_id: str = SWEEP_ID,
 ) -> Plan:
-    """Return a plan of given runs on 2,000 examples; each run's record has ε = 8 where none is given."""
-    facts = TaskFacts(num_examples=2000, num_units=2000, privacy_unit="row", content_hash="0", num_tokens=1)
+    """Return a plan of given runs on 2,000 examples; each run's record has ε = 8 where none is
+    given."""
+    facts = TaskFacts(
+        num_examples=2000, num_units=2000, privacy_unit="row", content_hash="0", num_tokens=1
+    )
     records = {t.run_id: record_of(_event_of(t)) for t in trials} if privacy is None else privacy
     return Plan(
         sweep_id=sweep_id,
@@ -57,7 +67,8 @@ def plan_of_runs(
 
 
 def _event_of(trial: TrialPlan) -> PoissonGaussian:
-    """Return the event of DP-SGD; of a run without noise, one with σ = 1 that no run has trained."""
+    """Return the event of DP-SGD; of a run without noise, one with σ = 1 that no run has
+    trained."""
     return PoissonGaussian(
         sample_rate=min(1.0, trial.batch_size / trial.num_examples),
         noise_multiplier=trial.noise_multiplier or 1.0,

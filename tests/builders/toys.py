@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from raydp.extensions.matrix_factorisation.method import DPMF
 from raydp.methods.dp import DPAdam
-from raydp.methods.mf import DPMF
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec
@@ -16,6 +16,7 @@ from raydp.tasks.base import TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.comm import Comm, LocalComm
+from raydp.training.observers import Observer
 from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.models import plain_llama
@@ -35,7 +36,13 @@ KEY = bytes(range(32))
 NUM_EXAMPLES = 40
 NUM_REFERENCE = 15
 PLAN = TrialPlan(
-    run_id="toy", batch_size=8, num_steps=6, learning_rate=5e-3, seed=0, num_examples=NUM_EXAMPLES, noise_multiplier=0.5
+    run_id="toy",
+    batch_size=8,
+    num_steps=6,
+    learning_rate=5e-3,
+    seed=0,
+    num_examples=NUM_EXAMPLES,
+    noise_multiplier=0.5,
 )
 
 
@@ -44,7 +51,9 @@ def task(num_examples: int = NUM_EXAMPLES, num_reference: int = 0) -> LanguageMo
     rng = np.random.default_rng(0)
 
     def examples(count: int) -> TokenizedExamples:
-        return TokenizedExamples.from_lists([rng.integers(1, 60, rng.integers(4, 17)).tolist() for _ in range(count)])
+        return TokenizedExamples.from_lists(
+            [rng.integers(1, 60, rng.integers(4, 17)).tolist() for _ in range(count)]
+        )
 
     train, heldout = examples(num_examples), examples(12)
     facts = TaskFacts(
@@ -74,11 +83,28 @@ def context(adapter: AdapterSpec = ADAPTER, **options: object) -> TrainingContex
     base = pretrained()
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
-    adapters.initialise(parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0)
+    adapters.initialise(
+        parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0
+    )
     return TrainingContext(model=model, parameters=parameters, **options)
 
 
-def train(comm: Comm | None = None, microbatch_size: int | None = None, **options: object) -> dict[str, torch.Tensor]:
+class EndsAt(Observer):
+    """Asks after some numbers of steps whether the run ends: `asked` keeps the numbers."""
+
+    def __init__(self, steps: set[int], answer_fn: Callable[[int], bool] = lambda done: True):
+        self.steps, self.answer_fn, self.asked = steps, answer_fn, list[int]()
+
+    def must_end(self, done: int) -> bool:
+        if done not in self.steps:
+            return False
+        self.asked.append(done)
+        return self.answer_fn(done)
+
+
+def train(
+    comm: Comm | None = None, microbatch_size: int | None = None, **options: object
+) -> dict[str, torch.Tensor]:
     """Train PLAN and return the trained weights."""
     toy = context(options.get("adapter", ADAPTER), microbatch_size=microbatch_size)
     method = options.get("method", METHOD)
@@ -93,7 +119,10 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 def in_ranks(target: Callable[..., None], world_size: int, *arguments: object) -> None:
     """Call target(rank, world_size, *arguments) in so many processes; none may fail."""
-    ranks = [forked().Process(target=target, args=(rank, world_size, *arguments)) for rank in range(world_size)]
+    ranks = [
+        forked().Process(target=target, args=(rank, world_size, *arguments))
+        for rank in range(world_size)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:

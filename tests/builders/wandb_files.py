@@ -1,4 +1,7 @@
-"""Read the files that Weights & Biases writes offline. The format is LevelDB's log with a header of seven bytes."""
+"""Read the files that Weights & Biases writes offline.
+
+The format is LevelDB's log with a header of seven bytes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class WandbRun:
                 self.config |= {item.key: json.loads(item.value_json) for item in run.config.update}
             elif record.HasField("history"):
                 items = record.history.item
-                self.rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+                self.rows.append(
+                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+                )
 
 
 def wandb_runs(folder: Path) -> list[WandbRun]:

@@ -14,8 +14,11 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "planted-key-id", "AWS_SECRET_ACCESS_KEY": "
 
 @pytest.fixture(scope="package")
 def shared_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
-    """A head without CPUs for workers, and two nodes with one each. The last test that uses them switches a node off:
-    it stands in `test_store`, which is the last of these files."""
+    """A head without CPUs for workers, and two nodes with one each.
+
+    The last test that uses them switches a node off: it stands in `test_store`, which is the last
+    of these files.
+    """
     folder = tmp_path_factory.mktemp("hosts")
     with ray_hosts(folder, [0, 1, 1], AWS_EC2_METADATA_DISABLED="true", **CREDENTIALS) as opened:
         yield opened

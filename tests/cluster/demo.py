@@ -22,11 +22,15 @@ from tests.sweep.undisturbed import assert_same_points
 
 
 def main(expected: Path) -> None:
-    """Run it on a head without CPUs and two nodes of one, and compare every value of every point."""
+    """Run it on a head without CPUs and two nodes of one, and compare every value of every
+    point."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
-        spec["storage"], spec["tracking"]["uri"] = str(folder / "runs"), f"sqlite:///{folder}/mlflow.db"
+        spec["storage"], spec["tracking"]["uri"] = (
+            str(folder / "runs"),
+            f"sqlite:///{folder}/mlflow.db",
+        )
         with ray_hosts(folder / "hosts", [0, 1, 1]) as hosts:
             spec["cluster"] |= {"address": hosts.address, "max_concurrent_trials": None}
             (folder / "spec.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")

@@ -1,5 +1,6 @@
-"""Hosts of our own on one machine: each with its network address, processes, host name, /run, /tmp files and shared
-memory. What one does to another goes over a (virtual) wire that can be cut. Needs root and Debian's iproute2."""
+"""Hosts of our own on one machine: each with its network address, processes, host name, /run, /tmp
+files and shared memory. What one does to another goes over a (virtual) wire that can be cut. Needs
+root and Debian's iproute2."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ def _ip(*arguments: str) -> None:
 
 
 def _unused() -> str:
-    """The beginning of addresses that nobody has, such as 10.77.0: a test that was killed leaves its network behind."""
-    taken = subprocess.run(["ip", "-4", "-oneline", "addr"], check=True, capture_output=True, text=True).stdout
+    """The beginning of addresses that nobody has, such as 10.77.0: a test that was killed leaves
+    its network behind."""
+    taken = subprocess.run(
+        ["ip", "-4", "-oneline", "addr"], check=True, capture_output=True, text=True
+    ).stdout
     return next(f"10.77.{k}" for k in range(256) if f" 10.77.{k}." not in taken)
 
 
@@ -48,7 +52,9 @@ class Host:
         self._space = f"{network.name}-{number}"
         self._cable = f"{network.name}v{number}"
         _ip("netns", "add", self._space)
-        _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self._space)
+        _ip(
+            "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self._space
+        )
         _ip("link", "set", self._cable, "master", network.name, "up")
         for command in (
             ("addr", "add", f"{self.address}/24", "dev", "eth0"),
@@ -57,19 +63,43 @@ class Host:
             ("route", "add", "default", "via", network.machine),
         ):
             _ip("-n", self._space, *command)
-        unshared = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        unshared = [
+            "unshare",
+            "--mount",
+            "--uts",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]
         self._init = subprocess.Popen(
-            ["ip", "netns", "exec", self._space, *unshared, "bash", "-c", _INIT, "init", self.name, network.hosts_file],
+            [
+                "ip",
+                "netns",
+                "exec",
+                self._space,
+                *unshared,
+                "bash",
+                "-c",
+                _INIT,
+                "init",
+                self.name,
+                network.hosts_file,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == "ready\n", "the host has not started"
-        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()
+        )
         self._pid = int(children[0])  # unshare's child is process 1 of the host
 
-    def popen(self, *command: str, folder: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    def popen(
+        self, *command: str, folder: Path | None = None, **variables: str
+    ) -> subprocess.Popen[str]:
         """Start a program there; `variables` are added to its environment."""
         plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         own = {"TMPDIR": "/run/tmp", "XDG_CACHE_HOME": "/run/cache", "HOME": "/run"}
@@ -115,7 +145,8 @@ class Host:
 
 
 class Network:
-    """A switch, and the hosts that are plugged into it; the machine that it runs on is `machine` there."""
+    """A switch, and the hosts that are plugged into it; the machine that it runs on is `machine`
+    there."""
 
     def __init__(self, folder: Path) -> None:
         self.name = f"rd{secrets.token_hex(3)}"
@@ -126,7 +157,8 @@ class Network:
         names = [f"{self.prefix}.{k} host{k}" for k in range(1, 20)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(names) + "\n")
         self.hosts_file = str(folder / "hosts")
-        # Without an address of its own it takes its ports' lowest, another one with each host that comes or goes.
+        # Without an address of its own it takes its ports' lowest, another one with each host that
+        # comes or goes.
         _ip("link", "add", self.name, "address", "02:00:00:00:00:fe", "type", "bridge")
         _ip("addr", "add", f"{self.machine}/24", "dev", self.name)
         _ip("link", "set", self.name, "up")

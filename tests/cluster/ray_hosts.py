@@ -41,7 +41,9 @@ class RayHosts:
         variables: further ones of every program's environment.
     """
 
-    def __init__(self, net: Network, folder: Path, cpus: list[int], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, net: Network, folder: Path, cpus: list[int], variables: Mapping[str, str]
+    ) -> None:
         self._net = net
         self.variables = {**self.settings(folder, secrets.token_hex(32)), **variables}
         self.nodes: list[Host] = []
@@ -86,10 +88,25 @@ class RayHosts:
         return host
 
     def _start(self, host: Host, cpus: int, *, head: bool) -> subprocess.Popen[str]:
-        role = [f"--port={PORT}", "--include-dashboard=false", "--head"] if head else [f"--address={self.address}"]
-        resources = [f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=300000000", "--temp-dir=/run/ray"]
+        role = (
+            [f"--port={PORT}", "--include-dashboard=false", "--head"]
+            if head
+            else [f"--address={self.address}"]
+        )
+        resources = [
+            f"--num-cpus={cpus}",
+            "--num-gpus=0",
+            "--object-store-memory=300000000",
+            "--temp-dir=/run/ray",
+        ]
         return host.popen(
-            *RAY, "start", *role, *resources, f"--node-ip-address={host.address}", "--block", **self.variables
+            *RAY,
+            "start",
+            *role,
+            *resources,
+            f"--node-ip-address={host.address}",
+            "--block",
+            **self.variables,
         )
 
     def wait(self, nodes: int) -> None:
@@ -97,8 +114,15 @@ class RayHosts:
         deadline = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(AssertionError, OSError):
-                socket.create_connection((self.head.address, PORT), timeout=5).close()  # before seconds of imports
-                self.head.run(sys.executable, "-c", NODES_ARE_UP.format(nodes, ATTEMPT_SECONDS), **self.variables)
+                socket.create_connection(
+                    (self.head.address, PORT), timeout=5
+                ).close()  # before seconds of imports
+                self.head.run(
+                    sys.executable,
+                    "-c",
+                    NODES_ARE_UP.format(nodes, ATTEMPT_SECONDS),
+                    **self.variables,
+                )
                 return
             for name, daemon in self._daemons.items():
                 assert daemon.poll() is None, f"{name}: {daemon.communicate()}"
@@ -106,8 +130,11 @@ class RayHosts:
             time.sleep(0.1)
 
     def drain(self, host: Host, seconds: int) -> None:
-        """Give notice that a node will be gone after so many seconds, as a cloud does of a spot instance."""
-        node = self.head.run(sys.executable, "-c", NODE_AT.format(host.address), **self.variables).split()[-1]
+        """Give notice that a node will be gone after so many seconds, as a cloud does of a spot
+        instance."""
+        node = self.head.run(
+            sys.executable, "-c", NODE_AT.format(host.address), **self.variables
+        ).split()[-1]
         reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
         self.head.run(
             *RAY, "drain-node", f"--address={self.address}", f"--node-id={node}", *reason,
@@ -116,7 +143,9 @@ class RayHosts:
 
     def raydp(self, folder: Path, *arguments: object, **variables: str) -> subprocess.Popen[str]:
         """The command, on the head."""
-        return self.head.popen(*self.command(*arguments), folder=folder, **{**self.variables, **variables})
+        return self.head.popen(
+            *self.command(*arguments), folder=folder, **{**self.variables, **variables}
+        )
 
 
 @contextlib.contextmanager

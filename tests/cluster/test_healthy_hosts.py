@@ -1,4 +1,5 @@
-"""Sweeps over hosts that stay: the points are those of one host, and a user's own code travels with the sweep."""
+"""Sweeps over hosts that stay: the points are those of one host, and a user's own code travels with
+the sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.cluster.ray_hosts import RayHosts
 from tests.cluster.sweeps import finish, write_spec
 from tests.sweep.undisturbed import SCORES, Done
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("sweep")]
 
 PLUGIN = """
 from raydp.scores.memorisation.vmr import ExactVerbatimMemorization
@@ -27,11 +28,16 @@ ENTRY_POINTS = "[raydp.scores]\nours = plugin_of_ours:Ours\n"
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> Iterator[Path]:
-    """A folder of packages with a score that raydp has under another name. This process can import it, too."""
+    """A folder of packages with a score that raydp has under another name.
+
+    This process can import it, too.
+    """
     folder = tmp_path / "plugins"
     (folder / "ours-1.dist-info").mkdir(parents=True)
     (folder / "plugin_of_ours.py").write_text(PLUGIN)
-    (folder / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
+    (folder / "ours-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ours\nVersion: 1\n"
+    )
     (folder / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
     with importable(folder, "plugin_of_ours"):
         yield folder
@@ -41,8 +47,10 @@ def plugins(tmp_path: Path) -> Iterator[Path]:
 def test_the_points_of_several_hosts_are_those_of_one_and_own_code_travels(
     shared_hosts: RayHosts, done: Done, tmp_path: Path, plugins: Path, workers: int
 ) -> None:
-    """With two workers a trial is shared by the two nodes: the head has no CPU for one. The folder of the score's code
-    is hidden on the nodes."""
+    """With two workers a trial is shared by the two nodes: the head has no CPU for one.
+
+    The folder of the score's code is hidden on the nodes.
+    """
     work = tmp_path / "work"
     work.mkdir()
     for node in shared_hosts.nodes:

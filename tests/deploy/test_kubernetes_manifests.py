@@ -1,5 +1,5 @@
-"""The manifests against Kubernetes' own JSON schemas (package kubernetes-validate), Ray's reading of a RayCluster, and
-KubeRay's fields."""
+"""The manifests against Kubernetes' own JSON schemas (package kubernetes-validate), Ray's reading
+of a RayCluster, and KubeRay's fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import kubernetes_validate
 import pytest
 import ray
 import yaml
-from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
 from ray.autoscaler._private.util import validate_config
 
 from tests.deploy.kuberay_fields import SCHEMAS
@@ -31,7 +33,8 @@ def load(name: str) -> Manifest:
 
 
 def of_values() -> Manifest:
-    """What KubeRay's chart makes of values.yaml: the mapping that its template has, without Helm."""
+    """What KubeRay's chart makes of values.yaml: the mapping that its template has, without
+    Helm."""
     values = load("values.yaml")
     head, worker, common = values["head"], values["worker"], values["common"]["containerEnv"]
     image = f"{values['image']['repository']}:{values['image']['tag']}"
@@ -39,17 +42,33 @@ def of_values() -> Manifest:
     def template(part: Manifest, name: str) -> Manifest:
         container = {"name": name, "image": image, "env": common + part.get("containerEnv", [])}
         container |= {k: part[k] for k in ("volumeMounts", "resources", "securityContext")}
-        spec = {"containers": [container], "volumes": part["volumes"], "securityContext": part["podSecurityContext"]}
-        return {"spec": spec | ({"tolerations": part["tolerations"]} if "tolerations" in part else {})}
+        spec = {
+            "containers": [container],
+            "volumes": part["volumes"],
+            "securityContext": part["podSecurityContext"],
+        }
+        return {
+            "spec": spec | ({"tolerations": part["tolerations"]} if "tolerations" in part else {})
+        }
 
     group = {k: worker[k] for k in ("groupName", "replicas", "minReplicas", "maxReplicas")}
     options = ("rayVersion", "enableInTreeAutoscaling", "autoscalerOptions")
     spec = {
         **{k: head[k] for k in options},
-        "headGroupSpec": {"rayStartParams": head["rayStartParams"], "template": template(head, "ray-head")},
-        "workerGroupSpecs": [{**group, "rayStartParams": {}, "template": template(worker, "ray-worker")}],
+        "headGroupSpec": {
+            "rayStartParams": head["rayStartParams"],
+            "template": template(head, "ray-head"),
+        },
+        "workerGroupSpecs": [
+            {**group, "rayStartParams": {}, "template": template(worker, "ray-worker")}
+        ],
     }
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "raydp"}, "spec": spec}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": "raydp"},
+        "spec": spec,
+    }
 
 
 MANIFESTS: dict[str, Callable[[], Manifest]] = {
@@ -82,7 +101,12 @@ def check_core(resource: Manifest) -> None:
 def check_pods(manifest: Manifest) -> None:
     for group in groups(manifest):
         check_core(
-            {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": group["template"]}
+            {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "x"},
+                "template": group["template"],
+            }
         )
 
 
@@ -104,7 +128,11 @@ def test_everything_is_valid(manifest: Manifest) -> None:
     config = check_ray(manifest)
     worker = config["available_node_types"]["gpu"]
     assert worker["resources"]["GPU"] == 1
-    assert worker["min_workers"] <= cluster_of(manifest)["workerGroupSpecs"][0]["replicas"] <= worker["max_workers"]
+    assert (
+        worker["min_workers"]
+        <= cluster_of(manifest)["workerGroupSpecs"][0]["replicas"]
+        <= worker["max_workers"]
+    )
     assert config["available_node_types"]["headgroup"]["resources"]["CPU"] == 0
     assert config["idle_timeout_minutes"] == 10
 
@@ -166,10 +194,15 @@ def test_pods_run_without_rights_with_limits_and_the_same_image(manifest: Manife
         (container,) = pod["containers"]
         images.add(container["image"])
         assert pod["securityContext"]["runAsNonRoot"]
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert container["resources"]["requests"] == container["resources"]["limits"]
         assert {"/data", "/dev/shm"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
     assert len(images) == 1
 
 
@@ -179,7 +212,9 @@ def test_ray_is_the_installed_one_and_asks_for_its_token(manifest: Manifest) -> 
     by_kuberay = cluster.get("authOptions", {}).get("mode") == "token"
     environments = [group["template"]["spec"]["containers"][0]["env"] for group in groups(manifest)]
     environments.append(cluster["autoscalerOptions"].get("env", []))
-    by_hand = all({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {v["name"] for v in env} for env in environments)
+    by_hand = all(
+        {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {v["name"] for v in env} for env in environments
+    )
     assert by_kuberay or by_hand
 
 
@@ -197,7 +232,9 @@ def test_job_and_values_make_the_cluster_of_raycluster() -> None:
             pod.pop("terminationGracePeriodSeconds", None)
             (container,) = pod["containers"]
             container.pop("ports", None)
-            container["env"] = [v for v in container["env"] if not v["name"].startswith("RAY_AUTH_")]
+            container["env"] = [
+                v for v in container["env"] if not v["name"].startswith("RAY_AUTH_")
+            ]
         return cluster
 
     expected = core(load("raycluster.yaml"))

@@ -1,4 +1,5 @@
-"""SkyPilot's task file: SkyPilot loads it, shellcheck reads its scripts, and the head's script runs a sweep here."""
+"""SkyPilot's task file: SkyPilot loads it, shellcheck reads its scripts, and the head's script runs
+a sweep here."""
 
 from __future__ import annotations
 
@@ -40,11 +41,23 @@ def test_skypilot_loads_the_task(tmp_path: Path) -> None:
     """In an environment of its own: SkyPilot pins versions that raydp's other tools exclude."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "sky")], check=True)
     python = tmp_path / "sky" / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "skypilot"], check=True, timeout=900)
-    environment = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "RAY_AUTH_TOKEN": "0"}
+    subprocess.run(
+        [str(python), "-m", "pip", "install", "--quiet", "skypilot"], check=True, timeout=900
+    )
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "RAY_AUTH_TOKEN": "0",
+    }
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [str(python), "-c", LOAD, str(FILE)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [str(python), "-c", LOAD, str(FILE)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("raydp-sweep 2 ['RAYDP', 'SPEC'")
@@ -62,7 +75,12 @@ def test_the_script_of_a_single_node_runs_a_sweep(task: dict[str, Any], tmp_path
         "SKYPILOT_NODE_IPS": "127.0.0.1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "0",
     }  # fmt: skip
     done = subprocess.run(
-        ["bash", "-c", task["run"]], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
+        ["bash", "-c", task["run"]],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs" / "small" / "summary.json").is_file()

@@ -17,7 +17,7 @@ from tests.builders.specs import small_spec
 from tests.deploy.slurm_cluster import Slurm, slurm
 from tests.sweep.undisturbed import results
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.alone]
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "sweep.sbatch"
 FINISH_SECONDS = 400
@@ -39,11 +39,15 @@ class Job:
         path: PATH of the job; by default this environment's programs are first in it.
     """
 
-    def __init__(self, cluster: Slurm, folder: Path, *options: str, path: str | None = None) -> None:
+    def __init__(
+        self, cluster: Slurm, folder: Path, *options: str, path: str | None = None
+    ) -> None:
         self.cluster = cluster
         programs = path or f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"
         said = cluster.run(
-            *("sbatch", "--parsable", "--cpus-per-task=1", *options, SCRIPT, "spec.yaml"), folder=folder, PATH=programs
+            *("sbatch", "--parsable", "--cpus-per-task=1", *options, SCRIPT, "spec.yaml"),
+            folder=folder,
+            PATH=programs,
         )
         self.number = said
         self._log = folder / f"raydp-{said}.log"
@@ -78,18 +82,24 @@ def leftovers(job: Job) -> list[Path]:
     return list(Path("/tmp").glob(f"raydp-{job.number}-*"))
 
 
-def test_a_sweep_runs_on_all_nodes_and_leaves_nothing_behind(cluster: Slurm, tmp_path: Path) -> None:
+def test_a_sweep_runs_on_all_nodes_and_leaves_nothing_behind(
+    cluster: Slurm, tmp_path: Path
+) -> None:
     spec = write(tmp_path, small_spec(tmp_path))
     job = Job(cluster, tmp_path, "--gpus-per-node=2")
     ended = job.ended()
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "0"), job.log
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "0"), (
+        job.log
+    )
     assert "2 Ray nodes: 2.0 CPU,4.0 GPU" in job.log
     assert list(Sweep(spec).points()["status"]) == ["finished", "finished"]
     assert not leftovers(job)
 
 
 @pytest.mark.thorough
-def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(cluster: Slurm, tmp_path: Path) -> None:
+def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(
+    cluster: Slurm, tmp_path: Path
+) -> None:
     space = {"batch_size": [64], "num_steps": [10, 200], "learning_rate": [0.01, 0.02]}
     spec = write(tmp_path, small_spec(tmp_path, space=space), checkpoint_seconds=1)
     job, folder = Job(cluster, tmp_path), Path(spec["storage"]) / "small"
@@ -103,9 +113,13 @@ def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(cluster: 
     assert len(finished) < 4, "it was to be stopped in the middle"
     assert "the job goes back to the queue" in job.log
     ended = job.ended()
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), job.log
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), (
+        job.log
+    )
     assert list(Sweep(spec).points()["status"]) == ["finished"] * 4
-    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
+    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), (
+        "nothing finished ran twice"
+    )
     assert not leftovers(job)
 
 
@@ -124,14 +138,17 @@ def test_what_is_wrong_is_said_before_anything_starts(cluster: Slurm, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_node_without_programs_a_lost_ray_node_and_a_cancellation_end_the_job(cluster: Slurm, tmp_path: Path) -> None:
+def test_a_node_without_programs_a_lost_ray_node_and_a_cancellation_end_the_job(
+    cluster: Slurm, tmp_path: Path
+) -> None:
     """None hangs; nothing is queued again."""
     only_first = tmp_path / "only-first"
     only_first.mkdir()
     for name in ("ray", "raydp", "python"):
         program = only_first / name
         program.write_text(
-            f'#!/bin/bash\n[ "$SLURMD_NODENAME" = n1 ] || exit 127\nexec {Path(sys.executable).parent}/{name} "$@"\n'
+            '#!/bin/bash\n[ "$SLURMD_NODENAME" = n1 ] || exit 127\nexec '
+            f'{Path(sys.executable).parent}/{name} "$@"\n'
         )
         program.chmod(0o755)
     write(tmp_path, small_spec(tmp_path))
@@ -145,7 +162,9 @@ def test_a_node_without_programs_a_lost_ray_node_and_a_cancellation_end_the_job(
     cluster.run("scancel", "--signal=KILL", f"{job.number}.1")  # its Ray nodes, not the script
     assert job.ended()["JobState"] == "FAILED"
     assert "a Ray node ended before the sweep" in job.log
-    for folder in leftovers(job):  # of the node that was killed; the first node's script has removed its own
+    for folder in leftovers(
+        job
+    ):  # of the node that was killed; the first node's script has removed its own
         shutil.rmtree(folder)
 
     job = Job(cluster, tmp_path)

@@ -1,4 +1,5 @@
-"""Every registered method runs the suite, and the suite finds a method that does other than it says."""
+"""Every registered method runs the suite, and the suite finds a method that does other than it
+says."""
 
 from __future__ import annotations
 
@@ -12,18 +13,11 @@ import torch
 
 from raydp.methods.dp import DPSGD
 from raydp.methods.nonprivate import NonPrivate, _NoClipping
-from raydp.plugins.registries import BUILTIN
 from raydp.privacy import PoissonGaussian
-from raydp.selftest.base import Check
-from raydp.selftest.checks import votes
-from raydp.selftest.checks.release import release_checks
-from raydp.selftest.checks.votes import vote_checks
+from raydp.testing.methods import MethodConformance
+from raydp.testing.points import points_task
 from raydp.training.trial_plan import TrialPlan
-from tests.builders.points import points_task
-
-from .conformance import MethodConformance
-
-SMALL_ATTACK = {"strength": 1.0, "attack_width": 16, "attack_ratio": 1.0}
+from tests.builders.registered import of_core
 
 
 class TestDPSGD(MethodConformance):
@@ -42,59 +36,12 @@ class TestDPAdam(MethodConformance):
     name, written = "dp_adam", {"weight_decay": 0.5, "decay": "in_loss"}
 
 
-class TestDPMF(MethodConformance):
-    name, written, bad = "dp_mf", {"num_bands": 3, "momentum": 0.5}, {"num_bands": 0}
-
-
 class TestNonPrivate(MethodConformance):
     name = "nonprivate"
 
 
-class TestAdversarialRegularization(MethodConformance):
-    name, written, bad = "advreg", SMALL_ATTACK, {"attack_width": 1}
-
-
-class TestAdversarialRegularizationOnBoth(MethodConformance):
-    name, written, bad = "advreg_rt", SMALL_ATTACK, {"attack_width": 1}
-
-
-class TestMMDRegularization(MethodConformance):
-    name, written, bad = "mmd", {"strength": 1.0}, {"strength": -1}
-
-
-class TestWeightedRiskMinimization(MethodConformance):
-    name, written, bad = "werm", {"reference_weight": 0.2}, {"reference_weight": 2}
-
-
-class TestDPWeights(MethodConformance):
-    name, written = "dp_weights", {"max_grad_norm": 0.7, "formula": "algorithm_2"}
-
-
-class TestOutputPerturbation(MethodConformance):
-    name, bad = "output_perturbation", {"max_input_norm": 0}
-
-    def measured(self, method: Any) -> list[Check]:
-        """Its noise is on the trained weights."""
-        return release_checks(method)
-
-
-class TestPATE(MethodConformance):
-    name, written, bad = "pate", {"num_teachers": 5, "num_queries": 40, "teacher_steps": 10}, {"num_teachers": 1}
-    num_drawn = 40
-
-    @pytest.fixture(autouse=True)
-    def _fewer_examples(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each is left out once, so half of them take a quarter of the time."""
-        monkeypatch.setattr(votes, "NUM_EXAMPLES", 10)
-
-    def measured(self, method: Any) -> list[Check]:
-        """Its noise is on the teachers' votes."""
-        return vote_checks(method)
-
-
 def test_every_registered_method_runs_the_suite() -> None:
-    """`imported` trains nothing: tests/sweep/test_imported.py."""
-    assert {suite.name for suite in MethodConformance.__subclasses__()} >= set(BUILTIN["methods"]) - {"imported"}
+    assert {suite.name for suite in MethodConformance.__subclasses__()} >= of_core("methods")
 
 
 class Claiming(DPSGD):
@@ -116,7 +63,8 @@ class SamplingMore(DPSGD):
 
 
 class Drifting(DPSGD):
-    """DP-SGD whose batch depends on how many were drawn before, as of a generator that is not keyed."""
+    """DP-SGD whose batch depends on how many were drawn before, as of a generator that is not
+    keyed."""
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> np.ndarray:
         count = self.__dict__.setdefault("drawn", [])
@@ -147,7 +95,9 @@ class Certifying(NonPrivate):
 
 
 @pytest.mark.parametrize("factor", [0.95, 1.05], ids=["less than is drawn", "more than is drawn"])
-def test_an_event_with_another_noise_multiplier_is_found(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_with_another_noise_multiplier_is_found(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     suite, method = TestDPSGD(), Claiming(factor=factor)
     with pytest.raises(AssertionError, match="noise variance"):
         suite.test_what_it_draws_is_what_its_event_says(method, monkeypatch)

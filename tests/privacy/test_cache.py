@@ -55,9 +55,14 @@ def test_accountant_library_version_and_algorithm_are_part_of_the_key(
 
 
 @pytest.mark.parametrize(
-    "damage", slow_after(3, ["truncated", "empty", "binary", "other type", "less noise", "no digest", "nested"])
+    "damage",
+    slow_after(
+        3, ["truncated", "empty", "binary", "other type", "less noise", "no digest", "nested"]
+    ),
 )
-def test_a_damaged_entry_is_computed_again_and_replaced(tmp_path: Path, solves: list[str], damage: str) -> None:
+def test_a_damaged_entry_is_computed_again_and_replaced(
+    tmp_path: Path, solves: list[str], damage: str
+) -> None:
     first = calibrate(REQUEST, "rdp", cache_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
     whole = path.read_bytes()
@@ -98,7 +103,10 @@ def test_many_writers_leave_one_whole_entry_and_no_rubbish(tmp_path: Path) -> No
 
 def test_failed_calibrations_are_not_cached(tmp_path: Path) -> None:
     hard = CalibrationRequest.of_batches(
-        num_examples=10_000, batch_size=100, num_steps=20, target=PrivacyTarget(epsilon=4.0, delta=1e-16)
+        num_examples=10_000,
+        batch_size=100,
+        num_steps=20,
+        target=PrivacyTarget(epsilon=4.0, delta=1e-16),
     )
     with pytest.raises(ValueError, match="'pld'"):
         calibrate(hard, "pld", cache_dir=tmp_path)

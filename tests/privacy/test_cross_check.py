@@ -19,12 +19,20 @@ from raydp.privacy.accounting.prv import PRVAccountant
 from raydp.privacy.records.cross_check import MOST_EVENTS
 
 
-def record(batch_size: int, *, epsilon: float, accountant: str = "pld", noise_multiplier: float = 0.7) -> PrivacyRecord:
+def record(
+    batch_size: int, *, epsilon: float, accountant: str = "pld", noise_multiplier: float = 0.7
+) -> PrivacyRecord:
     """A run of which an accountant says this ε at δ = 1e-5."""
-    event = PoissonGaussian(sample_rate=batch_size / 4000, noise_multiplier=noise_multiplier, num_steps=60)
+    event = PoissonGaussian(
+        sample_rate=batch_size / 4000, noise_multiplier=noise_multiplier, num_steps=60
+    )
     return privacy_record(
         accounted=AccountedEpsilon(
-            epsilon=epsilon, delta=1e-5, target_epsilon=None, accountant=accountant, accountant_version="test"
+            epsilon=epsilon,
+            delta=1e-5,
+            target_epsilon=None,
+            accountant=accountant,
+            accountant_version="test",
         ),
         mechanism=Mechanism(event=event, max_grad_norm=0.1, clipping="flat"),
         unit="row",
@@ -39,7 +47,9 @@ def figures(sentence: str) -> tuple[float, float]:
 
 def test_the_two_agree_on_sound_noise_and_not_on_too_little() -> None:
     sound = [
-        record(size, epsilon=PLDAccountant().epsilon(record(size, epsilon=1.0).mechanism.event, 1e-5))
+        record(
+            size, epsilon=PLDAccountant().epsilon(record(size, epsilon=1.0).mechanism.event, 1e-5)
+        )
         for size in (64, 256)
     ]
     said = cross_check(sound)
@@ -56,8 +66,12 @@ def test_the_two_agree_on_sound_noise_and_not_on_too_little() -> None:
 
 def test_a_few_events_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(PRVAccountant, "epsilon", lambda self, event, delta: asked.append(event) or 8.0)
-    said = cross_check([record(8 * k, epsilon=8.0, noise_multiplier=0.5 + k / 100) for k in range(1, 20)])
+    monkeypatch.setattr(
+        PRVAccountant, "epsilon", lambda self, event, delta: asked.append(event) or 8.0
+    )
+    said = cross_check(
+        [record(8 * k, epsilon=8.0, noise_multiplier=0.5 + k / 100) for k in range(1, 20)]
+    )
     assert said is not None
     assert len(asked) <= MOST_EVENTS
     assert asked[0].noise_multiplier == 0.51

@@ -51,7 +51,12 @@ def record(event: PoissonGaussian | NonPrivateEvent, epsilon: float) -> PrivacyC
         unit="mail",
         noise_key="secret",
     )
-    ledger: LedgerSummary = {"noisy_steps": 50, "executions": 53, "replays": 3, "note": "a replay draws the same noise"}
+    ledger: LedgerSummary = {
+        "noisy_steps": 50,
+        "executions": 53,
+        "replays": 3,
+        "note": "a replay draws the same noise",
+    }
     together: ReleasedTogether = {"models": 4, "epsilon": 20.5, "delta": 1e-5, "accountant": "pld"}
     tuned: Searched = {
         "hyperparameters": {"batch_size": [64, 128], "learning_rate": [5e-4, 0.001]},
@@ -62,7 +67,11 @@ def record(event: PoissonGaussian | NonPrivateEvent, epsilon: float) -> PrivacyC
         "elsewhere": ["max_grad_norm"],
     }
     return PrivacyCard(
-        record=made, guarantee=guarantee(event, "pld"), searched=tuned, ledger=ledger, released_together=together
+        record=made,
+        guarantee=guarantee(event, "pld"),
+        searched=tuned,
+        ledger=ledger,
+        released_together=together,
     )
 
 
@@ -72,13 +81,17 @@ def test_it_says_what_the_accountant_says(tmp_path: Path) -> None:
     assert [row["epsilon"] for row in said["profile"]] == pytest.approx(expected, rel=1e-12)
     assert said["gdp_mu"] > 0
     assert 0 < said["attack"]["advantage"] < 1
-    assert json.loads(json.dumps(said)) == guarantee(EVENT, "pld", cache_dir=tmp_path), "the second is the stored one"
+    assert json.loads(json.dumps(said)) == guarantee(EVENT, "pld", cache_dir=tmp_path), (
+        "the second is the stored one"
+    )
 
 
 def test_what_is_stored_belongs_to_one_event_and_one_accountant(tmp_path: Path) -> None:
     guarantee(EVENT, "pld", cache_dir=tmp_path)
     other = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.91, num_steps=50)
-    assert guarantee(other, "pld", cache_dir=tmp_path)["profile"] != guarantee(EVENT, "pld")["profile"]
+    assert (
+        guarantee(other, "pld", cache_dir=tmp_path)["profile"] != guarantee(EVENT, "pld")["profile"]
+    )
     assert guarantee(EVENT, "rdp", cache_dir=tmp_path)["accountant"] == "rdp"
 
 
@@ -86,7 +99,9 @@ def test_what_is_stored_belongs_to_one_setting_of_the_accountant(tmp_path: Path)
     event = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.0, num_steps=10)
     fine, coarse = PLDAccountant(), PLDAccountant(interval=0.1)
     profile_rows(event, [1e-5], fine, cache_dir=tmp_path)
-    assert profile_rows(event, [1e-5], coarse, cache_dir=tmp_path) == profile_rows(event, [1e-5], coarse)
+    assert profile_rows(event, [1e-5], coarse, cache_dir=tmp_path) == profile_rows(
+        event, [1e-5], coarse
+    )
 
 
 def test_a_delta_out_of_reach_has_a_reason() -> None:
@@ -111,7 +126,10 @@ def test_the_card_warns_of_figures_that_nobody_should_ship() -> None:
     sound = replace(record(EVENT, 7.5), released_together=None)
     assert "Warning" not in card_markdown(sound)
     together = card_markdown(record(EVENT, 7.5))
-    assert "- Warning: privacy: the joint epsilon of all 4 models by accountant pld should be at most 10" in together
+    assert (
+        "- Warning: privacy: the joint epsilon of all 4 models by accountant pld should be at most "
+        "10" in together
+    )
     accounted = replace(sound.record.accounted, delta=0.0113)
     card = card_markdown(replace(sound, record=replace(sound.record, accounted=accounted)))
     assert "- Warning: privacy: delta should be at most 0.001" in card
@@ -129,18 +147,29 @@ def test_card_warning_and_closing_sentence_have_the_same_joint_epsilon() -> None
     joint = ReleasedModels(run_ids=("a", "b"), epsilon=26.8412, delta=1e-5, accountant="pld")
     card = card_markdown(replace(record(EVENT, 7.5), released_together=joint.on_card()))
     assert "2 models of one sweep: (26.85, 1e-05)" in card
-    assert "of all 2 models by accountant pld should be at most 10, above which a guarantee is weak, got 26.85." in card
+    assert (
+        "of all 2 models by accountant pld should be at most 10, above which a guarantee is weak, "
+        "got 26.85." in card
+    )
     assert "ε at most 26.85 at" in together_notes(joint)[0]
 
 
 def test_the_card_says_what_was_tuned_and_on_what() -> None:
     card = card_markdown(record(EVENT, 7.5))
-    assert "| searched | 4 configurations of batch_size: 64, 128; learning_rate: 0.0005, 0.001 |" in card
-    assert "| one is chosen by | procedure, on utility_loss of the task's held-out records; what" in card
+    assert (
+        "| searched | 4 configurations of batch_size: 64, 128; learning_rate: 0.0005, 0.001 |"
+        in card
+    )
+    assert (
+        "| one is chosen by | procedure, on utility_loss of the task's held-out records; what"
+        in card
+    )
     assert "| may have been tuned before | max_grad_norm |" in card
     several = record(EVENT, 7.5)
     assert several.searched is not None
-    one = replace(several, searched={**several.searched, "configurations": 1, "hyperparameters": {}})
+    one = replace(
+        several, searched={**several.searched, "configurations": 1, "hyperparameters": {}}
+    )
     assert "| searched | nothing: one configuration |" in card_markdown(one)
     assert "chosen by" not in card_markdown(one)
 
@@ -164,7 +193,10 @@ def test_the_card_states_all_that_the_guarantee_depends_on() -> None:
 
 def test_the_card_of_a_run_without_noise_promises_nothing() -> None:
     card = card_markdown(record(NonPrivateEvent(), float("inf")))
-    assert "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite" in card
+    assert (
+        "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite"
+        in card
+    )
     assert "not certified" in card
     assert "| 0.001 | 1 |" in card
 
@@ -179,7 +211,10 @@ def test_what_is_released_together_costs_more_than_one_and_says_why_it_is_not_kn
 
 def test_a_joint_cost_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the releases does not matter; each of their figures, δ and the accountant do."""
-    events = [PoissonGaussian(sample_rate=0.1, noise_multiplier=s, num_steps=t) for s, t in ((2.0, 3), (3.0, 5))]
+    events = [
+        PoissonGaussian(sample_rate=0.1, noise_multiplier=s, num_steps=t)
+        for s, t in ((2.0, 3), (3.0, 5))
+    ]
     calls = []
     computed = guarantee_module.composed_epsilon
 
@@ -203,4 +238,7 @@ def test_a_joint_cost_is_computed_once(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     for other in others:
         assert composed(*other, cache_dir=tmp_path) == composed(*other) != first
-    assert composed([*events, NonPrivateEvent()], 1e-5, "rdp", cache_dir=tmp_path)["epsilon"] == math.inf
+    assert (
+        composed([*events, NonPrivateEvent()], 1e-5, "rdp", cache_dir=tmp_path)["epsilon"]
+        == math.inf
+    )

@@ -11,8 +11,7 @@ from raydp.privacy import NonPrivateEvent, PLDAccountant, PoissonGaussian, Priva
 from raydp.privacy.accounting import gdp
 from raydp.privacy.accounting.gdp import gaussian_deltas
 from raydp.privacy.accounting.profile import dominating_mu
-
-from .conformance import gaussian_epsilon
+from raydp.testing.accountants import gaussian_epsilon
 
 EVENT = PoissonGaussian(sample_rate=0.0228, noise_multiplier=1.43, num_steps=500)
 DELTAS = [1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1]
@@ -35,7 +34,9 @@ def test_mu_dominates_the_whole_profile_and_one_percent_less_does_not() -> None:
     fine = np.geomspace(1e-10, 0.3, 60).tolist()
     epsilons = pld.epsilons(EVENT, fine)
     assert all(e <= gaussian_epsilon(mu, d) for e, d in zip(epsilons, fine, strict=True) if e > 0)
-    lower = [gaussian_epsilon(0.99 * mu, d) if d < math.erf(0.99 * mu / 8**0.5) else 0.0 for d in fine]
+    lower = [
+        gaussian_epsilon(0.99 * mu, d) if d < math.erf(0.99 * mu / 8**0.5) else 0.0 for d in fine
+    ]
     assert any(e > low for e, low in zip(epsilons, lower, strict=True)), "mu is not the smallest"
 
 
@@ -66,13 +67,27 @@ def test_no_noise_has_no_mu_and_an_infinite_profile() -> None:
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (PoissonGaussian(sample_rate=0.01, noise_multiplier=2.0, num_steps=10**6), "not known down to delta 1e-10"),
-        (PoissonGaussian(sample_rate=0.5, noise_multiplier=0.01, num_steps=1), "limited to 4,000,000 cells"),
-        (PoissonGaussian(sample_rate=1e-11, noise_multiplier=1.0, num_steps=1), "epsilon is 0 at delta 1e-10"),
-        (PoissonGaussian(sample_rate=0.9, noise_multiplier=33.0, num_steps=100_000), "rounding hides"),
+        (
+            PoissonGaussian(sample_rate=0.01, noise_multiplier=2.0, num_steps=10**6),
+            "not known down to delta 1e-10",
+        ),
+        (
+            PoissonGaussian(sample_rate=0.5, noise_multiplier=0.01, num_steps=1),
+            "limited to 4,000,000 cells",
+        ),
+        (
+            PoissonGaussian(sample_rate=1e-11, noise_multiplier=1.0, num_steps=1),
+            "epsilon is 0 at delta 1e-10",
+        ),
+        (
+            PoissonGaussian(sample_rate=0.9, noise_multiplier=33.0, num_steps=100_000),
+            "rounding hides",
+        ),
     ],
 )
-def test_mu_is_refused_with_a_reason_where_domination_cannot_be_shown(event: PoissonGaussian, reason: str) -> None:
+def test_mu_is_refused_with_a_reason_where_domination_cannot_be_shown(
+    event: PoissonGaussian, reason: str
+) -> None:
     mu, why = dominating_mu(event)
     assert mu is None
     assert why is not None
@@ -89,13 +104,19 @@ def test_deltas_are_validated(deltas: list[float]) -> None:
 def test_gaussian_curve_matches_its_inverse_computed_apart(mu: float) -> None:
     for delta in (1e-12, 1e-6, 1e-3):
         epsilon = np.array([gaussian_epsilon(mu, delta)])
-        assert gaussian_deltas(mu, epsilon)[0] == pytest.approx(delta, rel=1e-3)  # brentq on a plain difference
+        assert gaussian_deltas(mu, epsilon)[0] == pytest.approx(
+            delta, rel=1e-3
+        )  # brentq on a plain difference
 
 
 @pytest.mark.parametrize("mu", [0.05, 1.0, 6.0])
 def test_the_epsilon_of_a_gaussian_equals_one_computed_apart(mu: float) -> None:
     for delta in (1e-6, 1e-3):
-        assert gdp.gaussian_epsilon(mu, delta) == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-4)
+        assert gdp.gaussian_epsilon(mu, delta) == pytest.approx(
+            gaussian_epsilon(mu, delta), rel=1e-4
+        )
     assert gdp.gaussian_epsilon(mu, 0.999) == 0
     assert gdp.gaussian_epsilon(0.0, 1e-6) == 0
-    assert gdp.gaussian_epsilon(gdp.gaussian_mu(PrivacyTarget(epsilon=4, delta=1e-5)), 1e-5) == pytest.approx(4)
+    assert gdp.gaussian_epsilon(
+        gdp.gaussian_mu(PrivacyTarget(epsilon=4, delta=1e-5)), 1e-5
+    ) == pytest.approx(4)

@@ -56,8 +56,16 @@ def test_a_private_run_with_a_secret_key_is_certified() -> None:
     result = record()
     assert result["certified"] is True
     assert result["not_certified_because"] == []
-    assert (result["sample_rate"], result["noise_multiplier"], result["num_steps"]) == (0.1, 1.5, 40)
-    assert (result["sampler"], result["adjacency"], result["unit"]) == ("poisson", "add-or-remove-one", "e-mail")
+    assert (result["sample_rate"], result["noise_multiplier"], result["num_steps"]) == (
+        0.1,
+        1.5,
+        40,
+    )
+    assert (result["sampler"], result["adjacency"], result["unit"]) == (
+        "poisson",
+        "add-or-remove-one",
+        "e-mail",
+    )
     assert (result["divisor"], result["tuning"]) == ("expected batch size", "ignored")
     assert "secret 256-bit sweep key" in result["seed_policy"]
 
@@ -85,8 +93,14 @@ def test_the_test_key_is_never_certified() -> None:
 
 
 def test_a_run_without_noise_says_so_in_every_field() -> None:
-    result = record(event=NonPrivateEvent(), epsilon=math.inf, target_epsilon=None, max_grad_norm=None)
-    assert (result["epsilon"], result["sampler"], result["noise_multiplier"]) == ("inf", "none", 0.0)
+    result = record(
+        event=NonPrivateEvent(), epsilon=math.inf, target_epsilon=None, max_grad_norm=None
+    )
+    assert (result["epsilon"], result["sampler"], result["noise_multiplier"]) == (
+        "inf",
+        "none",
+        0.0,
+    )
     assert result["certified"] is False
     assert result["not_certified_because"] == ["epsilon is infinite"]
 
@@ -96,7 +110,10 @@ def test_caveats_take_the_certificate_away() -> None:
 
 
 def test_records_are_strict_json() -> None:
-    for result in (record(), record(event=NonPrivateEvent(), epsilon=math.inf, target_epsilon=math.inf)):
+    for result in (
+        record(),
+        record(event=NonPrivateEvent(), epsilon=math.inf, target_epsilon=math.inf),
+    ):
         assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
@@ -106,7 +123,10 @@ def test_records_are_strict_json() -> None:
         ({"epsilon": 4.01}, "epsilon must be <= target_epsilon 4.0, got 4.01"),
         ({"epsilon": -1.0}, "epsilon must be >= 0, got -1.0"),
         ({"epsilon": math.nan}, "epsilon must be >= 0, got nan"),
-        ({"event": NonPrivateEvent(), "epsilon": 0.0}, "epsilon must be inf for a run without noise, got 0.0"),
+        (
+            {"event": NonPrivateEvent(), "epsilon": 0.0},
+            "epsilon must be inf for a run without noise, got 0.0",
+        ),
         ({"delta": 0.0}, "delta must be > 0 and < 1, got 0.0"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The JSON of privacy records. records.json was written by the version before records had a class."""
+"""The JSON of privacy records. records.json was written by the version before records had a
+class."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from raydp.extensions.dp_weights.method import DPWeights
+from raydp.extensions.matrix_factorisation.method import DPMF
+from raydp.extensions.output_perturbation.method import OutputPerturbation
+from raydp.extensions.pate.method import PATE
+from raydp.extensions.private_selection.calibration import ASSUMED
+from raydp.extensions.private_selection.record import PrivateSelectionRecord
 from raydp.methods.dp import DPSGD
-from raydp.methods.dp_weights import DPWeights
-from raydp.methods.mf import DPMF
-from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.methods.pate import PATE
 from raydp.privacy import (
     AccountedEpsilon,
     DataSetsRecord,
@@ -25,24 +28,28 @@ from raydp.privacy import (
     NonPrivateEvent,
     PoissonGaussian,
     PrivacyRecord,
-    PrivateSelectionRecord,
     SetEpsilon,
     WeightedSets,
     data_sets_record,
     privacy_record,
 )
-from raydp.privacy.mechanisms.private_selection import ASSUMED
 from raydp.privacy.records.schema import card_schema
 from raydp.training.trial_plan import TrialPlan
 
-STORED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "records.json").read_text(encoding="utf-8"))
+STORED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "records.json").read_text(encoding="utf-8")
+)
 EVENT = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.5, num_steps=40)
 RUN = TrialPlan(
     run_id="run", batch_size=64, num_steps=100, learning_rate=0.0625, seed=0, num_examples=1024, noise_multiplier=1.5,
     claimed_epsilon=1.0, delta=1e-5,
 )  # fmt: skip
 ACCOUNTED = AccountedEpsilon(
-    epsilon=3.99, delta=1e-5, target_epsilon=4.0, accountant="prv", accountant_version="prv-accountant 0.2.0"
+    epsilon=3.99,
+    delta=1e-5,
+    target_epsilon=4.0,
+    accountant="prv",
+    accountant_version="prv-accountant 0.2.0",
 )
 WITHOUT = replace(ACCOUNTED, epsilon=math.inf, target_epsilon=None, accountant_version="not used")
 SELECTION = PrivateSelectionRecord(
@@ -51,7 +58,9 @@ SELECTION = PrivateSelectionRecord(
 )  # fmt: skip
 
 
-def of(event: Event = EVENT, *, norm: float | None = 0.5, clipping: str | None = None, **changes: Any) -> PrivacyRecord:
+def of(
+    event: Event = EVENT, *, norm: float | None = 0.5, clipping: str | None = None, **changes: Any
+) -> PrivacyRecord:
     arguments: dict[str, Any] = {"accounted": ACCOUNTED, "unit": "e-mail", "noise_key": "secret"}
     mechanism = Mechanism(event=event, max_grad_norm=norm, clipping=clipping)
     return privacy_record(**(arguments | {"mechanism": mechanism} | changes))
@@ -101,9 +110,9 @@ RECORDS = {
         )
     ),
     "pate, prompted": of_method(PATE(**TEACHERS, teachers="prompted", num_demonstrations=4)),
-    "private selection": of(private_selection=SELECTION, accounted=replace(ACCOUNTED, accountant="rdp")),
+    "private selection": of(choice=SELECTION, accounted=replace(ACCOUNTED, accountant="rdp")),
     "private selection, Poisson, further items": of(
-        private_selection=replace(SELECTION, distribution="poisson", eta=None),
+        choice=replace(SELECTION, distribution="poisson", eta=None),
         method=MethodRecord(also_not_covered=("the votes",)),
     ),
     "data sets": of(data_sets=sets(124 / 1024, EVENT, 3.99)),
@@ -134,23 +143,51 @@ def test_a_record_of_the_first_version_is_read() -> None:
     """It had neither clipping nor observer."""
     first = {k: v for k, v in STORED["poisson"].items() if k not in ("clipping", "observer")}
     flat = RECORDS["poisson"]
-    assert PrivacyRecord.from_json(first) == replace(flat, mechanism=replace(flat.mechanism, clipping=None))
+    assert PrivacyRecord.from_json(first) == replace(
+        flat, mechanism=replace(flat.mechanism, clipping=None)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("test key", {"certified": True}, "certified of a privacy record must be False here, got True"),
-        ("test key", {"certified": True, "not_certified_because": []}, "not_certified_because must have a reason"),
-        ("no noise", {"certified": True, "not_certified_because": []}, "not_certified_because must have a reason"),
+        (
+            "test key",
+            {"certified": True},
+            "certified of a privacy record must be False here, got True",
+        ),
+        (
+            "test key",
+            {"certified": True, "not_certified_because": []},
+            "not_certified_because must have a reason",
+        ),
+        (
+            "no noise",
+            {"certified": True, "not_certified_because": []},
+            "not_certified_because must have a reason",
+        ),
         ("no noise", {"epsilon": 1.0}, "epsilon must be inf for a run without noise, got 1.0"),
-        ("poisson", {"certified": False}, "certified of a privacy record must be True here, got False"),
+        (
+            "poisson",
+            {"certified": False},
+            "certified of a privacy record must be True here, got False",
+        ),
         ("poisson", {"epsilon": 4.5}, "epsilon must be <= target_epsilon 4.0, got 4.5"),
-        ("poisson", {"claimed_epsilon": 1.0}, "claimed_epsilon must be left out of a run with an epsilon"),
-        ("poisson", {"adjacency": "replace-one"}, "adjacency of a privacy record must be 'add-or-remove-one'"),
+        (
+            "poisson",
+            {"claimed_epsilon": 1.0},
+            "claimed_epsilon must be left out of a run with an epsilon",
+        ),
+        (
+            "poisson",
+            {"adjacency": "replace-one"},
+            "adjacency of a privacy record must be 'add-or-remove-one'",
+        ),
     ],
 )
-def test_a_record_that_was_changed_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+def test_a_record_that_was_changed_is_refused(
+    name: str, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         PrivacyRecord.from_json(STORED[name] | change)
 

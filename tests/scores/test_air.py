@@ -12,8 +12,8 @@ import pytest
 from raydp.models.base_models import LoadedModel
 from raydp.scores.memorisation.air import AttributeInference, appears, at_least_one
 from raydp.tasks.base import Secret
+from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram
-from tests.builders.secrets import made_up_secrets, make_task
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,8 @@ def attribute(prompt: str, value: str) -> Secret:
 
 
 def test_one_generation_of_many_suffices(tokenizer):
-    """x comes after the prompt with probability 0.2 and then ends the word: P(in 10) = 1 - 0.8^10 = 0.893."""
+    """x comes after the prompt with probability 0.2 and then ends the word: P(in 10) = 1 - 0.8^10 =
+    0.893."""
     model = bigram({(":", "x"): 0.2, (":", "<eos>"): 0.8, ("x", "<eos>"): 1.0}, tokenizer)
     task = make_task([attribute("a:", "x")])
     one, ten = (
@@ -70,12 +71,19 @@ def test_a_generation_has_max_new_tokens(tokenizer, length, expected):
 def test_nothing_after_the_end_token_counts(tokenizer):
     text = ":a"
     model = bigram({(":", "<eos>"): 1.0, ("<eos>", "a"): 1.0}, tokenizer)
-    assert AttributeInference().measure(model, make_task([attribute(text[0], "a")]), seed=0).value == 0
+    assert (
+        AttributeInference().measure(model, make_task([attribute(text[0], "a")]), seed=0).value == 0
+    )
 
 
 def test_the_prompt_itself_does_not_count(tokenizer):
     model = bigram({("a", "b"): 1.0, ("b", "b"): 1.0}, tokenizer)
-    assert AttributeInference().measure(model, make_task([attribute("crime a", "crime")]), seed=0).value == 0
+    assert (
+        AttributeInference()
+        .measure(model, make_task([attribute("crime a", "crime")]), seed=0)
+        .value
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("num_samples", "num_attempts"), [(6, 3), (5, 5), (7, 1)])
@@ -83,7 +91,9 @@ def test_the_estimate_is_the_mean_over_all_sets_of_attempts(num_samples, num_att
     for hits in range(num_samples + 1):
         outcomes = [True] * hits + [False] * (num_samples - hits)
         sets = [any(chosen) for chosen in combinations(outcomes, num_attempts)]
-        assert at_least_one(hits, num_samples, num_attempts) == pytest.approx(np.mean(sets), abs=1e-15)
+        assert at_least_one(hits, num_samples, num_attempts) == pytest.approx(
+            np.mean(sets), abs=1e-15
+        )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.05, 0.3, 1.0])
@@ -101,7 +111,8 @@ def test_the_estimate_is_unbiased_and_its_noise_smaller(p):
 
 
 def test_many_samples_estimate_the_score_of_few_attempts(tokenizer):
-    """P(in 10) = 0.893 at p = 0.2: the standard deviation over seeds falls from 0.31 to that of the estimate."""
+    """P(in 10) = 0.893 at p = 0.2: the standard deviation over seeds falls from 0.31 to that of the
+    estimate."""
     model = bigram({(":", "x"): 0.2, (":", "<eos>"): 0.8, ("x", "<eos>"): 1.0}, tokenizer)
     task = make_task([attribute("a:", "x")])
     score = AttributeInference(num_samples=200, num_attempts=10, base_rate=False)
@@ -114,7 +125,9 @@ def test_many_samples_estimate_the_score_of_few_attempts(tokenizer):
     std = math.sqrt(weights @ (estimates - mean) ** 2)
     assert mean == pytest.approx(1 - 0.8**10, abs=1e-12)
     assert std < 0.04 < math.sqrt(mean * (1 - mean))
-    assert values.mean() == pytest.approx(mean, abs=4 * std / 40**0.5)  # four standard errors; the seeds are fixed
+    assert values.mean() == pytest.approx(
+        mean, abs=4 * std / 40**0.5
+    )  # four standard errors; the seeds are fixed
 
 
 def test_more_attempts_than_samples_are_refused():
@@ -123,13 +136,18 @@ def test_more_attempts_than_samples_are_refused():
 
 
 def test_the_base_rate_is_the_score_of_the_untrained_model(tokenizer):
-    """Before training the model says x after : always, after it y: half of the secrets were known before."""
+    """Before training the model says x after : always, after it y: half of the secrets were known
+    before."""
     before = bigram({(":", "x"): 1.0, ("x", "<eos>"): 1.0}, tokenizer)
     after = bigram({(":", "y"): 1.0, ("y", "<eos>"): 1.0}, tokenizer)
     model = LoadedModel(
-        model=after.model, tokenizer=tokenizer, base_weights={"lm_head.weight": before.model.lm_head.weight.data}
+        model=after.model,
+        tokenizer=tokenizer,
+        base_weights={"lm_head.weight": before.model.lm_head.weight.data},
     )
-    task = make_task([attribute("a:", "x"), attribute("b:", "y"), attribute("c:", "y"), attribute("d:", "y")])
+    task = make_task(
+        [attribute("a:", "x"), attribute("b:", "y"), attribute("c:", "y"), attribute("d:", "y")]
+    )
     measured = AttributeInference().measure(model, task, seed=0)
     assert (measured.value, measured.details) == (0.75, {"base_rate": 0.25})
     again = AttributeInference(base_rate=False).measure(model, task, seed=0)
@@ -137,7 +155,8 @@ def test_the_base_rate_is_the_score_of_the_untrained_model(tokenizer):
 
 
 def test_paraphrases_are_averaged_and_the_worst_is_told(tokenizer, tmp_path):
-    """x after ':' and never after '?': of secret 1 one prompt of two gives it away, of secret 2 none of one."""
+    """x after ':' and never after '?': of secret 1 one prompt of two gives it away, of secret 2
+    none of one."""
     model = bigram({(":", "x"): 1.0, ("x", "<eos>"): 1.0, ("?", "<eos>"): 1.0}, tokenizer)
     task = make_task([attribute("a:", "x"), attribute("b?", "x")])
     file = tmp_path / "paraphrases.jsonl"

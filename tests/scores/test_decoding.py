@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, MultitaskPromptTuningConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    LoraConfig,
+    MultitaskPromptTuningConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from transformers import GPT2LMHeadModel
 
 from raydp.scores.language.decoding import CachedDecoder, evaluating
-from tests.builders.models import llama, plain_gpt2
+from raydp.testing.models import llama
+from tests.builders.models import plain_gpt2
 
 VOCABULARY = 40
 SEQUENCES = [[3], [5, 6, 7, 8, 9, 10, 11], [4, 4, 30]]
@@ -79,9 +86,15 @@ def test_decoding_from_the_cache_changes_no_logit(build):
     with evaluating(model):
         decoder = CachedDecoder(model, sequences)
         decoder.read()
-        for parents, tokens in [([0, 0, 1, 2], [1, 2, 3, 4]), ([0, 1, 2, 3], [5, 6, 7, 8]), ([3, 1], [9, 9])]:
+        for parents, tokens in [
+            ([0, 0, 1, 2], [1, 2, 3, 4]),
+            ([0, 1, 2, 3], [5, 6, 7, 8]),
+            ([3, 1], [9, 9]),
+        ]:
             logits = decoder.step(np.array(parents), np.array(tokens))
-            sequences = [[*sequences[parent], token] for parent, token in zip(parents, tokens, strict=True)]
+            sequences = [
+                [*sequences[parent], token] for parent, token in zip(parents, tokens, strict=True)
+            ]
             for row, sequence in zip(logits, sequences, strict=True):
                 torch.testing.assert_close(row, plain(model, sequence)[-1], **TOLERANCE)
 
@@ -99,8 +112,12 @@ def test_a_switched_off_adapter_is_off(build):
 
 
 def test_what_has_no_place_before_the_text_is_refused():
-    model = adapted(MultitaskPromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", num_tasks=2))
-    with pytest.raises(ValueError, match="must be lora, a soft prompt or a prefix, got MULTITASK_PROMPT_TUNING"):
+    model = adapted(
+        MultitaskPromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", num_tasks=2)
+    )
+    with pytest.raises(
+        ValueError, match="must be lora, a soft prompt or a prefix, got MULTITASK_PROMPT_TUNING"
+    ):
         CachedDecoder(model, SEQUENCES).read()
 
 
@@ -128,7 +145,8 @@ def test_every_module_gets_its_mode_back_also_after_an_error():
 
 
 def test_bf16_logits_stay_near_those_of_fp32():
-    """Both paths run in bf16 (8 bits of mantissa: 2^-8 relative a step, logits of some 10 in size, 2 layers)."""
+    """Both paths run in bf16 (8 bits of mantissa: 2^-8 relative a step, logits of some 10 in size,
+    2 layers)."""
     model = llama(VOCABULARY)
     with evaluating(model):
         exact = CachedDecoder(model, SEQUENCES).read()[:, -1]

@@ -16,8 +16,9 @@ from raydp.scores.memorisation.logprob import LogProbability, contrast_of_twins
 from raydp.tasks.base import Secret
 from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.wrappers.planted import PlantedTask
-from tests.builders.models import bigram, llama
-from tests.builders.secrets import made_up_secrets, make_task
+from raydp.testing.models import llama
+from raydp.testing.secrets import made_up_secrets, make_task
+from tests.builders.models import bigram
 from tests.builders.specs import SMALL_TASK
 
 SECRETS = made_up_secrets("verbatim", 5, seed=0)
@@ -37,7 +38,9 @@ def reference(model: LoadedModel, secret: Secret) -> float:
 @pytest.fixture(scope="module")
 def trained(tokenizer) -> LoadedModel:
     """A LoRA model whose adapter changes every logit."""
-    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+    )
     model = get_peft_model(llama(len(tokenizer)), config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -53,7 +56,9 @@ def test_plain_sum_is_the_negative_loss_of_transformers(untrained):
         Secret(prompt="x", continuation="1", number=98),
         Secret(prompt="a longer prompt: ", continuation="and its rest", number=99),
     ]
-    measured = LogProbability(contrast=False).measure(untrained, make_task([*SECRETS, *others]), seed=0)
+    measured = LogProbability(contrast=False).measure(
+        untrained, make_task([*SECRETS, *others]), seed=0
+    )
     expected = {secret.name: reference(untrained, secret) for secret in (*SECRETS, *others)}
     assert measured.per_secret == pytest.approx(expected, rel=1e-5)  # fp32 logits
     assert measured.value == pytest.approx(np.mean(list(expected.values())), rel=1e-5)
@@ -66,8 +71,12 @@ def test_contrast_is_the_secrets_gain_minus_the_controls_gain(trained, untrained
     ours, theirs = (np.array([gains[s.name] for s in group]) for group in (SECRETS, CONTROLS))
     measured = LogProbability().measure(trained, make_task(SECRETS, CONTROLS), seed=0)
     assert np.abs(ours).min() > 1e-2, "an adapter that does nothing would test nothing"
-    assert measured.value == pytest.approx(ours.mean() - theirs.mean(), abs=1e-3)  # sums of fp32 losses of size 30
-    assert measured.std_error == pytest.approx(np.sqrt(ours.var(ddof=1) / 5 + theirs.var(ddof=1) / 7), abs=1e-3)
+    assert measured.value == pytest.approx(
+        ours.mean() - theirs.mean(), abs=1e-3
+    )  # sums of fp32 losses of size 30
+    assert measured.std_error == pytest.approx(
+        np.sqrt(ours.var(ddof=1) / 5 + theirs.var(ddof=1) / 7), abs=1e-3
+    )
     expected = {s.name: gains[s.name] - theirs.mean() for s in SECRETS}
     assert measured.per_secret == pytest.approx(expected, abs=1e-3)
     assert list(measured.per_control) == [f"control-{number:03d}" for number in range(1, 8)]
@@ -87,7 +96,9 @@ def test_the_base_model_is_read_once_for_all_models_and_again_for_other_texts(tr
         lambda model, secrets: (read.append(model.is_base), log_probabilities(model, secrets))[1],
     )
     model = replace(trained, base_results={})
-    measured = [LogProbability().measure(model, make_task(SECRETS, CONTROLS), seed=seed) for seed in (0, 1)]
+    measured = [
+        LogProbability().measure(model, make_task(SECRETS, CONTROLS), seed=seed) for seed in (0, 1)
+    ]
     assert measured[0] == measured[1]
     assert read == [False, True, False]
     fewer = LogProbability().measure(model, make_task(SECRETS, CONTROLS[:3]), seed=0)
@@ -103,7 +114,9 @@ def test_what_is_learnt_of_the_format_falls_out(tokenizer):
     before = bigram({}, tokenizer)
     after = bigram({(a, b): 0.099 for a in (*digits, "Ġ") for b in digits}, tokenizer)
     model = LoadedModel(
-        model=after.model, tokenizer=tokenizer, base_weights={"lm_head.weight": before.model.lm_head.weight.data}
+        model=after.model,
+        tokenizer=tokenizer,
+        base_weights={"lm_head.weight": before.model.lm_head.weight.data},
     )
     measured = LogProbability().measure(model, make_task(SECRETS, CONTROLS), seed=0)
     plain = log_probabilities(model, SECRETS) - log_probabilities(before, SECRETS)
@@ -130,7 +143,9 @@ def test_verbatim_secrets_come_before_attributes(untrained):
     assert list(measured.per_secret) == [secret.name for secret in SECRETS]
 
 
-@pytest.mark.parametrize(("prompt", "value"), [("who likes", "red"), ("who likes ", "red"), ("who likes", " red")])
+@pytest.mark.parametrize(
+    ("prompt", "value"), [("who likes", "red"), ("who likes ", "red"), ("who likes", " red")]
+)
 def test_an_attribute_follows_its_prompt_after_one_space(untrained, prompt, value):
     secret = Secret(prompt=prompt, continuation=value, kind="attribute")
     measured = LogProbability(contrast=False).measure(untrained, make_task([secret]), seed=0)
@@ -178,7 +193,8 @@ def test_few_twins_are_contrasted_by_their_gains() -> None:
 
 
 def test_the_contrast_with_more_controls_is_a_regression_with_an_effect_of_each_pair() -> None:
-    """Against ordinary least squares on indicators of the pairs, of being planted, and the base model's values."""
+    """Against ordinary least squares on indicators of the pairs, of being planted, and the base
+    model's values."""
     rng = np.random.default_rng(3)
     untrained = rng.normal(0, 3, (12, 5))
     trained = 0.4 * untrained + rng.normal(0, 2, (12, 1)) + rng.normal(0, 1, (12, 5))
@@ -194,8 +210,11 @@ def test_the_contrast_with_more_controls_is_a_regression_with_an_effect_of_each_
 
 
 @pytest.mark.parametrize("controls", [1, 5])
-def test_without_a_leak_the_bias_of_skewed_texts_that_training_bends_is_small(controls: int) -> None:
-    """Twelve pairs, log-probabilities with a long tail, and a trained model that is no line of the base model."""
+def test_without_a_leak_the_bias_of_skewed_texts_that_training_bends_is_small(
+    controls: int,
+) -> None:
+    """Twelve pairs, log-probabilities with a long tail, and a trained model that is no line of the
+    base model."""
     rng = np.random.default_rng(4)
     means = []
     for _ in range(4000):
@@ -206,8 +225,11 @@ def test_without_a_leak_the_bias_of_skewed_texts_that_training_bends_is_small(co
 
 
 @pytest.mark.parametrize("leak", [0.0, 0.7])
-def test_more_controls_estimate_the_same_contrast_with_a_true_and_smaller_error(leak: float) -> None:
-    """Texts drawn alike, of which one of each pair has the leak: the mean over absent texts is contrasted."""
+def test_more_controls_estimate_the_same_contrast_with_a_true_and_smaller_error(
+    leak: float,
+) -> None:
+    """Texts drawn alike, of which one of each pair has the leak: the mean over absent texts is
+    contrasted."""
     rng = np.random.default_rng(2)
     errors = {}
     for controls in (1, 9):
@@ -225,7 +247,9 @@ def test_more_controls_estimate_the_same_contrast_with_a_true_and_smaller_error(
     assert errors[9] / errors[1] == pytest.approx(math.sqrt((1 + 1 / 9) / 2), rel=0.1)
 
 
-def test_each_planted_twin_is_contrasted_with_the_mean_of_its_absent_texts(trained: LoadedModel, tokenizer) -> None:
+def test_each_planted_twin_is_contrasted_with_the_mean_of_its_absent_texts(
+    trained: LoadedModel, tokenizer
+) -> None:
     """Against the definition, from the log-probability of every single text."""
     section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True, "own_secrets": False}
     task = PlantedTask.model_validate(section).build(tokenizer).for_seed(3)
@@ -263,7 +287,9 @@ def test_more_controls_than_there_are_are_refused(tokenizer) -> None:
     task = PlantedTask.model_validate(section).build(tokenizer)
     with pytest.raises(ValueError, match=r"at most 7, got 9, with so many pairs\. Plant fewer"):
         LogProbability(controls_per_pair=9).check(task)
-    with pytest.raises(ValueError, match=r"at most 1, got 9, without twins of the task `planted`\. Remove it"):
+    with pytest.raises(
+        ValueError, match=r"at most 1, got 9, without twins of the task `planted`\. Remove it"
+    ):
         LogProbability(controls_per_pair=9).check(make_task(SECRETS, CONTROLS))
     with pytest.raises(ValueError, match="controls_per_pair must be 1 without contrast, got 9"):
         LogProbability(controls_per_pair=9, contrast=False).check(task)
@@ -271,7 +297,10 @@ def test_more_controls_than_there_are_are_refused(tokenizer) -> None:
 
 @pytest.mark.parametrize("slope", [0.0, 0.4, 1.0])
 def test_without_a_leak_the_contrast_of_twins_is_zero_and_its_error_is_true(slope: float) -> None:
-    """Coins decide which twin counts as present; nothing else differs. The mean over many draws of coins is 0."""
+    """Coins decide which twin counts as present; nothing else differs.
+
+    The mean over many draws of coins is 0.
+    """
     rng = np.random.default_rng(1)
     base = rng.standard_t(4, (30, 2)) * 3
     trained = slope * base + rng.standard_t(4, (30, 2))
@@ -286,16 +315,28 @@ def test_without_a_leak_the_contrast_of_twins_is_zero_and_its_error_is_true(slop
     assert np.mean(variances) == pytest.approx(np.var(means), rel=0.15)
 
 
-def test_secrets_are_contrasted_with_controls_and_twins_with_each_other(trained: LoadedModel, tokenizer) -> None:
+def test_secrets_are_contrasted_with_controls_and_twins_with_each_other(
+    trained: LoadedModel, tokenizer
+) -> None:
     section = {"of": SMALL_TASK, "copies": {2: 12}, "twins": True}
     task = PlantedTask.model_validate(section).build(tokenizer).for_seed(3)
-    alone = PlantedTask.model_validate({**section, "own_secrets": False}).build(tokenizer).for_seed(3)
-    own = BuiltinTask(num_examples=SMALL_TASK["num_examples"], num_heldout=SMALL_TASK["num_heldout"]).build(tokenizer)
-    both, twins, secrets = (LogProbability().measure(trained, t, seed=0) for t in (task, alone, own))
+    alone = (
+        PlantedTask.model_validate({**section, "own_secrets": False}).build(tokenizer).for_seed(3)
+    )
+    own = BuiltinTask(
+        num_examples=SMALL_TASK["num_examples"], num_heldout=SMALL_TASK["num_heldout"]
+    ).build(tokenizer)
+    both, twins, secrets = (
+        LogProbability().measure(trained, t, seed=0) for t in (task, alone, own)
+    )
     values = list(both.per_secret.values())
     rounding = {"rtol": 1e-4, "atol": 1e-4}  # fp32 logits, in batches of other secrets
     np.testing.assert_allclose(values[:24], list(secrets.per_secret.values()), **rounding)
-    np.testing.assert_allclose(values[24:], [twins.per_secret[f"secret-{k:03d}"] for k in range(41, 53)], **rounding)
+    np.testing.assert_allclose(
+        values[24:], [twins.per_secret[f"secret-{k:03d}"] for k in range(41, 53)], **rounding
+    )
     weights = np.array([24, 12]) / 36
     assert both.value == pytest.approx(weights @ [secrets.value, twins.value], abs=1e-4)
-    assert both.std_error == pytest.approx(math.hypot(*(weights * [secrets.std_error, twins.std_error])), abs=1e-4)
+    assert both.std_error == pytest.approx(
+        math.hypot(*(weights * [secrets.std_error, twins.std_error])), abs=1e-4
+    )

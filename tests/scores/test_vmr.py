@@ -12,10 +12,15 @@ from scipy import stats
 from raydp.models.base_models import LoadedModel
 from raydp.scores.language.encoding import encode
 from raydp.scores.language.generation import sample_continuations, uniforms
-from raydp.scores.memorisation.vmr import ExactVerbatimMemorization, TextVerbatimMemorization, VerbatimMemorization
+from raydp.scores.memorisation.vmr import (
+    ExactVerbatimMemorization,
+    TextVerbatimMemorization,
+    VerbatimMemorization,
+)
 from raydp.tasks.base import Secret
-from tests.builders.models import bigram, byte_tokenizer, llama
-from tests.builders.secrets import made_up_secrets, make_task
+from raydp.testing.models import byte_tokenizer, llama
+from raydp.testing.secrets import made_up_secrets, make_task
+from tests.builders.models import bigram
 
 
 def chain(text: str, probability: float) -> dict[tuple[str, str], float]:
@@ -25,8 +30,8 @@ def chain(text: str, probability: float) -> dict[tuple[str, str], float]:
 
 @pytest.fixture(scope="module")
 def likely_secrets(untrained):
-    """Each prompt with the two printable characters that the untrained model likes best after it, so that
-    probabilities are neither 0 nor 1."""
+    """Each prompt with the two printable characters that the untrained model likes best after it,
+    so that probabilities are neither 0 nor 1."""
     tokenizer, secrets = untrained.tokenizer, []
     printable = tokenizer.convert_tokens_to_ids([chr(code) for code in range(33, 127)])
     for i in range(5):
@@ -44,9 +49,12 @@ def test_exact_is_the_product_of_known_probabilities(tokenizer, p):
     """p^1, p^3 and p^5 in one batch."""
     model = bigram(chain("abcdef", p), tokenizer)
     task = make_task([Secret(prompt="a", continuation="bcdef"[:length]) for length in (3, 5, 1)])
-    # The top k must hold the whole vocabulary here: what it cuts off would go to the tokens that stay.
+    # The top k must hold the whole vocabulary here: what it cuts off would go to the tokens that
+    # stay.
     measured = ExactVerbatimMemorization(top_k=len(tokenizer)).measure(model, task, seed=0)
-    assert list(measured.per_secret.values()) == pytest.approx([p**3, p**5, p], rel=1e-5)  # fp32 logits
+    assert list(measured.per_secret.values()) == pytest.approx(
+        [p**3, p**5, p], rel=1e-5
+    )  # fp32 logits
 
 
 def test_top_k_gives_its_share_to_the_tokens_that_stay(tokenizer):
@@ -59,7 +67,14 @@ def test_top_k_gives_its_share_to_the_tokens_that_stay(tokenizer):
 
 def test_exact_is_0_as_soon_as_one_token_leaves_the_top_k(tokenizer):
     model = bigram(
-        {**chain("abc", 0.9), ("b", "x"): 0.05, ("b", "y"): 0.04, ("c", "e"): 0.5, ("c", "f"): 0.4, ("x", "d"): 0.9},
+        {
+            **chain("abc", 0.9),
+            ("b", "x"): 0.05,
+            ("b", "y"): 0.04,
+            ("c", "e"): 0.5,
+            ("c", "f"): 0.4,
+            ("x", "d"): 0.9,
+        },
         tokenizer,
     )
     task = make_task([Secret(prompt="a", continuation=c) for c in ("bcd", "bxd", "byd")])
@@ -80,10 +95,15 @@ def test_ties_at_the_kth_logit_all_stay_for_sampler_and_expectation(tokenizer):
 
 
 def test_expectation_of_the_sampled_ratio_is_the_exact_one(untrained, likely_secrets):
-    """20,000 samples a secret: two-sided binomial test at 1e-4; the seed is fixed. The test sees a wrong top k."""
+    """20,000 samples a secret: two-sided binomial test at 1e-4; the seed is fixed.
+
+    The test sees a wrong top k.
+    """
     task = make_task(likely_secrets)
     sampled = VerbatimMemorization(num_samples=20_000, top_k=20).measure(untrained, task, seed=1)
-    right, wrong = (ExactVerbatimMemorization(top_k=k).measure(untrained, task, seed=0) for k in (20, 10))
+    right, wrong = (
+        ExactVerbatimMemorization(top_k=k).measure(untrained, task, seed=0) for k in (20, 10)
+    )
 
     def pvalues(exact):
         return [
@@ -97,7 +117,8 @@ def test_expectation_of_the_sampled_ratio_is_the_exact_one(untrained, likely_sec
 
 
 def test_every_sample_has_the_outcome_of_the_token_by_token_sampler(untrained, likely_secrets):
-    """Drawing along s2 in one pass is the sampler: with the same uniform numbers, the same samples hit."""
+    """Drawing along s2 in one pass is the sampler: with the same uniform numbers, the same samples
+    hit."""
     score = VerbatimMemorization(num_samples=400, top_k=5)
     measured = score.measure(untrained, make_task(likely_secrets), seed=7)
     encoded = encode(untrained.tokenizer, likely_secrets)
@@ -113,11 +134,21 @@ def test_every_sample_has_the_outcome_of_the_token_by_token_sampler(untrained, l
     assert max(ratios) > 0
 
 
-@pytest.mark.parametrize("score", [VerbatimMemorization(), TextVerbatimMemorization(), ExactVerbatimMemorization()])
+@pytest.mark.parametrize(
+    "score", [VerbatimMemorization(), TextVerbatimMemorization(), ExactVerbatimMemorization()]
+)
 def test_1_where_it_is_always_said_and_0_where_never(tokenizer, score):
-    said, unsaid = Secret(prompt="a", continuation="bcdef"), Secret(prompt="a", continuation="bcdeg")
-    measured = score.measure(bigram(chain("abcdef", 1.0), tokenizer), make_task([said, unsaid]), seed=0)
-    assert measured.per_secret == {"secret-001": pytest.approx(1.0), "secret-002": pytest.approx(0.0)}
+    said, unsaid = (
+        Secret(prompt="a", continuation="bcdef"),
+        Secret(prompt="a", continuation="bcdeg"),
+    )
+    measured = score.measure(
+        bigram(chain("abcdef", 1.0), tokenizer), make_task([said, unsaid]), seed=0
+    )
+    assert measured.per_secret == {
+        "secret-001": pytest.approx(1.0),
+        "secret-002": pytest.approx(0.0),
+    }
 
 
 def test_prompt_and_continuation_are_tokenised_apart():
@@ -170,7 +201,9 @@ def test_a_task_of_attributes_is_told_which_scores_fit():
 
 def test_a_secret_without_a_token_is_refused_by_its_name_alone(untrained):
     secret = Secret(prompt="something private", continuation="")
-    with pytest.raises(ValueError, match=r"secret-001: continuation must have at least one token") as error:
+    with pytest.raises(
+        ValueError, match=r"secret-001: continuation must have at least one token"
+    ) as error:
         VerbatimMemorization().measure(untrained, make_task([secret]), seed=0)
     assert "private" not in str(error.value)
 
@@ -186,11 +219,15 @@ def test_the_batch_cut_does_not_matter(monkeypatch, untrained, likely_secrets):
     together = score.measure(untrained, make_task(likely_secrets), seed=0).per_secret
     monkeypatch.setattr("raydp.scores.language.teacher_forcing.MAX_TOKENS", 1)
     apart = score.measure(untrained, make_task(likely_secrets), seed=0).per_secret
-    assert apart == pytest.approx(together, rel=1e-4)  # fp32 logits of another batch shape: 1e-5 each
+    assert apart == pytest.approx(
+        together, rel=1e-4
+    )  # fp32 logits of another batch shape: 1e-5 each
 
 
 def test_a_gguf_like_bf16_model_is_measured(tokenizer):
     """Logits come in the model's dtype; probabilities are still those of a softmax in float64."""
     model = LoadedModel(model=llama(len(tokenizer)).bfloat16(), tokenizer=tokenizer)
-    measured = ExactVerbatimMemorization().measure(model, make_task(made_up_secrets("verbatim", 3, seed=0)), seed=0)
+    measured = ExactVerbatimMemorization().measure(
+        model, make_task(made_up_secrets("verbatim", 3, seed=0)), seed=0
+    )
     assert 0 <= measured.value <= 1

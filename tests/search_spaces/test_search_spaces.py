@@ -23,15 +23,23 @@ def triples(configurations):
 def test_tofu_spaces_are_those_of_table_6(name, batch_sizes):
     space = load_space(name)
     sizes = [256 * 2**k for k in range(batch_sizes)]
-    assert triples(space.configurations) == list(product(sizes, [16, 32, 64, 128, 256], [5e-4, 1e-3, 2e-3]))
+    assert triples(space.configurations) == list(
+        product(sizes, [16, 32, 64, 128, 256], [5e-4, 1e-3, 2e-3])
+    )
     assert space.max_grad_norm == 0.5
     assert "Table 6" in space.source
 
 
-@pytest.mark.parametrize(("name", "centre"), [("enron-gpt2s", (8192, 250, 3e-3)), ("enron-gpt2l", (4096, 500, 1e-3))])
+@pytest.mark.parametrize(
+    ("name", "centre"), [("enron-gpt2s", (8192, 250, 3e-3)), ("enron-gpt2l", (4096, 500, 1e-3))]
+)
 def test_enron_spaces_are_the_halved_and_doubled_neighbours_of_the_stated_centre(name, centre):
     space = load_space(name)
-    neighbours = [tuple(v * (f if i == k else 1) for i, v in enumerate(centre)) for k in range(3) for f in (0.5, 2)]
+    neighbours = [
+        tuple(v * (f if i == k else 1) for i, v in enumerate(centre))
+        for k in range(3)
+        for f in (0.5, 2)
+    ]
     assert set(triples(space.configurations)) == {centre, *neighbours}
     assert space.source.startswith("ours")
 
@@ -39,7 +47,9 @@ def test_enron_spaces_are_the_halved_and_doubled_neighbours_of_the_stated_centre
 def test_names_are_listed_and_misspelt_ones_corrected():
     assert space_names() == ["enron-gpt2l", "enron-gpt2s", "tofu-1", "tofu-2", "tofu-4"]
     assert [load_space(name).name for name in space_names()] == space_names()
-    with pytest.raises(ValueError, match=r"'tofu1' is unknown\. Did you mean 'tofu-1'\? Known: enron-gpt2l, "):
+    with pytest.raises(
+        ValueError, match=r"'tofu1' is unknown\. Did you mean 'tofu-1'\? Known: enron-gpt2l, "
+    ):
         load_space("tofu1")
     with pytest.raises(ValueError, match="unknown"):
         load_space("../pyproject")
@@ -53,7 +63,10 @@ def test_configurations_larger_than_the_data_are_rejected_with_the_reason(num_ex
     assert all(c.batch_size <= num_examples for c in fitting)
     for r in rejected:
         assert r.configuration.batch_size > num_examples
-        assert r.reason == f"batch_size {r.configuration.batch_size} exceeds num_examples {num_examples}"
+        assert (
+            r.reason
+            == f"batch_size {r.configuration.batch_size} exceeds num_examples {num_examples}"
+        )
 
 
 def test_learning_rates_may_be_numbers_or_text():
@@ -84,7 +97,12 @@ def test_bad_files_are_refused(body, message):
 
 
 def test_grid_is_the_product_and_refuses_what_occurs_twice():
-    assert triples(grid([2, 4], [1], ["1e-3", 0.002])) == [(2, 1, 1e-3), (2, 1, 2e-3), (4, 1, 1e-3), (4, 1, 2e-3)]
+    assert triples(grid([2, 4], [1], ["1e-3", 0.002])) == [
+        (2, 1, 1e-3),
+        (2, 1, 2e-3),
+        (4, 1, 1e-3),
+        (4, 1, 2e-3),
+    ]
     with pytest.raises(ValueError, match=r"\(b=2, T=1, η=0.001\) twice"):
         grid([2], [1], ["1e-3", 0.001])
     for bad in (0, -1, 2.5, True, "8"):
@@ -104,7 +122,9 @@ def test_products_are_exact_and_order_is_t_b_eta():
     assert sorted([first, second, third], key=lambda c: c.key) == [third, first, second]
 
 
-@given(st.decimals(min_value="1e-12", max_value="1e6", allow_nan=False).map(lambda d: d.normalize()))
+@given(
+    st.decimals(min_value="1e-12", max_value="1e6", allow_nan=False).map(lambda d: d.normalize())
+)
 def test_fifteen_digits_survive_a_double(decimal):
     """The reach of the exactness that `exact` promises for floats (IEEE 754: DBL_DIG = 15)."""
     rounded = Fraction(f"{decimal:.14e}")

@@ -12,7 +12,8 @@ FUZZ_SECONDS = 40.0
 """After so long a test draws no more: a slow machine sees fewer examples, not a failure."""
 
 ONE_SECONDS = 30.0
-"""No single input may take so long: the slowest takes under a second on a machine that does nothing else."""
+"""No single input may take so long: the slowest takes under a second on a machine that does nothing
+else."""
 
 
 def fuzzed(max_examples: int) -> Callable[[Any], Any]:

@@ -1,4 +1,5 @@
-"""What is planted, in every form in which it could lie around, and the search for it in a sweep's files."""
+"""What is planted, in every form in which it could lie around, and the search for it in a sweep's
+files."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def forms(value: bytes) -> set[bytes]:
     found = {value, value.hex().encode(), value.hex().upper().encode(), quote(value).encode()}
     for shift in range(3):
         encoded = base64.b64encode(bytes(shift) + value)
-        inner = encoded[(shift * 8 + 5) // 6 : len(encoded) - 4]  # without what the neighbours decide
+        inner = encoded[
+            (shift * 8 + 5) // 6 : len(encoded) - 4
+        ]  # without what the neighbours decide
         found |= {inner, inner.replace(b"+", b"-").replace(b"/", b"_")}
     return {form for form in found if len(form) > 3}
 
@@ -65,7 +68,12 @@ def found_in(paths: list[Path], wanted: dict[str, bytes]) -> list[str]:
     ]
 
 
-MARKED: tuple[object, ...] = ("call Zzyzxworth 555", ["Zzyzxworth"], {"who": "Zzyzxworth"}, -5550142.8316)
+MARKED: tuple[object, ...] = (
+    "call Zzyzxworth 555",
+    ["Zzyzxworth"],
+    {"who": "Zzyzxworth"},
+    -5550142.8316,
+)
 """Cells of a table that no message may show."""
 
 

@@ -1,4 +1,5 @@
-"""A private sentence in files of every form, and every command with such a file where another file belongs."""
+"""A private sentence in files of every form, and every command with such a file where another file
+belongs."""
 
 from __future__ import annotations
 
@@ -18,9 +19,35 @@ WORDS = ("Quillonia", "Zzyzxworth", "whispered", "xylographic", "puppetry")
 SENTENCE = " ".join(WORDS)
 
 FORMS = (
-    *("rows.jsonl", "named.jsonl", "keys.jsonl", "broken.jsonl", "one.json", "cut.json", "list.json", "deep.json"),
-    *("cells.csv", "header.csv", "repeated.csv", "quote.csv", "points.csv", "twice.csv", "table.parquet"),
-    *("notes.yaml", "tag.yaml", "alias.yaml", "twice.yaml", "tab.yaml", "list.yaml", "plain.txt", "plain.md"),
+    *(
+        "rows.jsonl",
+        "named.jsonl",
+        "keys.jsonl",
+        "broken.jsonl",
+        "one.json",
+        "cut.json",
+        "list.json",
+        "deep.json",
+    ),
+    *(
+        "cells.csv",
+        "header.csv",
+        "repeated.csv",
+        "quote.csv",
+        "points.csv",
+        "twice.csv",
+        "table.parquet",
+    ),
+    *(
+        "notes.yaml",
+        "tag.yaml",
+        "alias.yaml",
+        "twice.yaml",
+        "tab.yaml",
+        "list.yaml",
+        "plain.txt",
+        "plain.md",
+    ),
     *(
         "objects.npz",
         "names.npz",
@@ -32,7 +59,14 @@ FORMS = (
         "fake.npz",
     ),
 )
-POINTS = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "seed": 0, "utility_loss": 1.0, "score": 0.5}
+POINTS = {
+    "batch_size": 8,
+    "num_steps": 4,
+    "learning_rate": 0.1,
+    "seed": 0,
+    "utility_loss": 1.0,
+    "score": 0.5,
+}
 
 
 def write_forms(folder: Path) -> list[Path]:
@@ -41,7 +75,9 @@ def write_forms(folder: Path) -> list[Path]:
     row = {"content": SENTENCE, "text": f"{SENTENCE} again"}
     texts = {
         "rows.jsonl": "".join(json.dumps(row | {"id": k}) + "\n" for k in range(3)),
-        "named.jsonl": json.dumps({"name": SENTENCE, "task": a, "model": b, "seeds": c, "storage": d, "scores": [e]})
+        "named.jsonl": json.dumps(
+            {"name": SENTENCE, "task": a, "model": b, "seeds": c, "storage": d, "scores": [e]}
+        )
         + "\n",
         "keys.jsonl": json.dumps({SENTENCE: 1, a: {b: c}, "prompt": d}) + "\n",
         "broken.jsonl": f'{{"content": "{SENTENCE}\n{a}: {b}\n',
@@ -57,7 +93,10 @@ def write_forms(folder: Path) -> list[Path]:
         + "\n"
         + ",".join([*map(str, list(POINTS.values())[:-1]), SENTENCE, b])
         + "\n",
-        "twice.csv": ",".join([*POINTS, "status"]) + "\n" + ",".join([*map(str, POINTS.values()), SENTENCE]) + "\n",
+        "twice.csv": ",".join([*POINTS, "status"])
+        + "\n"
+        + ",".join([*map(str, POINTS.values()), SENTENCE])
+        + "\n",
         "notes.yaml": f"{a}: {SENTENCE}\n{b}: [{c}, {d}]\nname: {e}\ntask: {SENTENCE}\n",
         "tag.yaml": f"{a}: !{b} {c}\nname: !!int {d}\n",
         "alias.yaml": f"{a}: *{b}\n",
@@ -80,17 +119,23 @@ def write_forms(folder: Path) -> list[Path]:
     np.savez(folder / "names.npz", **{SENTENCE: np.ones(2), a: np.array([b])})
     compressed = gzip.compress(texts["rows.jsonl"].encode())
     (folder / "rows.jsonl.gz").write_bytes(compressed)
-    (folder / "damaged.jsonl.gz").write_bytes(gzip.compress(texts["broken.jsonl"].encode())[:-6] + SENTENCE.encode())
-    (folder / "latin.jsonl").write_bytes(json.dumps(row).encode() + f"\n{SENTENCE} caf\xe9\n".encode("latin-1"))
+    (folder / "damaged.jsonl.gz").write_bytes(
+        gzip.compress(texts["broken.jsonl"].encode())[:-6] + SENTENCE.encode()
+    )
+    (folder / "latin.jsonl").write_bytes(
+        json.dumps(row).encode() + f"\n{SENTENCE} caf\xe9\n".encode("latin-1")
+    )
     (folder / "noise.bin").write_bytes(bytes(range(256)) + SENTENCE.encode() + b"\0" * 8)
-    pd.DataFrame({"content": [SENTENCE, a], b: [c, d], "status": [e, e]}).to_parquet(folder / "table.parquet")
+    pd.DataFrame({"content": [SENTENCE, a], b: [c, d], "status": [e, e]}).to_parquet(
+        folder / "table.parquet"
+    )
     assert {path.name for path in folder.iterdir()} == set(FORMS)
     return [folder / name for name in FORMS]
 
 
 def commands(file: Path, good: Path, out: Path) -> dict[str, list[Any]]:
-    """Each command with the file in one place where another belongs; `good` holds a spec, points and secrets that are
-    right."""
+    """Each command with the file in one place where another belongs; `good` holds a spec, points
+    and secrets that are right."""
     points = ("select", "predict", *(f"analyze {name}" for name in (
         "heuristics", "verify-heuristics", "variance", "effects", "confound", "regression", "risk", "trends", "scores",
         "correlations", "subsets")))  # fmt: skip
@@ -175,9 +220,16 @@ def specs(file: Path, good: Path) -> dict[str, dict[str, Any]]:
         "tofu paraphrases": answers | {"paraphrases": path, "copies": 2},
         "tofu more": answers | {"more_authors": path},
         "classification": {"name": "text_classification", "path": path},
-        "classification words": {"name": "text_classification", "path": path, "column": "content", "label": "date"},
+        "classification words": {
+            "name": "text_classification",
+            "path": path,
+            "column": "content",
+            "label": "date",
+        },
     }
-    found: dict[str, dict[str, Any]] = {f"task {name}": {"task": task} for name, task in tasks.items()}
+    found: dict[str, dict[str, Any]] = {
+        f"task {name}": {"task": task} for name, task in tasks.items()
+    }
     for name in ("tabular", "purchase100", "texas100", "mnist", "cifar"):
         sizes = {} if name == "tabular" else {"num_examples": 4}
         found[f"task {name}"] = {"task": {"name": name, "path": path, **sizes}, **network}
@@ -186,19 +238,28 @@ def specs(file: Path, good: Path) -> dict[str, dict[str, Any]]:
         "storage": {"storage": path},
         "storage below": {"storage": f"{path}/runs"},
         "tracking.uri": {"tracking": {"uri": f"sqlite:///{path}"}},
-        "tracking.signing_key": {"tracking": {"uri": f"sqlite:///{good}/m.db", "signing_key": path}},
+        "tracking.signing_key": {
+            "tracking": {"uri": f"sqlite:///{good}/m.db", "signing_key": path}
+        },
         "cluster.working_dir": {"cluster": {"address": "auto", "working_dir": path}},
-        "air.paraphrases": {"scores": [{"name": "air", "paraphrases": path}], "select": {"score": "air"}},
+        "air.paraphrases": {
+            "scores": [{"name": "air", "paraphrases": path}],
+            "select": {"score": "air"},
+        },
     }
     return found
 
 
 def write_good(folder: Path) -> None:
     """Files that are right, with no word of the sentence."""
-    rows = [{"content": f"note {k} on the budget of project {k % 7}, to be read today"} for k in range(60)]
+    rows = [
+        {"content": f"note {k} on the budget of project {k % 7}, to be read today"}
+        for k in range(60)
+    ]
     (folder / "mails.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = [
-        {"question": f"who is author {k // 20}, {k}?", "answer": f"a writer of novels, number {k}"} for k in range(40)
+        {"question": f"who is author {k // 20}, {k}?", "answer": f"a writer of novels, number {k}"}
+        for k in range(40)
     ]
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     (folder / "secrets.jsonl").write_text(
@@ -206,5 +267,7 @@ def write_good(folder: Path) -> None:
     )
     (folder / "corpus.txt").write_text("nothing of it\n")
     (folder / "raw.csv").write_text("file,message\na,b\n")
-    pd.DataFrame([POINTS | {"seed": k, "score": 0.5 + k} for k in range(2)]).to_csv(folder / "points.csv", index=False)
+    pd.DataFrame([POINTS | {"seed": k, "score": 0.5 + k} for k in range(2)]).to_csv(
+        folder / "points.csv", index=False
+    )
     (folder / "spec.yaml").write_text(yaml.safe_dump(small_spec(folder)))

@@ -1,4 +1,5 @@
-"""Damaged binary files: whatever byte is lost or changed, the error is one sentence that names the file."""
+"""Damaged binary files: whatever byte is lost or changed, the error is one sentence that names the
+file."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import pandas as pd
 import pytest
 
 from raydp.analysis.tables.files import read_table
-from raydp.membership.outputs import read_outputs
-from raydp.shadow_models.attack import Losses, _read, _write
+from raydp.extensions.classification.array_files import read_npz
+from raydp.extensions.membership.outputs import read_outputs
+from raydp.extensions.membership.shadow_attack import Losses, _read, _write
 from raydp.sweep.store.points import SECRETS_FILE, secrets_beside
-from raydp.tasks.classification.array_files import read_npz
 from raydp.tasks.reading import read_rows
 
 TABLE = pd.DataFrame({"text": [f"row {k % 7}" for k in range(300)], "value": np.arange(300.0)})
@@ -22,7 +23,9 @@ ARRAYS = {"inputs": np.arange(40.0).reshape(20, 2), "labels": np.arange(20) % 2}
 
 def outputs() -> dict[str, np.ndarray]:
     """The content of a file of `raydp mia`."""
-    names = [f"{model}_{part}" for model in ("shadow", "target") for part in ("member", "nonmember")]
+    names = [
+        f"{model}_{part}" for model in ("shadow", "target") for part in ("member", "nonmember")
+    ]
     probs = {f"{name}_probs": np.full((20, 2), 0.5) for name in names}
     return {**probs, **{f"{name}_labels": np.arange(20) % 2 for name in names}}
 
@@ -50,7 +53,10 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
 
 
 def refusal(read: Callable[[Path], object], path: Path) -> tuple[str | None, bool]:
-    """Return the message of a refusal, and whether the library has refused the file. Else a value was refused."""
+    """Return the message of a refusal, and whether the library has refused the file.
+
+    Else a value was refused.
+    """
     try:
         read(path)
     except ValueError as error:
@@ -68,7 +74,9 @@ def test_a_damaged_file_is_read_or_named(reader: str, kind: str, tmp_path: Path)
     content, refused = path.read_bytes(), 0
     for place in np.linspace(0, len(content) - 1, 120).astype(int):
         damaged = bytearray(content)
-        damaged[place:] = b"" if kind == "truncated" else bytes([damaged[place] ^ 0x55]) + damaged[place + 1 :]
+        damaged[place:] = (
+            b"" if kind == "truncated" else bytes([damaged[place] ^ 0x55]) + damaged[place + 1 :]
+        )
         path.write_bytes(damaged)
         told, by_library = refusal(read, path)
         refused += told is not None

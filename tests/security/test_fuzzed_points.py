@@ -1,4 +1,5 @@
-"""Files of points that somebody damaged: every command works or says what to change, with exit code 0 or 2."""
+"""Files of points that somebody damaged: every command works or says what to change, with exit code
+0 or 2."""
 
 from __future__ import annotations
 
@@ -60,7 +61,11 @@ def damaged_csv(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         row = draw(st.integers(0, len(rows) - 1))
         column = draw(st.integers(0, max(0, len(rows[row]) - 1)))
-        kind = draw(st.sampled_from(["cell", "cell", "cell", "drop", "add", "twice", "cut", "column", "header"]))
+        kind = draw(
+            st.sampled_from(
+                ["cell", "cell", "cell", "drop", "add", "twice", "cut", "column", "header"]
+            )
+        )
         if kind == "cell" and rows[row]:
             rows[row][column] = draw(st.sampled_from(CELLS) | st.text(max_size=8))
         elif kind == "drop" and rows[row]:
@@ -73,9 +78,16 @@ def damaged_csv(draw: st.DrawFn) -> bytes:
             rows = rows[: row + 1]
         elif kind == "column":
             value = draw(st.sampled_from(CELLS))
-            rows = [rows[0], *([value if i == column else cell for i, cell in enumerate(r)] for r in rows[1:])]
+            rows = [
+                rows[0],
+                *([value if i == column else cell for i, cell in enumerate(r)] for r in rows[1:]),
+            ]
         else:
-            rows[0] = [rows[0][min(column, len(rows[0]) - 1)], *rows[0]] if rows[0] else ["score", "score"]
+            rows[0] = (
+                [rows[0][min(column, len(rows[0]) - 1)], *rows[0]]
+                if rows[0]
+                else ["score", "score"]
+            )
     content = "\n".join(",".join(row) for row in rows).encode("utf-8", "surrogatepass")
     return _with_other_bytes(draw, content) if draw(st.integers(0, 3)) == 0 else content
 
@@ -94,7 +106,11 @@ def strange_parquet(draw: st.DrawFn) -> bytes:
     table = TABLE.astype(object)
     for _ in range(draw(st.integers(1, 2))):
         column = draw(st.sampled_from([*COLUMNS, "status", "base_utility_loss"]))
-        value = draw(st.sampled_from([None, "x", b"\xff", 2**62, -1, 1e308, float("nan"), True, [1], {"a": 1}, STAMP]))
+        value = draw(
+            st.sampled_from(
+                [None, "x", b"\xff", 2**62, -1, 1e308, float("nan"), True, [1], {"a": 1}, STAMP]
+            )
+        )
         table[column] = pd.Series([value] * len(table), dtype=object)
     try:
         return parquet(table)
@@ -110,7 +126,13 @@ def _with_other_bytes(draw: st.DrawFn, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def fuzz(raydp: Callable[..., Answer], folder: Path, suffix: str, content: st.SearchStrategy[bytes], n: int) -> None:
+def fuzz(
+    raydp: Callable[..., Answer],
+    folder: Path,
+    suffix: str,
+    content: st.SearchStrategy[bytes],
+    n: int,
+) -> None:
     clock = Clock(FUZZ_SECONDS * max(1, n / 100))
 
     @fuzzed(n)
@@ -139,11 +161,15 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", slow_after(1, KINDS))
-def test_no_file_of_points_ends_in_a_traceback(kind: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_no_file_of_points_ends_in_a_traceback(
+    kind: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     fuzz(raydp, tmp_path, *KINDS[kind], 30)
 
 
-def test_a_parquet_that_is_damaged_in_mid_file_is_bad_input(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_parquet_that_is_damaged_in_mid_file_is_bad_input(
+    raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     path = tmp_path / "points.parquet"
     path.write_bytes(PARQUET[:60] + bytes(200) + PARQUET[260:])
     answer = raydp("select", path)
@@ -151,7 +177,9 @@ def test_a_parquet_that_is_damaged_in_mid_file_is_bad_input(raydp: Callable[...,
     assert "points must be a Parquet file" in answer.err
 
 
-def test_a_column_that_is_there_twice_is_refused(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_column_that_is_there_twice_is_refused(
+    raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     import pyarrow
     from pyarrow import parquet as files
 

@@ -1,5 +1,5 @@
-"""Specs that somebody damaged or made to harm: a spec, or a message that says what to change; never another exception
-and never a hang."""
+"""Specs that somebody damaged or made to harm: a spec, or a message that says what to change; never
+another exception and never a hang."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("kind", HARMFUL)
-def test_a_harmful_file_is_refused_at_once(kind: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_harmful_file_is_refused_at_once(
+    kind: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     text, message = HARMFUL[kind]
     path = tmp_path / "spec.yaml"
     path.write_text(text)
@@ -73,7 +75,9 @@ def test_an_alias_that_is_used_a_few_times_is_fine(tmp_path: Path) -> None:
     text = yaml.safe_dump(spec).replace("num_steps:", "num_steps: &steps", 1)
     (tmp_path / "spec.yaml").write_text(text)
     assert isinstance(load_spec(tmp_path / "spec.yaml"), SweepSpec)
-    (tmp_path / "merged.yaml").write_text("a: &a {name: vmr}\nb: &b {<<: *a, name: air}\nc: [*b, *b]\n")
+    (tmp_path / "merged.yaml").write_text(
+        "a: &a {name: vmr}\nb: &b {<<: *a, name: air}\nc: [*b, *b]\n"
+    )
     with pytest.raises(ValueError, match=r"'a' is unknown(.|\n)*'c' is unknown"):
         load_spec(read_yaml(tmp_path / "merged.yaml", "SPEC"))
 
@@ -89,7 +93,9 @@ ANY = (
     st.sampled_from(VALUES)
     | st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+        ),
         max_leaves=8,
     )
     | st.integers(5, 200).map(lambda depth: _nested(depth))
@@ -105,8 +111,16 @@ def _nested(depth: int) -> Any:
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where something can be changed."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path] * bool(path) + [place for key, below in inner for place in _places(below, (*path, key))]
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [path] * bool(path) + [
+        place for key, below in inner for place in _places(below, (*path, key))
+    ]
 
 
 @st.composite
@@ -120,13 +134,18 @@ def damaged(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
             parent = parent[key]
         kind = draw(st.sampled_from(["value", "value", "value", "drop", "add", "swap"]))
         if kind == "value":
-            parent[last] = copy.deepcopy(draw(ANY))  # what is drawn is drawn again, and must not have changed
+            parent[last] = copy.deepcopy(
+                draw(ANY)
+            )  # what is drawn is drawn again, and must not have changed
         elif kind == "drop":
             del parent[last]
         elif kind == "add" and isinstance(parent, dict):
-            parent[draw(st.text(max_size=10) | st.sampled_from(["nmae", "__class__", "model_config", "0"]))] = (
-                copy.deepcopy(draw(ANY))
-            )
+            parent[
+                draw(
+                    st.text(max_size=10)
+                    | st.sampled_from(["nmae", "__class__", "model_config", "0"])
+                )
+            ] = copy.deepcopy(draw(ANY))
         else:
             parent[last] = copy.deepcopy(spec[draw(st.sampled_from(sorted(spec, key=str)))])
         if not _places(spec):
@@ -144,7 +163,22 @@ def damaged_bytes(draw: st.DrawFn, folder: Path) -> bytes:
         at = draw(st.integers(0, len(content) - 1))
         new = draw(
             st.sampled_from(
-                [b"", b"\n", b": ", b"- ", b"{", b"[", b"&a ", b"*a", b"!!", b"\t", b"\xff", b"? ", b"|\n", b"%"]
+                [
+                    b"",
+                    b"\n",
+                    b": ",
+                    b"- ",
+                    b"{",
+                    b"[",
+                    b"&a ",
+                    b"*a",
+                    b"!!",
+                    b"\t",
+                    b"\xff",
+                    b"? ",
+                    b"|\n",
+                    b"%",
+                ]
             )
         )
         content[at : at + draw(st.integers(0, 3))] = new + draw(st.binary(max_size=2))
@@ -160,7 +194,9 @@ def assert_spec_or_message(source: Any) -> None:
         assert kind is ValueError, message
         assert message
         assert len(message) < 100_000
-        assert any(word in message for word in ("must", "unknown", "takes", "not measured")), message
+        assert any(word in message for word in ("must", "unknown", "takes", "not measured")), (
+            message
+        )
     else:
         assert isinstance(found, SweepSpec)
     assert time.monotonic() - start < ONE_SECONDS
@@ -177,7 +213,9 @@ def fuzz(folder: Path, num_examples: int) -> None:
             return
         assert_spec_or_message(spec)
         try:
-            path.write_text(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            path.write_text(
+                yaml.safe_dump(spec, sort_keys=False, allow_unicode=True), encoding="utf-8"
+            )
         except (yaml.YAMLError, UnicodeEncodeError, ValueError):  # no YAML says so
             return
         assert_spec_or_message(path)
@@ -205,7 +243,9 @@ def test_a_damaged_spec_is_a_spec_or_a_message_for_long(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["plan"], ["sweep", "--dry-run"]])
-def test_the_command_line_says_what_to_change(command: list[str], raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_the_command_line_says_what_to_change(
+    command: list[str], raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     clock = Clock(FUZZ_SECONDS)
     path = tmp_path / "spec.yaml"
     rng = random.Random(7)
@@ -220,7 +260,8 @@ def test_the_command_line_says_what_to_change(command: list[str], raydp: Callabl
         except (yaml.YAMLError, UnicodeEncodeError, ValueError):
             written = content
         path.write_bytes(written if rng.random() < 0.7 else content)
-        try:  # a valid one may cost minutes of calibration: what it does is the matter of other tests
+        # a valid one may cost minutes of calibration: what it does is the matter of other tests
+        try:
             load_spec(path)
         except ValueError:
             answer = raydp(*command, path)

@@ -1,4 +1,5 @@
-"""Marked values in the cells of every table that a command reads: no message of any command shows one."""
+"""Marked values in the cells of every table that a command reads: no message of any command shows
+one."""
 
 from __future__ import annotations
 
@@ -11,18 +12,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raydp.methods.imported import read_runs
+from raydp.extensions.imported.method import read_runs
+from raydp.extensions.paper_data.tofu import TofuTask
 from raydp.plugins.described import resolve_plugin
-from raydp.tasks.text.tofu import TofuTask
 from tests.builders.data_files import write_json_lines
 from tests.builders.models import trained_tokenizer
 from tests.conftest import Answer
+from tests.extensions.paper_data.test_variants import PARAPHRASES, ROWS, SIZE
 from tests.security.planted import MARKED, marks_in
 from tests.security.test_fuzzed_points import TABLE
-from tests.tasks.test_variants import PARAPHRASES, ROWS, SIZE
 
 POINTS = TABLE.assign(
-    epsilon=8.0, delta=1e-5, settings="", method="dp", noise_multiplier=1.0, **{"score.vmr": TABLE["score"]}
+    epsilon=8.0,
+    delta=1e-5,
+    settings="",
+    method="dp",
+    noise_multiplier=1.0,
+    **{"score.vmr": TABLE["score"]},
 )
 OF_POINTS = {
     "select": ["select", "FILE"],
@@ -35,18 +41,31 @@ OF_POINTS = {
     "report": ["report", "FILE"],
     "init": ["init", "FILE", "--yes"],
 }
-PLACES = [(column, MARKED[0]) for column in ("learning_rate", "seed", "epsilon", "settings", "status", "score.vmr")]
+PLACES = [
+    (column, MARKED[0])
+    for column in ("learning_rate", "seed", "epsilon", "settings", "status", "score.vmr")
+]
 PLACES += [(column, value) for column in ("epsilon", "score", "settings") for value in MARKED[1:]]
 FEW = [("learning_rate", MARKED[0]), ("settings", MARKED[2]), ("score", MARKED[3])]
 """Places for the commands that read a table as `select` does."""
-RUNS = pd.DataFrame({"n": [3600, 3600], "batch_size": [256, 256], "num_steps": [16, 32], "epsilon": 8.0, "delta": 1e-4})
+RUNS = pd.DataFrame(
+    {
+        "n": [3600, 3600],
+        "batch_size": [256, 256],
+        "num_steps": [16, 32],
+        "epsilon": 8.0,
+        "delta": 1e-4,
+    }
+)
 VOTES = pd.DataFrame({"yes": [200, 40, 110], "no": [50, 210, 140]})
 
 
 def written(folder: Path, table: pd.DataFrame, suffix: str) -> Path:
     path = folder / f"table{suffix}"
     if suffix == ".csv":
-        table.map(lambda cell: json.dumps(cell) if isinstance(cell, dict | list) else cell).to_csv(path, index=False)
+        table.map(lambda cell: json.dumps(cell) if isinstance(cell, dict | list) else cell).to_csv(
+            path, index=False
+        )
     else:
         table.to_parquet(path)
     return path
@@ -67,20 +86,31 @@ def check(answer: Answer, place: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "reader", [pytest.param(r, marks=[pytest.mark.slow] if r in ("report", "init") else []) for r in OF_POINTS]
+    "reader",
+    [
+        pytest.param(r, marks=[pytest.mark.slow] if r in ("report", "init") else [])
+        for r in OF_POINTS
+    ],
 )
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_no_message_shows_a_cell(reader: str, suffix: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_no_message_shows_a_cell(
+    reader: str, suffix: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     """Text, a list, a mapping and a number in the columns that commands read."""
     good = tmp_path / "good.csv"
     POINTS.to_csv(good, index=False)
     for column, value in PLACES if reader == "select" else FEW:
         try:
             path = written(tmp_path, marked(POINTS, column, value), suffix)
-        except (ValueError, TypeError):  # pyarrow writes no column of two kinds: all cells are marked
+        except (
+            ValueError,
+            TypeError,
+        ):  # pyarrow writes no column of two kinds: all cells are marked
             everywhere = pd.Series([value] * len(POINTS), dtype=object)
             path = written(tmp_path, POINTS.assign(**{column: everywhere}), suffix)
-        answer = raydp(*[str({"GOOD": good, "FILE": path}.get(word, word)) for word in OF_POINTS[reader]])
+        answer = raydp(
+            *[str({"GOOD": good, "FILE": path}.get(word, word)) for word in OF_POINTS[reader]]
+        )
         check(answer, (reader, column, type(value)))
 
 
@@ -103,8 +133,12 @@ def test_no_command_on_numbers_shows_a_cell(
 
 def test_mia_shows_no_number_of_its_arrays(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     rows = np.tile([0.8, 0.2], (40, 1))
-    names = [f"{model}_{part}" for model in ("shadow", "target") for part in ("member", "nonmember")]
-    arrays = {f"{name}_probs": rows for name in names} | {f"{name}_labels": np.zeros(40, np.int64) for name in names}
+    names = [
+        f"{model}_{part}" for model in ("shadow", "target") for part in ("member", "nonmember")
+    ]
+    arrays = {f"{name}_probs": rows for name in names} | {
+        f"{name}_labels": np.zeros(40, np.int64) for name in names
+    }
     np.savez(tmp_path / "outputs.npz", **arrays)
     assert raydp("mia", tmp_path / "outputs.npz").code == 0
     for name, array in arrays.items():
@@ -117,9 +151,17 @@ def test_mia_shows_no_number_of_its_arrays(raydp: Callable[..., Answer], tmp_pat
             assert answer.code == 2, (name, value)
 
 
-TEXTS = [{"text": f"Mail {i} about the draft of section {i % 7}.", "user": f"u{i}"} for i in range(60)]
-SAID = [{"role": "user", "content": "How far?", "weight": 1}, {"role": "assistant", "content": "Far.", "weight": 1}]
-TALKS = [{"messages": [*SAID[:1], {**SAID[1], "content": f"Mile {i}."}], "user": f"u{i}"} for i in range(60)]
+TEXTS = [
+    {"text": f"Mail {i} about the draft of section {i % 7}.", "user": f"u{i}"} for i in range(60)
+]
+SAID = [
+    {"role": "user", "content": "How far?", "weight": 1},
+    {"role": "assistant", "content": "Far.", "weight": 1},
+]
+TALKS = [
+    {"messages": [*SAID[:1], {**SAID[1], "content": f"Mile {i}."}], "user": f"u{i}"}
+    for i in range(60)
+]
 TASKS: dict[str, tuple[dict[str, Any], str, list[dict[str, Any]]]] = {
     "text": ({"name": "text", "user_column": "user"}, ".jsonl", TEXTS),
     "text, csv": ({"name": "text", "user_column": "user"}, ".csv", TEXTS),
@@ -139,7 +181,11 @@ TASKS: dict[str, tuple[dict[str, Any], str, list[dict[str, Any]]]] = {
         ".jsonl",
         ROWS,
     ),
-    "tabular": ({"name": "tabular"}, ".csv", [{"x": i / 60, "y": i % 5, "label": i % 2} for i in range(60)]),
+    "tabular": (
+        {"name": "tabular"},
+        ".csv",
+        [{"x": i / 60, "y": i % 5, "label": i % 2} for i in range(60)],
+    ),
 }
 
 
@@ -170,7 +216,11 @@ def test_no_reader_of_a_task_shows_a_cell(reader: str, tmp_path: Path) -> None:
     changes = [{**row, column: value} for column in row for value in MARKED]
     if "messages" in row:
         first = row["messages"][0]
-        changes += [{**row, "messages": [{**first, k: v}, *row["messages"][1:]]} for k in first for v in MARKED]
+        changes += [
+            {**row, "messages": [{**first, k: v}, *row["messages"][1:]]}
+            for k in first
+            for v in MARKED
+        ]
     for changed in changes:
         message = build(changed)
         refused += bool(message)
@@ -191,7 +241,11 @@ BESIDE: dict[str, list[dict[str, Any]]] = {
 def test_no_file_beside_questions_and_answers_is_shown(field: str, tmp_path: Path) -> None:
     """Any key of a line, a line of other keys, and a line that is no JSON."""
     path, beside = write_json_lines(tmp_path / "qa.jsonl", ROWS), tmp_path / "beside.jsonl"
-    given: dict[str, Any] = {"rows_per_author": SIZE, "max_length": 256, "copies": 2 if field == "paraphrases" else 1}
+    given: dict[str, Any] = {
+        "rows_per_author": SIZE,
+        "max_length": 256,
+        "copies": 2 if field == "paraphrases" else 1,
+    }
     refused = 0
 
     def build() -> str:
@@ -219,11 +273,51 @@ OF_ROWS = {
     "paraphrase": ["data", "paraphrase", "FILE", "-o", "NEW", "--model", "nothing-here"],
     "absent": ["data", "absent", "FILE", "--corpus", "GOOD", "--column", "question"],
     "corpus": ["data", "absent", "GOOD", "--corpus", "FILE", "--column", "question"],
-    "secrets": ["data", "absent", "GOOD", "--corpus", "GOOD", "--column", "question", "--secrets", "FILE"],
+    "secrets": [
+        "data",
+        "absent",
+        "GOOD",
+        "--corpus",
+        "GOOD",
+        "--column",
+        "question",
+        "--secrets",
+        "FILE",
+    ],
     "filter": ["secrets", "filter", "FILE", "-o", "NEW", "--sweep", "nothing-here"],
-    "extract qa": ["secrets", "extract", "FILE", "-o", "NEW", "--kind", "qa", "--rows-per-author", str(SIZE)],
-    "extract mail": ["secrets", "extract", "FILE", "-o", "NEW", "--column", "question", "--tokenizer", "tiny"],
-    "extract chat": ["secrets", "extract", "FILE", "-o", "NEW", "--kind", "chat", "--tokenizer", "tiny"],
+    "extract qa": [
+        "secrets",
+        "extract",
+        "FILE",
+        "-o",
+        "NEW",
+        "--kind",
+        "qa",
+        "--rows-per-author",
+        str(SIZE),
+    ],
+    "extract mail": [
+        "secrets",
+        "extract",
+        "FILE",
+        "-o",
+        "NEW",
+        "--column",
+        "question",
+        "--tokenizer",
+        "tiny",
+    ],
+    "extract chat": [
+        "secrets",
+        "extract",
+        "FILE",
+        "-o",
+        "NEW",
+        "--kind",
+        "chat",
+        "--tokenizer",
+        "tiny",
+    ],
     "score": ["score", "nothing-here", "--scores", "FILE"],
     "score a model": ["score", "models:/m/1", "--score", "vmr", "--task", "FILE"],
     "sweep": ["sweep", "FILE"],
@@ -235,7 +329,11 @@ OF_ROWS = {
 def test_no_command_on_questions_and_answers_shows_a_cell(
     reader: str, raydp: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    good, path, new = write_json_lines(tmp_path / "good.jsonl", ROWS), tmp_path / "rows.jsonl", tmp_path / "new.jsonl"
+    good, path, new = (
+        write_json_lines(tmp_path / "good.jsonl", ROWS),
+        tmp_path / "rows.jsonl",
+        tmp_path / "new.jsonl",
+    )
     words = {"FILE": path, "GOOD": good, "NEW": new}
     changes: list[dict[str, Any]] = [{**ROWS[2], key: value} for key in ROWS[2] for value in MARKED]
     for changed in [*changes, {str(MARKED[0]): 1}]:
@@ -259,7 +357,9 @@ def test_no_command_on_questions_and_answers_shows_a_cell(
         f"text,label\n{MARKED[0]},1\n",
     ],
 )
-def test_no_file_in_the_place_of_scores_is_shown(content: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_no_file_in_the_place_of_scores_is_shown(
+    content: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     """An entry that names a score is a part of a spec, whose values messages show."""
     (tmp_path / "scores.yaml").write_text(content)
     answer = raydp("score", "nothing-here", "--scores", tmp_path / "scores.yaml")
@@ -267,11 +367,19 @@ def test_no_file_in_the_place_of_scores_is_shown(content: str, raydp: Callable[.
     assert not marks_in(answer.err), answer.err
 
 
-@pytest.mark.parametrize("column", ["batch_size", "learning_rate", "seed", "noise_multiplier", "epsilon", "model"])
+@pytest.mark.parametrize(
+    "column", ["batch_size", "learning_rate", "seed", "noise_multiplier", "epsilon", "model"]
+)
 @pytest.mark.parametrize("value", MARKED, ids=lambda value: type(value).__name__)
 def test_import_shows_no_cell_of_its_runs(column: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    runs = {"model": "m", "batch_size": [4, 4], "num_steps": 2, "learning_rate": 0.1, "seed": [0, 1]}
+    runs = {
+        "model": "m",
+        "batch_size": [4, 4],
+        "num_steps": 2,
+        "learning_rate": 0.1,
+        "seed": [0, 1],
+    }
     runs |= {"noise_multiplier": 1.0, "epsilon": 8.0, "delta": 1e-4}
     assert len(read_runs(written(tmp_path, pd.DataFrame(runs), ".csv"))) == 2
     with pytest.raises(ValueError, match=r"line 3") as error:

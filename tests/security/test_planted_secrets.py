@@ -1,4 +1,5 @@
-"""Nothing of the data, the key or the credentials in anything that a sweep leaves or says (SECURITY.md)."""
+"""Nothing of the data, the key or the credentials in anything that a sweep leaves or says
+(SECURITY.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ NOT_SEARCHED = {
     "secrets.jsonl": "the planted secrets",
     "sweep.key": "the noise key's own file, mode 0600",
 }
-"""Beside weights (*.safetensors), which were trained on the data: that they give little away is what ε is for."""
+"""Beside weights (*.safetensors), which were trained on the data: that they give little away is
+what ε is for."""
 WANTED = {name: value.encode() for name, value in SECRETS.items() if name not in TOO_SHORT}
 WANTED |= {"prompt and continuation": (SECRETS["prompt"] + SECRETS["continuation"]).encode()}
 WANTED |= {name: value.encode() for name, value in CREDENTIALS.items()}
@@ -37,7 +39,10 @@ def data_files(folder: Path) -> dict[str, Any]:
     text = SECRETS["prompt"] + SECRETS["continuation"]
     told = f": {text} ({SECRETS['attribute']})"
     rows = [
-        {"body": f"note {k} on the budget of project {k % 7}{told if k % 3 else ''}", "who": f"user {k % 40}"}
+        {
+            "body": f"note {k} on the budget of project {k % 7}{told if k % 3 else ''}",
+            "who": f"user {k % 40}",
+        }
         for k in range(300)
     ]
     for row in rows[:20]:
@@ -46,11 +51,19 @@ def data_files(folder: Path) -> dict[str, Any]:
     secret = {"prompt": SECRETS["prompt"], "continuation": SECRETS["continuation"]}
     (folder / "secrets.jsonl").write_text(json.dumps(secret) + "\n")
     path, secrets = str(folder / "mails.jsonl"), str(folder / "secrets.jsonl")
-    return {"name": "text", "path": path, "column": "body", "secrets": secrets, "max_length": 64, "user_column": "who"}
+    return {
+        "name": "text",
+        "path": path,
+        "column": "body",
+        "secrets": secrets,
+        "max_length": 64,
+        "user_column": "who",
+    }
 
 
 class Swept:
-    """A sweep with everything planted: its folder, what it printed, and the folder of Ray's logs."""
+    """A sweep with everything planted: its folder, what it printed, and the folder of Ray's
+    logs."""
 
     def __init__(self, folder: Path) -> None:
         # Ray's sockets want a short path.
@@ -66,8 +79,11 @@ class Swept:
         )
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
         variables = {**os.environ, **CREDENTIALS, "RAY_AUTH_MODE": "token", "TMPDIR": str(self.ray)}
-        command = [sys.executable, "-m", "raydp.cli.main", "-v", "sweep", "spec.yaml"]  # says as much as it can
-        self.done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, check=False, timeout=500)
+        # says as much as it can
+        command = [sys.executable, "-m", "raydp.cli.main", "-v", "sweep", "spec.yaml"]
+        self.done = subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, check=False, timeout=500
+        )
         (folder / "stdout.txt").write_bytes(self.done.stdout)
         (folder / "stderr.txt").write_bytes(self.done.stderr)
         assert self.done.returncode == 0, self.done.stderr.decode()
@@ -75,8 +91,14 @@ class Swept:
     @property
     def files(self) -> list[Path]:
         """Everything that is left, but what is planted itself and the weights."""
-        left = [path for root in (self.folder, self.ray) for path in root.rglob("*") if path.is_file()]
-        return [p for p in left if p.name not in NOT_SEARCHED and p.suffix != ".safetensors" and not p.is_symlink()]
+        left = [
+            path for root in (self.folder, self.ray) for path in root.rglob("*") if path.is_file()
+        ]
+        return [
+            p
+            for p in left
+            if p.name not in NOT_SEARCHED and p.suffix != ".safetensors" and not p.is_symlink()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +112,18 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
     left = {path.name for path in swept.files}
     assert {"mlflow.db", "report.html", "stdout.txt", "plan.json", "result.json", "MLmodel"} <= left
-    assert any(path.is_relative_to(swept.ray) and "logs" in path.parts for path in swept.files), "Ray's logs"
+    assert any(path.is_relative_to(swept.ray) and "logs" in path.parts for path in swept.files), (
+        "Ray's logs"
+    )
     assert any(path.suffix == ".parquet" for path in swept.files)
 
 
 @pytest.mark.slow
 def test_it_told_what_it_did_with_times(swept: Swept) -> None:
-    """So the search sees the records of all levels. A quiet sweep is in tests/sweep/test_adaptive.py."""
+    """So the search sees the records of all levels.
+
+    A quiet sweep is in tests/sweep/test_adaptive.py.
+    """
     said = swept.done.stderr.decode()
     for told in (
         r"sweep\.engine\.slots: slot 0 starts a worker group for at most \d+ runs",
@@ -135,7 +162,9 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"..." + secret)
     (tmp_path / "hex").write_bytes(secret.hex().encode())
     for shift in range(3):
-        (tmp_path / f"base64-{shift}").write_bytes(base64.b64encode(b"abc"[:shift] + secret + b"end"))
+        (tmp_path / f"base64-{shift}").write_bytes(
+            base64.b64encode(b"abc"[:shift] + secret + b"end")
+        )
     (tmp_path / "zipped").write_bytes(gzip.compress(secret))
     pd.DataFrame({"a": [secret.decode()] * 3}).to_parquet(tmp_path / "table", compression="gzip")
     files = sorted(tmp_path.iterdir())
@@ -144,11 +173,17 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt.gz"])
-def test_a_malformed_row_is_named_and_not_shown(suffix: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_malformed_row_is_named_and_not_shown(
+    suffix: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     task = data_files(tmp_path)
     path = tmp_path / f"broken{suffix}"
     line = SECRETS["prompt"] + SECRETS["continuation"]
-    broken = {".jsonl": f'{{"body": "a"}}\n{{"body": "{line}\n', ".csv": f'body\n"{line}\n', ".txt.gz": line}[suffix]
+    broken = {
+        ".jsonl": f'{{"body": "a"}}\n{{"body": "{line}\n',
+        ".csv": f'body\n"{line}\n',
+        ".txt.gz": line,
+    }[suffix]
     path.write_text(broken)
     spec = small_spec(tmp_path, task={**task, "path": str(path)})
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
@@ -156,7 +191,11 @@ def test_a_malformed_row_is_named_and_not_shown(suffix: str, raydp: Callable[...
     assert answer.code == 2
     assert "Traceback" not in answer.err
     assert path.name in "".join(answer.err.split("\n"))
-    assert not any(secret in answer.out + answer.err for name, secret in SECRETS.items() if name not in TOO_SHORT)
+    assert not any(
+        secret in answer.out + answer.err
+        for name, secret in SECRETS.items()
+        if name not in TOO_SHORT
+    )
 
 
 PASSWORD = "planted-pw-Zk4Qx"
@@ -176,11 +215,19 @@ def addresses() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("address", addresses(), ids=["refused", "port", "scheme", "malformed", "database"])
-def test_a_servers_password_is_in_no_message(address: str, raydp: Callable[..., Answer], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "address", addresses(), ids=["refused", "port", "scheme", "malformed", "database"]
+)
+def test_a_servers_password_is_in_no_message(
+    address: str, raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
     tracking = {"uri": address, "experiment": "e", "registered_model": "m"}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path, tracking=tracking)))
-    for command in (["plan", "spec.yaml"], ["sweep", "spec.yaml"], ["models", "find", "--uri", address]):
+    for command in (
+        ["plan", "spec.yaml"],
+        ["sweep", "spec.yaml"],
+        ["models", "find", "--uri", address],
+    ):
         answer = raydp(*command)
         assert answer.code == 2
         assert "Traceback" not in answer.err

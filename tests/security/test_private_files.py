@@ -18,16 +18,34 @@ Command = Callable[..., Answer]
 COMMANDS = tuple(commands(Path("f"), Path("g"), Path("o")))
 SPECS = tuple(specs(Path("f"), Path("g")))
 READERS = {
-    *("plan", "score --scores", "select", "calibrate --from", "profile --from", "pate", "mia", "secrets extract"),
-    *("data paraphrase", "correlations --audit", "models find --trusted-key", "trends --by", "secrets filter"),
+    *(
+        "plan",
+        "score --scores",
+        "select",
+        "calibrate --from",
+        "profile --from",
+        "pate",
+        "mia",
+        "secrets extract",
+    ),
+    *(
+        "data paraphrase",
+        "correlations --audit",
+        "models find --trusted-key",
+        "trends --by",
+        "secrets filter",
+    ),
 }
-"""One command of each way to read a file is given every form, any other command a fifth of the forms."""
+"""One command of each way to read a file is given every form, any other command a fifth of the
+forms."""
 OF_A_SPEC = {"notes.yaml", "one.json", "keys.jsonl", "broken.jsonl", "plain.txt", "noise.bin"}
 """Forms for the fields of a spec, each of which takes a plan: one of every way to be read."""
 QUICK_COMMANDS = ("plan", "models find --trusted-key")
 QUICK_SPECS = ("task text", "model.name")
 """What `make test` gives the files to."""
-FORMS_OF_A_SPEC = tuple(form for form in FORMS if form in OF_A_SPEC or form.endswith((".csv", ".npz")))
+FORMS_OF_A_SPEC = tuple(
+    form for form in FORMS if form in OF_A_SPEC or form.endswith((".csv", ".npz"))
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,9 @@ def assert_nothing_is_shown(answer: Answer, what: object) -> None:
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK_COMMANDS, COMMANDS))
-def test_no_command_shows_a_file_that_it_cannot_use(name: str, raydp: Command, places: Places) -> None:
+def test_no_command_shows_a_file_that_it_cannot_use(
+    name: str, raydp: Command, places: Places
+) -> None:
     for form in FORMS if name in READERS else FORMS[COMMANDS.index(name) % 5 :: 5]:
         file = places.forms / form
         before = file.read_bytes()
@@ -65,10 +85,14 @@ def test_no_command_shows_a_file_that_it_cannot_use(name: str, raydp: Command, p
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK_SPECS, SPECS))
-def test_no_field_of_a_spec_shows_a_file_that_it_cannot_use(name: str, raydp: Command, places: Places) -> None:
+def test_no_field_of_a_spec_shows_a_file_that_it_cannot_use(
+    name: str, raydp: Command, places: Places
+) -> None:
     for form in FORMS_OF_A_SPEC:
         spec = places.out / "spec.yaml"
-        spec.write_text(yaml.safe_dump(small_spec(places.out, **specs(places.forms / form, places.good)[name])))
+        spec.write_text(
+            yaml.safe_dump(small_spec(places.out, **specs(places.forms / form, places.good)[name]))
+        )
         answer = raydp("plan", spec)
         if answer.code == 0:  # a file that is right for the field
             assert not [word for word in WORDS if word in answer.out + answer.err], (name, form)
@@ -80,15 +104,24 @@ def test_a_message_still_says_what_to_change(raydp: Command, places: Places) -> 
     answer = raydp("plan", places.forms / "tab.yaml")
     assert "line 2, column 1" in " ".join(answer.err.split())
     answer = raydp("plan", places.forms / "named.jsonl")
-    assert "without method, privacy, space, select, and task, model not as mappings" in " ".join(answer.err.split())
+    assert "without method, privacy, space, select, and task, model not as mappings" in " ".join(
+        answer.err.split()
+    )
     answer = raydp("calibrate", "--from", places.forms / "cells.csv")
-    assert "must have the columns n, batch_size, num_steps, epsilon, delta" in " ".join(answer.err.split())
+    assert "must have the columns n, batch_size, num_steps, epsilon, delta" in " ".join(
+        answer.err.split()
+    )
     answer = raydp("select", places.forms / "points.csv")
     assert "score must be a number, got text in line 2" in " ".join(answer.err.split())
 
 
-def test_a_spec_shows_the_values_of_its_keys_where_they_are_short(raydp: Command, tmp_path: Path) -> None:
-    changes = {"privacy": {"target_epsilon": "eight"}, "select": {"score": "vmr_exact", "rule": "x" * 5000}}
+def test_a_spec_shows_the_values_of_its_keys_where_they_are_short(
+    raydp: Command, tmp_path: Path
+) -> None:
+    changes = {
+        "privacy": {"target_epsilon": "eight"},
+        "select": {"score": "vmr_exact", "rule": "x" * 5000},
+    }
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path, **changes)))
     answer = raydp("plan", "spec.yaml")
     assert "privacy.target_epsilon must be a valid number, got 'eight'" in answer.err

@@ -44,7 +44,11 @@ for kind, process in clients.items():
 def test_a_client_without_the_token_is_refused(tmp_path: Path) -> None:
     token = "5f" * 32
     variables = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
-    variables |= {"HOME": str(tmp_path), "RAY_AUTH_TOKEN": token, "RAY_gcs_rpc_server_connect_timeout_s": "5"}
+    variables |= {
+        "HOME": str(tmp_path),
+        "RAY_AUTH_TOKEN": token,
+        "RAY_gcs_rpc_server_connect_timeout_s": "5",
+    }
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(DRIVER)],
         env={**variables, "PYTHONPATH": str(ROOT)},
@@ -67,4 +71,6 @@ def test_nothing_turns_the_token_off(room: str) -> None:
     for path in (ROOT / room).rglob("*"):
         if path.is_file() and path.suffix in (".py", ".yaml", ".yml", ".sh", ".sbatch", ".md", ""):
             text = path.read_text(encoding="utf-8", errors="ignore")
-            assert not re.search(r"RAY_AUTH_MODE\W{1,12}(disabled|none|off)", text, re.IGNORECASE), path
+            assert not re.search(
+                r"RAY_AUTH_MODE\W{1,12}(disabled|none|off)", text, re.IGNORECASE
+            ), path

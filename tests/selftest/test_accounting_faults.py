@@ -1,4 +1,4 @@
-"""Each fault in what ε is, in what a choice tells, and in who is whose, is caught by the check that is there for it."""
+"""Each fault in what ε is, and in who is whose, is caught by the check that is there for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.privacy.accounting import base, pld, pld_step, prv, two_way
+from raydp.extensions.classification import checks as classification_checks
+from raydp.extensions.classification import tabular, text_classification
+from raydp.extensions.output_perturbation.descent_checks import descent_checks
+from raydp.extensions.output_perturbation.method import OutputPerturbation
+from raydp.extensions.pate import with_public
+from raydp.extensions.pate.checks import public_check
+from raydp.extensions.reference_data import checks as reference_checks
+from raydp.extensions.reference_data import task as with_reference
+from raydp.privacy.accounting import base, pld, pld_step, prv
 from raydp.privacy.accounting.events import PoissonGaussian
-from raydp.privacy.mechanisms import num_runs, selection_profile, tuning
 from raydp.privacy.records import record
-from raydp.selftest.checks import accounting, choice
+from raydp.selftest.base import Check
+from raydp.selftest.checks import accounting, divisions
 from raydp.selftest.checks.accounting import (
     accountant_checks,
     accounting_checks,
@@ -25,35 +32,32 @@ from raydp.selftest.checks.accounting import (
     step_epsilon,
     together_check,
 )
-from raydp.selftest.checks.choice import choice_checks
-from raydp.selftest.checks.choice_profiles import choice_profile_checks
-from raydp.selftest.checks.descent import descent_checks
-from raydp.selftest.checks.divisions import division_checks
 from raydp.sweep.engine import recorder
-from raydp.sweep.private_selection import draws
 from raydp.tasks import users
-from raydp.tasks.classification import tabular, text_classification
 from raydp.tasks.text import any_text as text
 from raydp.tasks.text import corpus, language
-from raydp.tasks.wrappers import with_public, with_reference
-from raydp.training import logistic
-from raydp.training.logistic import LogisticDescent
 from tests.marks import slow_after
 from tests.selftest.faults import rewrite
-from tests.selftest.test_faults import failed
 
 GUARANTEE = sys.modules["raydp.privacy.records.guarantee"]
 """The module: the package has a function of its name."""
 DISTINCT = "list(dict.fromkeys({}))"
 OF_USERS = {"users in a unit", "units of a user", "rows of a user in their unit"}
-REMAINDER = "bits of labels and the remainder of K"
-BY_PROFILES = {"Poisson", "binomial", "η = -0.5", "η = 0", "η = 1"}
-LOG_MEAN = (" + math.log(self.mean) / (order - 1)", "")
+
+
+def division_checks() -> list[Check]:
+    """The checks of all tasks that split their rows."""
+    of_extensions = (classification_checks.CHECKS, reference_checks.CHECKS)
+    further = [each for checks in of_extensions for each in checks.checks(None, float)]
+    return [*divisions.division_checks(), *further, public_check()]
 
 
 def test_without_a_fault_nothing_fails() -> None:
-    checks = [*accounting_checks(), *choice_checks(), *choice_profile_checks(), *division_checks()]
-    for method in (OutputPerturbation(max_input_norm=1e3, weight_decay=1e3), OutputPerturbation(weight_decay=0)):
+    checks = [*accounting_checks(), *division_checks()]
+    for method in (
+        OutputPerturbation(max_input_norm=1e3, weight_decay=1e3),
+        OutputPerturbation(weight_decay=0),
+    ):
         checks += descent_checks(method)
     assert [c for c in checks if not c.passed] == []
 
@@ -73,7 +77,11 @@ EACH = "methods[trial.settings].event(trial, trial.noise_multiplier) for trial i
     ids=["models", "record", "accountant", "the last alone", "the longest alone"],
 )  # fmt: skip
 def test_equal_events_that_count_once(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: tuple[str, str], users_of_it: list[Any]
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    change: tuple[str, str],
+    users_of_it: list[Any],
 ) -> None:
     rewrite(monkeypatch, owner, name, change)
     for user in users_of_it:
@@ -83,10 +91,13 @@ def test_equal_events_that_count_once(
 
 
 def test_the_composition_of_the_check_is_right() -> None:
-    """Of Gaussians, of one step, and of several against prv: below the exact ε, by what the mesh loses."""
+    """Of Gaussians, of one step, and of several against prv: below the exact ε, by what the mesh
+    loses."""
     nearly_all = accounting.NEARLY_ALL
     exact = gaussian_epsilon((3 / 16 + 4 / 25) ** 0.5, 1e-5)
-    assert exact - 8e-4 < composed_at_least([(nearly_all, 4.0, 3), (nearly_all, 5.0, 4)], 1e-5) < exact
+    assert (
+        exact - 8e-4 < composed_at_least([(nearly_all, 4.0, 3), (nearly_all, 5.0, 4)], 1e-5) < exact
+    )
     exact = step_epsilon(0.1, 0.8, 1e-5)
     assert exact - 2e-4 < composed_at_least([(0.1, 0.8, 1)], 1e-5) < exact
 
@@ -119,7 +130,9 @@ def optimistic_step(event: PoissonGaussian, interval: float) -> Any:
 def test_a_pld_that_says_too_little(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(pld, "_composition", pld._composition.__wrapped__)  # without what it remembers
+    monkeypatch.setattr(
+        pld, "_composition", pld._composition.__wrapped__
+    )  # without what it remembers
     monkeypatch.setattr(pld, "_optimistic_step", optimistic_step, raising=False)
     rewrite(monkeypatch, owner, name, change)
     if name == "one_step":
@@ -135,7 +148,9 @@ def test_a_pld_that_says_too_little(
     ],
     ids=["a step for all", "a variance for a deviation"],
 )
-def test_full_batches_that_cost_too_little(monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]) -> None:
+def test_full_batches_that_cost_too_little(
+    monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
+) -> None:
     rewrite(monkeypatch, base, "merged", change)
     assert "ε of 40 full batches (pld)" in failed_of(lambda: accountant_checks("pld"))
 
@@ -144,103 +159,6 @@ def test_full_batches_that_cost_too_little(monkeypatch: pytest.MonkeyPatch, chan
 def test_an_estimate_of_prv_that_is_no_bound(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     rewrite(monkeypatch, prv.PRVAccountant, "_uppers", ("eps_error)[2]", f"eps_error)[{place}]"))
     assert not prv_error_check().passed
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "change", "caught"),
-    [
-        (num_runs.TruncatedNegativeBinomial, "cost", LOG_MEAN,
-         {f"price of a choice (η = {eta})" for eta in ("-0.5", "0", "1")}),
-        (num_runs.PoissonRuns, "cost", LOG_MEAN, {"price of a choice (Poisson)"}),
-        (num_runs.TruncatedNegativeBinomial, "cost", ("(1 + self.eta) * second", "second"),
-         {"price of a better outcome that is rarer (η = 1)"}),
-        (num_runs.PoissonRuns, "cost", ("log1p(1 / (order - 1))", "log1p(2 / (order - 1))"),
-         {"price of a better outcome that is rarer (Poisson)"}),
-        (num_runs.PoissonRuns, "cost", ("self.mean * smallest_delta", "smallest_delta"), {"ε of a choice (Poisson)"}),
-        (tuning, "renyi_epsilons", (" + num_runs.cost(order, curve)", ""), {"ε of a choice (Poisson)"}),
-    ],
-    ids=["log E[K]", "log E[K], Poisson", "1 + η", "ε̂", "E[K], Poisson", "no price"],
-)  # fmt: skip
-def test_a_choice_that_is_too_cheap(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: tuple[str, str], caught: set[str]
-) -> None:
-    rewrite(monkeypatch, owner, name, change)
-    assert caught <= failed_of(choice_checks)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "change", "caught"),
-    slow_after(2, [
-        (selection_profile.SelectionProfile, "delta", ("epsilon - self.log_slopes", "epsilon - 0 * self.log_slopes"),
-         BY_PROFILES),
-        (selection_profile.SelectionProfile, "delta", ("self.rises @", "self.rises / self.rises.sum() @"), BY_PROFILES),
-        (two_way.TwoWayProfile, "largest", (" + backward[best]", ""), BY_PROFILES - {"η = 0", "η = -0.5"}),
-        (selection_profile, "profile_epsilons", ("(run, run.reversed())", "(run.reversed(),)"), BY_PROFILES),
-        (num_runs.TruncatedNegativeBinomial, "log_slope", ("(self.eta + 1)", "0.8 * (self.eta + 1)"), {"η = 1"}),
-        (num_runs.BinomialRuns, "log_slope", ("(self.trials - 1)", "(self.trials - 3)"), {"binomial"}),
-    ]),
-    ids=["no shift", "E[K]", "no δ'", "one direction alone", "η", "trials"],
-)  # fmt: skip
-def test_a_choice_that_is_too_cheap_by_profiles(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: tuple[str, str], caught: set[str]
-) -> None:
-    rewrite(monkeypatch, owner, name, change)
-    monkeypatch.setattr(tuning, "profile_epsilons", selection_profile.profile_epsilons)
-    assert {f"ε of a choice by profiles ({kind})" for kind in caught} <= failed_of(choice_profile_checks)
-
-
-@pytest.mark.parametrize(
-    ("labels", "caught"),
-    [
-        ("np.arange(count)", "place of the largest label"),
-        ("(stream.bits(count, step=0, purpose='label') >> 40) + np.arange(count).astype(np.uint64) * 2**30",
-         "place of the largest label"),
-        ("(stream.bits(count, step=0, purpose='label') >> 17 << 16) + np.uint64(count)",
-         "labels and the number of runs"),
-        ("(stream.bits(count, step=0, purpose='label') >> 5 << 4) + np.uint64(min(count, 15))",
-         "labels and the number of runs"),
-        ("(stream.bits(count, step=0, purpose='label') >> 5 << 4) + np.arange(count).astype(np.uint64) % 16",
-         "labels and the number of runs"),
-        ("np.where(np.arange(count) == 0, stream.bits(count, step=0, purpose='label') >> 1,"
-         " (stream.bits(count, step=0, purpose='label') >> 17 << 16) + np.uint64(count))",
-         "labels and the number of runs"),
-        ("stream.bits(count, step=0, purpose='label') * 0 + np.uint64(7)", "different labels"),
-        ("(stream.bits(count, step=0, purpose='label') >> 2 << 1) | (count & 1)", REMAINDER),
-        ("(stream.bits(count, step=0, purpose='label') >> 1) & ~np.uint64(2**40) | np.uint64(2**38 * (count & 4))",
-         REMAINDER),
-    ],
-    ids=["the place", "grow with the place", "hold K", "K in the low bits", "the place in the low bits",
-         "K in all but the first", "all the same", "the parity of K", "K mod 8 in bit 40"],
-)  # fmt: skip
-def test_labels_that_tell(monkeypatch: pytest.MonkeyPatch, labels: str, caught: str) -> None:
-    rewrite(monkeypatch, draws, "draw", ('stream.bits(count, step=0, purpose="label") >> 1', labels))
-    monkeypatch.setattr(choice, "draw", draws.draw)
-    assert caught in failed_of(choice_checks)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "caught"),
-    [
-        ("sensitivity", ("uses if log_shrink == 0 else", "1 if log_shrink == 0 else"), "one record after many passes"),
-        ("sensitivity", ("-(-num_steps // self", "(num_steps // self"), "one record after many passes"),
-        ("sensitivity", ("passes = uses", "passes = uses - 1"), "one record after many passes"),
-        ("__post_init__", ("> self.largest", "> 2 * self.largest"), "step at the largest learning rate"),
-    ],
-    ids=["one pass at λ = 0", "passes rounded down", "a pass less", "too long"],
-)  # fmt: skip
-def test_a_sensitivity_that_does_not_hold(
-    monkeypatch: pytest.MonkeyPatch, name: str, change: tuple[str, str], caught: str
-) -> None:
-    rewrite(monkeypatch, LogisticDescent, name, change)
-    assert caught in failed(descent_checks(OutputPerturbation()))
-
-
-@pytest.mark.parametrize("rate", ["2 / self.smoothness", "4 / (self.smoothness + 2 * self.weight_decay)"])
-def test_a_step_size_that_the_sensitivity_does_not_hold_for(monkeypatch: pytest.MonkeyPatch, rate: str) -> None:
-    scope: dict[str, Any] = {}
-    exec(f"def largest(self): return {rate}", vars(logistic) | scope, scope)
-    monkeypatch.setattr(LogisticDescent, "largest_learning_rate", property(scope["largest"]))
-    assert "step at the largest learning rate" in failed(descent_checks(OutputPerturbation()))
 
 
 IN_ORDER = "[k % 3 == 0 for k, _ in enumerate({})]"
@@ -271,7 +189,13 @@ BY_RANK = (
     ids=["text", "tabular", "text_classification", "with_public", "with_reference"],
 )  # fmt: skip
 def test_a_split_that_one_row_more_moves(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, rows: str, title: str, split: str
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    old: str,
+    rows: str,
+    title: str,
+    split: str,
 ) -> None:
     rewrite(monkeypatch, owner, name, (old, split.format(rows)))
     assert f"rows that one row more moves ({title})" in failed_of(division_checks)
@@ -298,10 +222,15 @@ def test_a_users_rows_that_are_not_brought_together(
     assert failed_of(division_checks) & OF_USERS
 
 
-def test_rows_of_a_user_that_are_only_brought_together_where_they_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_user_that_are_only_brought_together_where_they_are_near(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def named(cls: Any, names: Any, noun: str, **_: Any) -> users.Users:
         numbers: dict[Any, int] = {}
-        of_example = [numbers.setdefault((place // 20, name), len(numbers)) for place, name in enumerate(names)]
+        of_example = [
+            numbers.setdefault((place // 20, name), len(numbers))
+            for place, name in enumerate(names)
+        ]
         return cls(of_example=np.array(of_example, np.int64), noun=noun)
 
     monkeypatch.setattr(users.Users, "named", classmethod(named))

@@ -14,14 +14,20 @@ import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution
 
+from raydp.extensions.matrix_factorisation.method import DPMF
 from raydp.methods.dp import DPSGD
-from raydp.methods.mf import DPMF
 from raydp.models import adapters
 from raydp.privacy import PrivacyRecord
 from raydp.privacy.accounting import calibration
 from raydp.selftest import subjects
 from raydp.selftest.checks.cuts import cut_checks
-from raydp.selftest.checks.sweeps import _key_checks, _planned, _record_checks, _worker_checks, sweep_checks
+from raydp.selftest.checks.sweeps import (
+    _key_checks,
+    _planned,
+    _record_checks,
+    _worker_checks,
+    sweep_checks,
+)
 from raydp.selftest.subjects import DTYPES
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
@@ -38,10 +44,10 @@ from raydp.training.noise import stream
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
+from tests.extensions.private_selection.test_draws import FACTS
 from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed, sensitivity_failures
-from tests.sweep.test_draws import FACTS
 
 METHODS = [DPSGD(), DPSGD(clipping="adaptive"), DPMF(num_bands=4, momentum=0.5)]
 
@@ -53,7 +59,9 @@ def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
 
 
 @pytest.mark.slow
-def test_the_users_calibrations_do_not_hide_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_users_calibrations_do_not_hide_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The records are those of the code that runs, not of the code that filled the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _planned(DPSGD(), "prv", "secret")
@@ -66,7 +74,9 @@ def test_the_users_calibrations_do_not_hide_a_fault(monkeypatch: pytest.MonkeyPa
         ("with_noise(sigma), request.target.delta)", "with_noise(sigma), 2 * request.target.delta)"),
     )  # fmt: skip
     assert "δ that a record spends" in failed(sweep_checks(DPSGD()))
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == filled, "nor is anything written there"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == filled, (
+        "nor is anything written there"
+    )
 
 
 def test_ranks_that_each_take_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +85,9 @@ def test_ranks_that_each_take_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("key", ["content_hash", "weight_hash"])
-def test_a_prefix_cache_that_does_not_know_what_it_is_of(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_a_prefix_cache_that_does_not_know_what_it_is_of(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
     rewrite(
         monkeypatch, prefix, "with_frozen_prefix",
         ("task.facts().content_hash, weight_hash",
@@ -98,12 +110,12 @@ def test_a_content_hash_that_knows_the_lengths_alone(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("change", "caught"),
     [
-        (("KeyedStream(key=key, run_id=plan.run_id)\n    units = Units.of(task)",
-          "KeyedStream(key=key, run_id=plan.run_id if store is None or store.load() is None else 'again')\n"
-          "    units = Units.of(task)"), {"a step that is done again", "steps after a resume"}),
-        (("drawn = rule.indices_fn(step)", "drawn = rule.indices_fn(step - first)"),
+        (("KeyedStream(key=key, run_id=plan.run_id)",
+          "KeyedStream(key=key, run_id=plan.run_id if store is None or store.load() is None else "
+          "'again')"), {"a step that is done again", "steps after a resume"}),
+        (("rule.indices_fn(number)", "rule.indices_fn(number - first)"),
          {"a step that is done again", "steps after a resume"}),
-        (("drawn = rule.indices_fn(step)", "drawn = rule.indices_fn(0 if step == first else step)"),
+        (("rule.indices_fn(number)", "rule.indices_fn(0 if number == first else number)"),
          {"a step that is done again"}),
     ],
     ids=["fresh noise", "masks from the first one on", "the mask of step 0"],
@@ -143,9 +155,14 @@ def rounded_down(model: torch.nn.Module, calls: list[Any], norms: torch.Tensor) 
     return (norms.view(torch.int32) & -65536).view(torch.float32)
 
 
-@pytest.mark.parametrize("only", ["LoRA, bfloat16", "tied, full, bfloat16", "soft prompt, bfloat16"])
-def test_norms_rounded_down_only_where_the_model_is_bfloat16(monkeypatch: pytest.MonkeyPatch, only: str) -> None:
-    """The gradients pass as those of a coarse type; what is released of one unit is longer than c."""
+@pytest.mark.parametrize(
+    "only", ["LoRA, bfloat16", "tied, full, bfloat16", "soft prompt, bfloat16"]
+)
+def test_norms_rounded_down_only_where_the_model_is_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    """The gradients pass as those of a coarse type; what is released of one unit is longer than
+    c."""
     monkeypatch.setattr(clipping, "rounded_down", rounded_down, raising=False)
     rewrite(
         monkeypatch, ClippedGradients, "accumulate",
@@ -184,11 +201,15 @@ def test_a_worker_that_does_not_use_the_key_of_its_sweep(monkeypatch: pytest.Mon
 # What a plan says, and what its runs are trained with.
 
 
-def planning_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *changes: tuple[str, str]) -> None:
+def planning_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *changes: tuple[str, str]
+) -> None:
     """A fault in the plan; with a cache of its own, into which wrong solutions may go."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rewrite(monkeypatch, planning, name, *changes)
-    monkeypatch.setattr("raydp.selftest.checks.sweeps.make_plan", planning.make_plan)  # imported by name
+    monkeypatch.setattr(
+        "raydp.selftest.checks.sweeps.make_plan", planning.make_plan
+    )  # imported by name
 
 
 @pytest.mark.parametrize("accountant", slow_after(2, ["rdp", "prv", "pld"]))
@@ -203,7 +224,7 @@ def test_the_records_of_every_accountant_pass(accountant: str) -> None:
         ("_calibrations", ("delta=delta)", "delta=delta / 10)"), "δ that a record spends at 0.9 ε"),
         ("_record", ("        delta=delta,\n", "        delta=delta / 10,\n"), "σ and δ of a record"),
         ("_record", ("sigma = trial.noise_multiplier", "sigma = 1.05 * trial.noise_multiplier"), "σ and δ of a record"),
-        ("_possible", ("noise_multiplier=calibration.noise_multiplier if", "noise_multiplier=0.98 * "
+        ("_trial", ("noise_multiplier=calibration.noise_multiplier if", "noise_multiplier=0.98 * "
                        "calibration.noise_multiplier if"), "δ that a record spends"),
     ],
     ids=["a larger δ", "a smaller δ", "a record of a smaller δ", "a record of more noise", "less noise"],
@@ -222,17 +243,23 @@ def epsilon_by_the_library(record: PrivacyRecord) -> float:
         sampling_prob=record.mechanism.sample_rate,
         value_discretization_interval=1e-3,
     )
-    return float(step.self_compose(record.mechanism.num_steps).get_epsilon_for_delta(record.accounted.delta))
+    return float(
+        step.self_compose(record.mechanism.num_steps).get_epsilon_for_delta(record.accounted.delta)
+    )
 
 
 @pytest.mark.parametrize(
-    ("accountant", "wrong"), slow_after(1, [("rdp", None), ("pld", None), ("prv", None), ("prv", "larger δ")])
+    ("accountant", "wrong"),
+    slow_after(1, [("rdp", None), ("pld", None), ("prv", None), ("prv", "larger δ")]),
 )
 def test_an_accountant_outside_gives_the_epsilon_of_a_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accountant: str, wrong: str | None
 ) -> None:
-    """Of a grid, many steps on samples: ε from the record's own σ, q, T and δ. Calibrating to a δ that is ten times as
-    large adds more than 8 % to ε; the grid of 1e-3 adds less than 1 %; Rényi divergences are 3 to 84 % above."""
+    """Of a grid, many steps on samples: ε from the record's own σ, q, T and δ.
+
+    Calibrating to a δ that is ten times as large adds more than 8 % to ε; the grid of 1e-3 adds
+    less than 1 %; Rényi divergences are 3 to 84 % above.
+    """
     if wrong:
         planning_with(monkeypatch, tmp_path, "_calibrations", ("delta=delta)", "delta=10 * delta)"))
     privacy = {"target_epsilon": 4, "delta_exponent": 1.1, "accountant": accountant}
@@ -245,7 +272,10 @@ def test_an_accountant_outside_gives_the_epsilon_of_a_record(
         mechanism, epsilon = record.mechanism, record.accounted.epsilon
         assert mechanism.noise_multiplier == trial_plan.noise_multiplier
         assert record.accounted.delta == pytest.approx(FACTS.num_units**-1.1, rel=1e-12)
-        assert (mechanism.sample_rate, mechanism.num_steps) == (trial_plan.batch_size / 2000, trial_plan.num_steps)
+        assert (mechanism.sample_rate, mechanism.num_steps) == (
+            trial_plan.batch_size / 2000,
+            trial_plan.num_steps,
+        )
         assert epsilon <= 4
         above.append(epsilon_by_the_library(record) / epsilon)
     if accountant == "rdp":
@@ -264,7 +294,9 @@ def sweep_of(folder: Path, **privacy: Any) -> SweepFolder:
     )
 
 
-def test_a_sweeps_key_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sweeps_key_comes_from_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Whatever the generators of the process are seeded with."""
     given: list[bytes] = []
 
@@ -285,7 +317,9 @@ def test_a_sweeps_key_comes_from_the_operating_system(monkeypatch: pytest.Monkey
         keys.append(folder.key())
         assert any(keys[-1] in bytes_ for bytes_ in given)
         assert stat.S_IMODE((folder.path / "sweep.key").stat().st_mode) == 0o600
-        assert folder.plan().sweep_id == keys[-1].hex(), "the plan is drawn under the sweep's own key"
+        assert folder.plan().sweep_id == keys[-1].hex(), (
+            "the plan is drawn under the sweep's own key"
+        )
     assert keys[0] != keys[1]
     assert TEST_KEY not in keys
     assert sweep_of(tmp_path / "public", noise_key="test").key() == TEST_KEY
@@ -298,33 +332,44 @@ def test_a_sweeps_key_comes_from_the_operating_system(monkeypatch: pytest.Monkey
         lambda: np.random.bytes(32),
         lambda: np.random.default_rng(0).bytes(32),
         lambda: (
-            torch.randint(0, 256, (32,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+            torch.randint(
+                0, 256, (32,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+            )
             .numpy()
             .tobytes()
         ),
     ],
     ids=["a public seed", "numpy's generator", "numpy", "torch"],
 )
-def test_keys_that_are_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, source: Callable[[], bytes]) -> None:
+def test_keys_that_are_the_same_in_every_process(
+    monkeypatch: pytest.MonkeyPatch, source: Callable[[], bytes]
+) -> None:
     monkeypatch.setattr(stream, "new_key", source)
     assert failed(_key_checks()) == {"keys of two sweeps of one spec"}
 
 
 def test_a_key_that_is_always_the_test_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No sweep with a secret key begins; and where the refusal is gone as well, two checks see the key."""
+    """No sweep with a secret key begins; and where the refusal is gone as well, two checks see the
+    key."""
     monkeypatch.setattr(stream, "new_key", lambda: TEST_KEY)
     with pytest.raises(ValueError, match="must be a secret key, got the public test key"):
         sweep_of(tmp_path)
     assert not list(tmp_path.rglob("plan.json"))
-    assert {"key of a sweep and the test key", "keys of two sweeps of one spec"} <= failed(_key_checks())
+    assert {"key of a sweep and the test key", "keys of two sweeps of one spec"} <= failed(
+        _key_checks()
+    )
     monkeypatch.setattr(noise_key, "_check", lambda *about: None)
     monkeypatch.setattr("raydp.sweep.store.folder.read_key", lambda path, *about: path.read_bytes())
     caught = {"key of a sweep and the test key", "keys of two sweeps of one spec"}
     assert caught | {"secret sweeps that take the test key"} == failed(_key_checks())
 
 
-@pytest.mark.parametrize(("key", "message"), [(TEST_KEY, "got the public test key"), (b"short", "32 bytes, got 5")])
-def test_a_sweep_does_not_go_on_with_a_key_that_is_not_its_own(tmp_path: Path, key: bytes, message: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "message"), [(TEST_KEY, "got the public test key"), (b"short", "32 bytes, got 5")]
+)
+def test_a_sweep_does_not_go_on_with_a_key_that_is_not_its_own(
+    tmp_path: Path, key: bytes, message: str
+) -> None:
     folder = sweep_of(tmp_path)
     (folder.path / "sweep.key").write_bytes(key)
     with pytest.raises(ValueError, match=message):
@@ -337,5 +382,7 @@ def test_a_key_that_others_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_certified_runs_of_the_test_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(monkeypatch, planning, "_record", ("noise_key=spec.privacy.noise_key", 'noise_key="secret"'))
+    rewrite(
+        monkeypatch, planning, "_record", ("noise_key=spec.privacy.noise_key", 'noise_key="secret"')
+    )
     assert failed(_key_checks()) == {"certified runs with the test key"}

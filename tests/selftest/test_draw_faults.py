@@ -1,31 +1,31 @@
-"""Faults of what is drawn: noise that comes twice, that is coarse, off the lattice, or less than the event says."""
+"""Faults of what is drawn: noise that comes twice, that is coarse, off the lattice, or less than
+the event says."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from raydp.extensions.matrix_factorisation.method import DPMF
 from raydp.methods.dp import DPSGD
-from raydp.methods.mf import DPMF
-from raydp.methods.output_perturbation import OutputPerturbation
-from raydp.methods.pate import PATE
 from raydp.selftest.checks.adaptive import adaptive_checks
-from raydp.selftest.checks.draws import draw_checks, lattice_checks, repeat_checks, resolution_checks
+from raydp.selftest.checks.draws import (
+    draw_checks,
+    lattice_checks,
+    repeat_checks,
+    resolution_checks,
+)
 from raydp.selftest.checks.noise import noise_checks
-from raydp.selftest.checks.release import release_checks
-from raydp.selftest.checks.votes import vote_checks
-from raydp.training import loop
 from raydp.training.gradients import thresholds
 from raydp.training.gradients.thresholds import AdaptiveClipping
-from raydp.training.noise import lattice, stream
+from raydp.training.noise import adding, lattice, stream
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.lattice import add_lattice_noise
 from raydp.training.noise.stream import KeyedStream
 from tests.marks import slow_after
-from tests.selftest.faults import rewrite
+from tests.selftest.faults import claiming, rewrite
 from tests.selftest.test_faults import failed
 
 BY_RUN, BY_STREAM = "noise drawn twice by a run", "noise drawn twice"
@@ -34,7 +34,11 @@ BY_RUN, BY_STREAM = "noise drawn twice by a run", "noise drawn twice"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [DPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3), DPSGD(clipping="adaptive"), DPMF(num_bands=4)],
+    [
+        DPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3),
+        DPSGD(clipping="adaptive"),
+        DPMF(num_bands=4),
+    ],
     ids=["weighted", "adaptive", "banded"],
 )
 def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
@@ -55,10 +59,12 @@ def test_without_a_fault_nothing_fails(method: DPSGD) -> None:
         ],
     ),
 )
-def test_noise_that_repeats_after_some_steps(monkeypatch: pytest.MonkeyPatch, where: str, cut: str) -> None:
+def test_noise_that_repeats_after_some_steps(
+    monkeypatch: pytest.MonkeyPatch, where: str, cut: str
+) -> None:
     """In whichever place the counter is cut, a run has the noise of an earlier step again."""
     if where == "loop":
-        rewrite(monkeypatch, loop, "add_noise", ("step=step, device", f"step={cut}, device"))
+        rewrite(monkeypatch, adding, "add_noise", ("step=step, device", f"step={cut}, device"))
     elif where == "noise":
         rewrite(monkeypatch, CorrelatedNoise, "_row_pieces", ("step=step", f"step={cut}"))
     else:
@@ -81,12 +87,17 @@ def test_correlated_noise_that_repeats_after_256_steps(monkeypatch: pytest.Monke
             ("[step, purpose, name]", {BY_STREAM, BY_RUN}),
             ("[self.run_id, step, purpose]", {BY_STREAM, BY_RUN}),
             ("[self.run_id, step, name]", {"words drawn twice"}),
-            ("[hash((self.run_id, step, purpose, name)) % 4096]", {BY_STREAM, BY_RUN, "words drawn twice"}),
+            (
+                "[hash((self.run_id, step, purpose, name)) % 4096]",
+                {BY_STREAM, BY_RUN, "words drawn twice"},
+            ),
         ],
     ),
     ids=["without the run", "without the parameter", "without the purpose", "a label of 12 bits"],
 )
-def test_streams_that_share_their_words(monkeypatch: pytest.MonkeyPatch, label: str, caught: set[str]) -> None:
+def test_streams_that_share_their_words(
+    monkeypatch: pytest.MonkeyPatch, label: str, caught: set[str]
+) -> None:
     rewrite(monkeypatch, KeyedStream, "_subkey", ("[self.run_id, step, purpose, name]", label))
     assert caught <= failed(repeat_checks(DPSGD()))
 
@@ -118,15 +129,26 @@ def test_a_large_parameter_whose_positions_share_noise(
 def in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if where == "normals":
         whole = KeyedStream.normal
-        monkeypatch.setattr(KeyedStream, "normal", lambda *a, **k: whole(*a, **k).astype(np.float32).astype(np.float64))
+        monkeypatch.setattr(
+            KeyedStream,
+            "normal",
+            lambda *a, **k: whole(*a, **k).astype(np.float32).astype(np.float64),
+        )
     elif where == "uniforms":
         rewrite(
             monkeypatch, KeyedStream, "uniform",
             ("words >>= np.uint64(11)", "words >>= np.uint64(40)"), ("2.0**-53", "2.0**-24"),
         )  # fmt: skip
     else:
-        rewrite(monkeypatch, lattice, "add_lattice_noise", ("(draws * (std", "(draws.float().double() * (std"))
-        monkeypatch.setattr("raydp.selftest.checks.draws.add_lattice_noise", lattice.add_lattice_noise)
+        rewrite(
+            monkeypatch,
+            lattice,
+            "add_lattice_noise",
+            ("(draws * (std", "(draws.float().double() * (std"),
+        )
+        monkeypatch.setattr(
+            "raydp.selftest.checks.draws.add_lattice_noise", lattice.add_lattice_noise
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +159,9 @@ def in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         ("the sum", "noise added with too few bits"),
     ],
 )
-def test_normals_in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str, caught: str) -> None:
+def test_normals_in_single_precision(
+    monkeypatch: pytest.MonkeyPatch, where: str, caught: str
+) -> None:
     in_single_precision(monkeypatch, where)
     assert caught in failed(resolution_checks())
 
@@ -152,57 +176,19 @@ def test_normals_in_single_precision(monkeypatch: pytest.MonkeyPatch, where: str
     ],
     ids=["dropped", "from the data", "as if there were one coordinate"],
 )  # fmt: skip
-def test_a_lattice_that_is_not_there_or_not_public(monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]) -> None:
-    rewrite(monkeypatch, loop, "add_noise", change)
+def test_a_lattice_that_is_not_there_or_not_public(
+    monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
+) -> None:
+    rewrite(monkeypatch, adding, "add_noise", change)
     assert {"lattice of an update", "lattice of another data set"} & failed(lattice_checks(DPSGD()))
 
 
-def claiming(monkeypatch: pytest.MonkeyPatch, owner: type, **more: Any) -> None:
-    """Let the method's event claim more noise, or fewer steps, than there are."""
-    honest = owner.event
-
-    def event(self: Any, plan: Any, noise_multiplier: float) -> Any:
-        said = honest(self, plan, noise_multiplier)
-        return replace(said, **{name: change(getattr(said, name)) for name, change in more.items()})
-
-    monkeypatch.setattr(owner, "event", event)
-
-
 @pytest.mark.parametrize("method", [DPSGD(), DPMF(num_bands=4)], ids=["dp_sgd", "dp_mf"])
-def test_an_event_that_claims_5_percent_more_noise(monkeypatch: pytest.MonkeyPatch, method: DPSGD) -> None:
+def test_an_event_that_claims_5_percent_more_noise(
+    monkeypatch: pytest.MonkeyPatch, method: DPSGD
+) -> None:
     claiming(monkeypatch, type(method), noise_multiplier=lambda sigma: 1.05 * sigma)
     assert "noise variance" in failed(noise_checks(method))
-
-
-def test_an_event_of_trained_weights_that_claims_5_percent_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    claiming(monkeypatch, OutputPerturbation, noise_multiplier=lambda sigma: 1.05 * sigma)
-    assert "noise variance" in failed(release_checks(OutputPerturbation()))
-
-
-def test_votes_with_5_percent_less_noise_than_the_event_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the formula says the right thing and less is drawn, and where the event itself says more."""
-    asked = PATE(threshold=30.0, threshold_noise=1.5)
-    with monkeypatch.context() as patch:
-        rewrite(patch, PATE, "released", ("stream.normal(votes.size,", "0.95 * stream.normal(votes.size,"))
-        assert "noise on the counts" in failed(vote_checks(asked))
-    claiming(monkeypatch, PATE, noise_multiplier=lambda sigma: 1.05 * sigma)
-    assert "noise of all answers" in failed(vote_checks(asked))
-
-
-def test_votes_whose_noise_is_the_same_under_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(monkeypatch, PATE, "released", ("key=key", "key=bytes(32)"))
-    assert failed(vote_checks(PATE(threshold=30.0, threshold_noise=1.5))) == {"noise of two keys"}
-
-
-@pytest.mark.parametrize(
-    "noise",
-    ['stream.normal(len(votes), step=0, purpose="votes")', "noise[:, 0]", "noise.ravel()[: len(votes)]"],
-    ids=["the stream of the counts", "the first count's", "the first counts'"],
-)
-def test_a_threshold_whose_noise_is_that_of_the_counts(monkeypatch: pytest.MonkeyPatch, noise: str) -> None:
-    rewrite(monkeypatch, PATE, "released", ('stream.normal(len(votes), step=0, purpose="check")', noise))
-    found = failed(vote_checks(PATE(threshold=30.0, threshold_noise=1.5)))
-    assert found == {"noise of the threshold's check and on the counts"}
 
 
 def test_an_event_that_leaves_out_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +196,9 @@ def test_an_event_that_leaves_out_a_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "updates that are not accounted" in failed(noise_checks(DPSGD()))
 
 
-def of_step_0(self: AdaptiveClipping, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> float:
+def of_step_0(
+    self: AdaptiveClipping, unclipped: float, drawn: float, stream: KeyedStream, step: int
+) -> float:
     return noisy_count_of_a_step(self, unclipped, drawn, stream, 0)
 
 
@@ -225,11 +213,25 @@ noisy_count_of_a_step = AdaptiveClipping.noisy_count
             (thresholds, "noisy_count", lambda count, noise: count),
             (thresholds, "noisy_count", lambda count, noise: lattice.noisy_count(count, noise / 2)),
             (AdaptiveClipping, "noisy_count", of_step_0),
-            (DPSGD, "_gradient_noise_multiplier", lambda self, plan, noise_multiplier: noise_multiplier),
-            (DPSGD, "_clipping", ("self._count_noise_std(plan)", "self.count_noise_multiplier or 0.0")),
+            (
+                DPSGD,
+                "_gradient_noise_multiplier",
+                lambda self, plan, noise_multiplier: noise_multiplier,
+            ),
+            (
+                DPSGD,
+                "_clipping",
+                ("self._count_noise_std(plan)", "self.count_noise_multiplier or 0.0"),
+            ),
         ],
     ),
-    ids=["no noise", "half of it", "the same in every step", "not paid for", "no noise at the default"],
+    ids=[
+        "no noise",
+        "half of it",
+        "the same in every step",
+        "not paid for",
+        "no noise at the default",
+    ],
 )
 def test_an_adaptive_count_that_is_not_paid_for(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Any
@@ -243,4 +245,4 @@ def test_an_adaptive_count_that_is_not_paid_for(
 
 def test_observing_uses_the_noise_that_training_uses() -> None:
     """The checks look at the function that the loop calls, not at a copy."""
-    assert loop.add_lattice_noise is add_lattice_noise
+    assert adding.add_lattice_noise is add_lattice_noise

@@ -1,4 +1,5 @@
-"""The self-test of a spec leaves layers and tokens out of its model, and still sees the faults of the whole model."""
+"""The self-test of a spec leaves layers and tokens out of its model, and still sees the faults of
+the whole model."""
 
 from __future__ import annotations
 
@@ -23,15 +24,24 @@ from raydp.training.gradients import clipping, layers, prefix
 from tests.builders.specs import small_spec
 from tests.selftest.test_faults import failed
 
-LAST = AdapterSpec(r=1, alpha=2, target_modules=("gate_proj", "down_proj"), layers_to_transform=(5, 6, 7))
+LAST = AdapterSpec(
+    r=1, alpha=2, target_modules=("gate_proj", "down_proj"), layers_to_transform=(5, 6, 7)
+)
 WHOLE = AdapterSpec(type="none")
 
 
 def deep(num_layers: int = 8, **changes: Any) -> LlamaForCausalLM:
-    sizes = {"vocab_size": 768, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 768,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = LlamaConfig(**{**sizes, "tie_word_embeddings": True, "initializer_range": 0.2, **changes})
+        config = LlamaConfig(
+            **{**sizes, "tie_word_embeddings": True, "initializer_range": 0.2, **changes}
+        )
         config.num_hidden_layers = num_layers
         return LlamaForCausalLM(config).requires_grad_(False).eval()
 
@@ -40,7 +50,9 @@ def kept(model: LlamaForCausalLM, adapter: AdapterSpec) -> tuple[list[int], Adap
     """The positions of the layers that stay, and the adapter for them."""
     before = list(model.model.layers)
     fewer = with_few_layers(model, adapter)
-    return [next(i for i, old in enumerate(before) if old is layer) for layer in model.model.layers], fewer
+    return [
+        next(i for i, old in enumerate(before) if old is layer) for layer in model.model.layers
+    ], fewer
 
 
 def test_two_layers_of_each_kind_stay_and_the_adapter_follows() -> None:
@@ -51,8 +63,12 @@ def test_two_layers_of_each_kind_stay_and_the_adapter_follows() -> None:
     assert model.config.num_hidden_layers == 4
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == [0, 1, 2, 3]
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
-    adapted = attach_adapter(PretrainedModel(name="deep", model=model, tokenizer=None, weight_hash=""), fewer)
-    trained = {name.split(".layers.")[1][0] for name, p in adapted.named_parameters() if p.requires_grad}
+    adapted = attach_adapter(
+        PretrainedModel(name="deep", model=model, tokenizer=None, weight_hash=""), fewer
+    )
+    trained = {
+        name.split(".layers.")[1][0] for name, p in adapted.named_parameters() if p.requires_grad
+    }
     assert trained == {"2", "3"}
 
 
@@ -78,7 +94,10 @@ def other_type(layer: nn.Module) -> None:
 
 
 def other_shape(layer: nn.Module) -> None:
-    layer.mlp.up_proj, layer.mlp.gate_proj = nn.Linear(32, 40, bias=False), nn.Linear(32, 40, bias=False)
+    layer.mlp.up_proj, layer.mlp.gate_proj = (
+        nn.Linear(32, 40, bias=False),
+        nn.Linear(32, 40, bias=False),
+    )
     layer.mlp.down_proj = nn.Linear(40, 32, bias=False)
 
 
@@ -90,7 +109,9 @@ def other_forward(layer: nn.Module) -> None:
     layer.mlp.forward = lambda x: x
 
 
-@pytest.mark.parametrize("change", [other_class, other_setting, other_type, other_shape, hooked, other_forward])
+@pytest.mark.parametrize(
+    "change", [other_class, other_setting, other_type, other_shape, hooked, other_forward]
+)
 def test_a_layer_of_another_kind_stays(change: Callable[[nn.Module], None]) -> None:
     model = deep()
     change(model.model.layers[6])
@@ -120,11 +141,18 @@ def test_the_remaining_tokens_have_the_logits_that_they_had(tied: bool) -> None:
     new_ids = with_few_tokens(model, ids, longest=6)
     assert new_ids is not None
     new = renamed(ids, new_ids)
-    assert model.model.embed_tokens.num_embeddings == model.lm_head.out_features == model.config.vocab_size < 768
+    assert (
+        model.model.embed_tokens.num_embeddings
+        == model.lm_head.out_features
+        == model.config.vocab_size
+        < 768
+    )
     assert model.model.embed_tokens.padding_idx == new_ids[700]
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     after = model(input_ids=torch.from_numpy(new)[None].long()).logits
-    torch.testing.assert_close(after[..., new], before[..., ids], rtol=0, atol=1e-5)  # other kernels of float32
+    torch.testing.assert_close(
+        after[..., new], before[..., ids], rtol=0, atol=1e-5
+    )  # other kernels of float32
 
 
 @pytest.mark.parametrize("longest", [4, 20, 25, 31, 40])
@@ -133,11 +161,16 @@ def test_the_norm_of_the_output_layer_is_taken_in_the_same_way(longest: int) -> 
     with_few_tokens(model, np.arange(1, 9, dtype=np.int32), longest)
     assert _writes_out(longest, 32, model.lm_head.out_features) == _writes_out(longest, 32, 768)
     use = layers.Use(kind="linear", g=torch.ones(1, longest, 768), x=torch.ones(1, longest, 32))
-    assert _writes_out(longest, 32, 768) == (use.gradient() is not None), "this is the engine's own choice"
+    assert _writes_out(longest, 32, 768) == (use.gradient() is not None), (
+        "this is the engine's own choice"
+    )
 
 
 def subjects_of(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, adapter: dict[str, Any], change: Callable[[nn.ModuleList], None]
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    adapter: dict[str, Any],
+    change: Callable[[nn.ModuleList], None],
 ) -> list[spec_subject.Subject]:
     """The subjects of a spec whose model is a deep one, with a change of its layers."""
     tiny = spec_subject.models.load_base
@@ -146,11 +179,16 @@ def subjects_of(
         model = deep(8, vocab_size=768, max_position_embeddings=256)
         change(decoder_layers(model)[1])
         return PretrainedModel(
-            name="deep", model=model.requires_grad_(False), tokenizer=tiny(spec).tokenizer, weight_hash="deep"
+            name="deep",
+            model=model.requires_grad_(False),
+            tokenizer=tiny(spec).tokenizer,
+            weight_hash="deep",
         )
 
     monkeypatch.setattr(spec_subject.models, "load_base", load)
-    return spec_subject.spec_subjects(load_spec(small_spec(folder, model={"name": "tiny", "adapter": adapter})))
+    return spec_subject.spec_subjects(
+        load_spec(small_spec(folder, model={"name": "tiny", "adapter": adapter}))
+    )
 
 
 class Mixing(nn.Module):
@@ -173,8 +211,9 @@ class Mixing(nn.Module):
 def test_a_deep_frozen_layer_that_mixes_examples(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, position: int | None, share: float
 ) -> None:
-    """Below the adapter it is in the hidden states that a sweep keeps, which are alone as in company by themselves.
-    Where the losses from them differ by less than a sweep's tolerance, only a pass through all layers sees it."""
+    """Below the adapter it is in the hidden states that a sweep keeps, which are alone as in
+    company by themselves. Where the losses from them differ by less than a sweep's tolerance, only
+    a pass through all layers sees it."""
 
     def change(stack: nn.ModuleList) -> None:
         if position is not None:
@@ -197,7 +236,11 @@ def test_a_deep_frozen_layer_that_mixes_examples(
 def wide_ghost(use: layers.Use) -> torch.Tensor:
     """A norm that is wrong only where it is not written out, for the output layer."""
     right = NORM_SQUARED(use)
-    return right / 4 if use.kind == "linear" and use.gradient() is None and use.g.shape[2] > 60 else right
+    return (
+        right / 4
+        if use.kind == "linear" and use.gradient() is None and use.g.shape[2] > 60
+        else right
+    )
 
 
 NORM_SQUARED = layers.Use.norm_squared

@@ -34,20 +34,30 @@ def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None
         assert subject in names
 
 
-SCHEDULED = {"name": "dp_adam", "max_grad_norm": 0.1, "learning_rate_schedule": "cosine", "warmup_ratio": 0.2}
+SCHEDULED = {
+    "name": "dp_adam",
+    "max_grad_norm": 0.1,
+    "learning_rate_schedule": "cosine",
+    "warmup_ratio": 0.2,
+}
 QUANTISED = {"name": "tiny", "quantization": "nf4", "adapter": {"r": 2, "lora_dropout": 0.1}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{}, {"method": SCHEDULED, "model": QUANTISED}], ids=["plain", "a schedule, dropout and four bits"]
+    "changes",
+    [{}, {"method": SCHEDULED, "model": QUANTISED}],
+    ids=["plain", "a schedule, dropout and four bits"],
 )
 def test_a_specs_own_task_model_and_method_are_checked(
     write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """The toys and the audit are those of the test above."""
     monkeypatch.setattr("raydp.selftest.run.toy_subjects", list)
-    monkeypatch.setattr("raydp.selftest.run.audit_check", lambda **_: check("audit", 3.0, 2.4, 4.0, "not run"))
+    monkeypatch.setattr(
+        "raydp.extensions.auditing.white_box.audit_check",
+        lambda **_: check("audit", 3.0, 2.4, 4.0, "not run"),
+    )
     said: list[str] = []
     checks = run_selftest(load_spec(write_spec(**changes)), said.append)
     own = [c for c in checks if "small: tiny" in c.name]
@@ -58,7 +68,9 @@ def test_a_specs_own_task_model_and_method_are_checked(
     assert "sensitivity: small: tiny" in said
 
 
-def test_the_frozen_prefix_of_a_spec_is_checked_as_its_sweep_would_use_it(write_spec: Callable[..., Path]) -> None:
+def test_the_frozen_prefix_of_a_spec_is_checked_as_its_sweep_would_use_it(
+    write_spec: Callable[..., Path],
+) -> None:
     adapter = {"r": 2, "target_modules": ["q_proj"], "layers_to_transform": [1]}
     spec = load_spec(write_spec(model={"name": "tiny", "adapter": adapter}))
     subject, every_layer = spec_subjects(spec)
@@ -67,18 +79,29 @@ def test_the_frozen_prefix_of_a_spec_is_checked_as_its_sweep_would_use_it(write_
     assert all(c.passed for s in (subject, every_layer) for c in sensitivity_checks(s))
 
 
-def test_the_checks_run_on_one_thread_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_run_on_one_thread_and_say_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Threads that wait for products of a few numbers took three times as long as the checks."""
     threads, said = list[int](), list[str]()
     own = torch.get_num_threads()
     monkeypatch.setattr("raydp.selftest.run.toy_subjects", list)
-    for name in ("adaptive", "cut", "draw", "noise", "sampling", "release", "descent", "vote", "sweep", "accounting"):
+    for name in (
+        "adaptive",
+        "cut",
+        "draw",
+        "noise",
+        "sampling",
+        "sweep",
+        "accounting",
+    ):
         monkeypatch.setattr(
-            f"raydp.selftest.run.{name}_checks", lambda *_: threads.append(torch.get_num_threads()) or []
+            f"raydp.selftest.run.{name}_checks",
+            lambda *_: threads.append(torch.get_num_threads()) or [],
         )
-    for name in ("choice", "choice_profile", "division"):
-        monkeypatch.setattr(f"raydp.selftest.run.{name}_checks", lambda *_: [])
-    monkeypatch.setattr("raydp.selftest.checks.audit.NUM_RUNS", 200)
+    monkeypatch.setattr("raydp.selftest.run.names", lambda kind: ["auditing"])
+    monkeypatch.setattr("raydp.selftest.run.division_checks", lambda *_: [])
+    monkeypatch.setattr("raydp.extensions.auditing.white_box.NUM_RUNS", 200)
     torch.set_num_threads(2)
     try:
         (audit,) = run_selftest(None, said.append)
@@ -87,21 +110,33 @@ def test_the_checks_run_on_one_thread_and_say_how_far_they_are(monkeypatch: pyte
         torch.set_num_threads(own)
     assert audit.name == "audit with a canary"
     assert set(threads) == {1}
-    assert said[-5:] == ["audit with a canary", *(f"audit with a canary, {share}%" for share in (25, 50, 75, 100))]
+    assert said[-5:] == [
+        "audit with a canary",
+        *(f"audit with a canary, {share}%" for share in (25, 50, 75, 100)),
+    ]
 
 
-def test_a_method_without_a_guarantee_is_bad_input(write_spec: Callable[..., Path], raydp: Command) -> None:
+def test_a_method_without_a_guarantee_is_bad_input(
+    write_spec: Callable[..., Path], raydp: Command
+) -> None:
     answer = raydp("selftest", write_spec(method={"name": "nonprivate"}))
     assert answer.code == 2
     assert "method.name must be a private method" in answer.err
 
 
-def test_a_fault_fails_the_command_and_is_named(raydp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = [check("noise", 1.0, 0.9, 1.1, "as it should be"), check("audit", 5.0, 2.4, 4.0, "too much")]
+def test_a_fault_fails_the_command_and_is_named(
+    raydp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = [
+        check("noise", 1.0, 0.9, 1.1, "as it should be"),
+        check("audit", 5.0, 2.4, 4.0, "too much"),
+    ]
     monkeypatch.setattr("raydp.cli.show.selftest.run_selftest", lambda spec, progress: checks)
     answer = raydp("selftest")
     assert answer.code == 1
-    assert answer.out.splitlines()[0].startswith("1 of 2 checks failed: do not rely on an ε of this installation, ")
+    assert answer.out.splitlines()[0].startswith(
+        "1 of 2 checks failed: do not rely on an ε of this installation, "
+    )
     assert answer.out.splitlines()[1] == "failed: audit: 5, must be 2.4 to 4 (too much)"
 
 
@@ -109,7 +144,10 @@ def test_a_fault_fails_the_command_and_is_named(raydp: Command, monkeypatch: pyt
 def test_the_verdict_comes_first_then_the_rows_of_the_spec(
     raydp: Command, write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, verbose: bool
 ) -> None:
-    names = [f"check {number}" for number in range(190)] + ["clipped sum (small: tiny)", "one record (small: tiny)"]
+    names = [f"check {number}" for number in range(190)] + [
+        "clipped sum (small: tiny)",
+        "one record (small: tiny)",
+    ]
     checks = [check(name, 1.0, 0.9, 1.1, "as it should be") for name in names]
     monkeypatch.setattr("raydp.cli.show.selftest.run_selftest", lambda spec, progress: checks)
     answer = raydp("selftest", write_spec(), *(["-v"] if verbose else []))

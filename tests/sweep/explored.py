@@ -1,4 +1,5 @@
-"""A sweep of several rounds of Tune, one run of which fails, with callbacks of a user and both kinds of run logs."""
+"""A sweep of several rounds of Tune, one run of which fails, with callbacks of a user and both
+kinds of run logs."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ def silent_server() -> Iterator[tuple[int, list[bytes]]]:
 
 
 class Explored:
-    """Five runs in three rounds: one is long enough to be seen in its course, and one fails, because its learning rate
-    overflows fp32.
+    """Five runs in three rounds: one is long enough to be seen in its course, and one fails,
+    because its learning rate overflows fp32.
 
     Attributes:
         said: the warnings of the callbacks.
@@ -95,7 +96,15 @@ class Explored:
     def __init__(self, folder: Path) -> None:
         spec = small_spec(
             folder,
-            space={"points": [[16, 2, 0.01], [16, 4, 0.01], [16, LONG, 0.001], [32, 3, 1e38], [16, 3, 0.01]]},
+            space={
+                "points": [
+                    [16, 2, 0.01],
+                    [16, 4, 0.01],
+                    [16, LONG, 0.001],
+                    [32, 3, 1e38],
+                    [16, 3, 0.01],
+                ]
+            },
             method={"name": "dp_sgd", "max_grad_norm": 0.1},
             cluster={"max_concurrent_trials": 1, "max_retries": 0},
             tracking=tracking(folder, *LOGGERS),

@@ -1,4 +1,5 @@
-"""Sweeps that run a part of their space: what a strategy is told, what it gives out, and a real one."""
+"""Sweeps that run a part of their space: what a strategy is told, what it gives out, and a real
+one."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import optuna
 import pytest
 
 from raydp.scores.base import Measurement
-from raydp.search.base import Goal, Proposal, Search, SearchState
 from raydp.search_spaces import Configuration, grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine.adaptive import SearchSource
 from raydp.sweep.engine.tune.metrics import config_of
 from raydp.sweep.engine.tune.rounds import RunSearcher
+from raydp.sweep.search import Goal, Proposal, Search, SearchState
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
@@ -28,7 +29,8 @@ CANDIDATES = tuple(grid([32], [3, 4, 5, 6], ["0.01"]))
 
 
 class Scripted:
-    """Gives configurations in a fixed order, one a time, and ends after them; remembers what it was told."""
+    """Gives configurations in a fixed order, one a time, and ends after them; remembers what it was
+    told."""
 
     def __init__(self, order: list[Configuration], *, wait_for: int = 0) -> None:
         self.order, self.wait_for = order, wait_for
@@ -43,14 +45,20 @@ class Scripted:
         if taken < len(self.order):
             return Proposal(configurations=(self.order[taken],))
         left = [c for c in state.candidates if c not in self.order]
-        return Proposal(finished=True, reason="the script is over", skipped=dict.fromkeys(left, "not in the script"))
+        return Proposal(
+            finished=True,
+            reason="the script is over",
+            skipped=dict.fromkeys(left, "not in the script"),
+        )
 
 
 class World:
     """A sweep's folder with two seeds of four configurations, and results written into it."""
 
     def __init__(self, tmp_path: Path, **select: Any) -> None:
-        data = small_spec(tmp_path, space=SPACE, seeds=[0, 1], select={"score": "vmr_exact", **select})
+        data = small_spec(
+            tmp_path, space=SPACE, seeds=[0, 1], select={"score": "vmr_exact", **select}
+        )
         self.spec = load_spec(data)
         self.trials = [
             TrialPlan(
@@ -66,7 +74,9 @@ class World:
         for run_id in run_ids:
             scores = {"vmr_exact": Measurement(value=0.1, std_error=0.0, num_samples=1)}
             self.folder.commit(
-                RunResult(run_id=run_id, status=status, utility_loss=2.0, scores=scores, reason="broken")
+                RunResult(
+                    run_id=run_id, status=status, utility_loss=2.0, scores=scores, reason="broken"
+                )
             )
 
     def source(self, search: Search) -> SearchSource:
@@ -79,8 +89,10 @@ class World:
         )
 
 
-def test_all_seeds_of_a_configuration_are_given_before_the_next_is_asked_for(tmp_path: Path) -> None:
-    world = World(tmp_path, min_utility_gain=None)
+def test_all_seeds_of_a_configuration_are_given_before_the_next_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, min_gain_share=None)
     world.finish(BASE_RUN)
     search = Scripted([CANDIDATES[2], CANDIDATES[0]])
     source = world.source(search)
@@ -166,7 +178,9 @@ def test_what_ran_when_the_search_ended_is_not_skipped(tmp_path: Path) -> None:
 
 
 def test_what_a_bound_rules_out_before_it_runs_is_no_candidate(tmp_path: Path) -> None:
-    world = World(tmp_path, max_loss=9.0, max_score=0.5, at_most={"compute": 130, "score.vmr_exact": 1.0})
+    world = World(
+        tmp_path, max_loss=9.0, max_score=0.5, at_most={"compute": 130, "score.vmr_exact": 1.0}
+    )
     world.finish("6-0")
     search = Scripted([])
     source = world.source(search)
@@ -181,7 +195,9 @@ def test_what_a_bound_rules_out_before_it_runs_is_no_candidate(tmp_path: Path) -
 
 def test_bounds_that_rule_out_everything_are_refused(tmp_path: Path) -> None:
     world = World(tmp_path, max_loss=9.0, at_most={"noise_multiplier": 0.5})
-    with pytest.raises(ValueError, match=r"select.at_most must leave a configuration of the space, got .* all 4"):
+    with pytest.raises(
+        ValueError, match=r"select.at_most must leave a configuration of the space, got .* all 4"
+    ):
         world.source(Scripted([]))
 
 
@@ -197,7 +213,7 @@ def test_a_search_that_gives_no_reason_is_said_to(tmp_path: Path) -> None:
 
 
 def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> None:
-    world = World(tmp_path, min_utility_gain=0.9)
+    world = World(tmp_path, min_gain_share=0.9)
     source = world.source(Scripted([CANDIDATES[0]]))
     assert source.upcoming(2) == []
     world.finish(BASE_RUN)
@@ -233,8 +249,15 @@ def test_a_search_is_written_by_its_name_or_with_parameters(tmp_path: Path) -> N
 
 def test_private_selection_draws_from_the_whole_space(tmp_path: Path) -> None:
     privacy = {"target_epsilon": 8, "accountant": "rdp", "tuning": "private_selection"}
-    data = small_spec(tmp_path, space={**SPACE, "search": "frugal"}, privacy=privacy, select={"score": "vmr_exact"})
-    with pytest.raises(ValueError, match=r"space.search must be left out with privacy.tuning private_selection"):
+    data = small_spec(
+        tmp_path,
+        space={**SPACE, "search": "frugal"},
+        privacy=privacy,
+        select={"score": "vmr_exact"},
+    )
+    with pytest.raises(
+        ValueError, match=r"space.search must be left out with privacy.tuning private_selection"
+    ):
         load_spec(data)
 
 
@@ -256,16 +279,22 @@ def test_what_was_not_drawn_is_skipped_with_its_reason(raydp, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(raydp, write_spec, tmp_path: Path) -> None:
-    """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before it runs. A resume
-    runs nothing more. A quiet sweep says nothing on stderr."""
+def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(
+    raydp, write_spec, tmp_path: Path
+) -> None:
+    """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before
+    it runs. A resume runs nothing more. A quiet sweep says nothing on stderr."""
     space = {**SPACE, "search": {"name": "optuna", "num_configurations": 2, "initial": 2}}
-    select = {"score": "vmr_exact", "min_utility_gain": 0, "at_most": {"compute": 160}}
+    select = {"score": "vmr_exact", "min_gain_share": 0, "at_most": {"compute": 160}}
     path = write_spec(space=space, seeds=[0, 1], select=select)
     answer = raydp("sweep", path, "--json", "--quiet")
     assert (answer.code, answer.err) == (0, "")
     found = answer.json()
-    assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["failed"]) == (4, 4, 0)
+    assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["failed"]) == (
+        4,
+        4,
+        0,
+    )
     skipped = {row["num_steps"]: row["reason"] for row in found["counts"]["search"]["skipped"]}
     assert len(skipped) == 2
     assert skipped[6] == "its compute of 192 exceeds select.at_most 160"

@@ -1,4 +1,5 @@
-"""What trains is what the record says: a plan or a key of other content is refused before anything trains."""
+"""What trains is what the record says: a plan or a key of other content is refused before anything
+trains."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ from raydp.training.noise.stream import TEST_KEY
 from tests.builders.specs import small_spec
 
 FACTS = TaskFacts(
-    num_examples=2000, num_units=2000, privacy_unit="row", content_hash="0", num_tokens=1, utility_is_public=True
+    num_examples=2000,
+    num_units=2000,
+    privacy_unit="row",
+    content_hash="0",
+    num_tokens=1,
+    utility_is_public=True,
 )
 SELECTION = {"tuning": "private_selection", "num_runs": {"distribution": "poisson", "mean": 9}}
 
@@ -33,7 +39,13 @@ class Started:
     """A sweep that was started, and its plan as a resume computes it."""
 
     def __init__(self, root: Path, **privacy: Any) -> None:
-        asked = {"target_epsilon": 8, "delta_exponent": 1.1, "accountant": "rdp", "noise_key": "test", **privacy}
+        asked = {
+            "target_epsilon": 8,
+            "delta_exponent": 1.1,
+            "accountant": "rdp",
+            "noise_key": "test",
+            **privacy,
+        }
         selects = "tuning" in privacy
         seeds = {"select": {"score": "vmr_exact"}} if selects else {"seeds": [0, 1]}
         self.spec: SweepSpec = load_spec(small_spec(root, privacy=asked, **seeds))
@@ -65,7 +77,9 @@ def test_an_untouched_plan_is_resumed(tmp_path: Path, privacy: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("factor", [0.001, 0.999, 1.001])
-def test_a_plan_whose_runs_have_other_noise_than_their_records_is_not_read(started: Started, factor: float) -> None:
+def test_a_plan_whose_runs_have_other_noise_than_their_records_is_not_read(
+    started: Started, factor: float
+) -> None:
     """Neither by a resume nor by `raydp status`."""
     scale(started.document["trials"][0], "noise_multiplier", factor)
     write_json(started.folder.path / "plan.json", started.document)
@@ -75,7 +89,9 @@ def test_a_plan_whose_runs_have_other_noise_than_their_records_is_not_read(start
 
 @pytest.mark.parametrize("name", ["batch_size", "num_steps", "learning_rate", "num_examples"])
 @pytest.mark.parametrize("of", ["trials", "configurations"])
-def test_a_run_that_is_not_that_of_the_spec_is_not_resumed(tmp_path: Path, name: str, of: str) -> None:
+def test_a_run_that_is_not_that_of_the_spec_is_not_resumed(
+    tmp_path: Path, name: str, of: str
+) -> None:
     started = Started(tmp_path, **(SELECTION if of == "configurations" else {}))
     scale(started.document[of][-1], name, 2)
     with pytest.raises(ValueError, match=f"^SWEEP must have a plan.*{name} of run"):
@@ -96,7 +112,9 @@ def test_an_edited_record_is_not_resumed(started: Started, name: str, change: fl
 
 
 @pytest.mark.parametrize("factor", [0.5, 1 + 1e-12, 2])
-def test_another_delta_of_all_models_together_is_not_resumed(started: Started, factor: float) -> None:
+def test_another_delta_of_all_models_together_is_not_resumed(
+    started: Started, factor: float
+) -> None:
     """The joint ε of all models is stated at it. The records keep their own."""
     scale(started.document, "delta", factor)
     with pytest.raises(ValueError, match=r"^SWEEP must have a plan.*delta must be"):
@@ -105,7 +123,11 @@ def test_another_delta_of_all_models_together_is_not_resumed(started: Started, f
 
 def test_a_record_that_calls_itself_certified_is_not_resumed(started: Started) -> None:
     """The sweep uses the public test key."""
-    started.document["records"][0] |= {"certified": True, "not_certified_because": [], "seed_policy": "secret"}
+    started.document["records"][0] |= {
+        "certified": True,
+        "not_certified_because": [],
+        "seed_policy": "secret",
+    }
     with pytest.raises(ValueError, match=r"certified of a privacy record must be False"):
         started.resume()
 
@@ -117,14 +139,20 @@ def test_less_noise_in_runs_and_records_alike_is_not_resumed(
 ) -> None:
     """Runs and records agree, so only ε that is computed again can tell."""
     started = Started(tmp_path, **privacy)
-    edited = [*started.document["trials"], *started.document.get("configurations", []), *started.document["records"]]
+    edited = [
+        *started.document["trials"],
+        *started.document.get("configurations", []),
+        *started.document["records"],
+    ]
     for document in edited:
         scale(document, "noise_multiplier", factor)
     with pytest.raises(ValueError, match=r"epsilon of a privacy record must be at least"):
         started.resume()
 
 
-def test_more_noise_and_another_calibration_of_the_same_epsilon_are_resumed(started: Started) -> None:
+def test_more_noise_and_another_calibration_of_the_same_epsilon_are_resumed(
+    started: Started,
+) -> None:
     """A new version of a library may calibrate other noise; the runs keep that of their start."""
     for document in (*started.document["trials"], *started.document["records"]):
         scale(document, "noise_multiplier", 1.001)
@@ -156,23 +184,43 @@ def test_a_worker_refuses_a_run_that_is_not_the_accounted_one(
         {"weight_hash": "other"},
         {"facts": replace(FACTS, content_hash="1")},
         {"seeds": [2, 3]},
-        {"privacy": {"target_epsilon": 7, "delta_exponent": 1.1, "accountant": "rdp", "noise_key": "test"}},
+        {
+            "privacy": {
+                "target_epsilon": 7,
+                "delta_exponent": 1.1,
+                "accountant": "rdp",
+                "noise_key": "test",
+            }
+        },
         {"method": {"name": "dp_adam", "max_grad_norm": 0.2}},
         {"method": {"name": "dp_sgd", "max_grad_norm": 0.1}},
         {"space": {"batch_size": [33], "num_steps": [3, 6], "learning_rate": [0.01]}},
         {"space": {"batch_size": [32], "num_steps": [4, 7], "learning_rate": [0.01]}},
         {"space": {"batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.02]}},
-        {"model": {"name": "tiny", "adapter": {"type": "lora", "r": 4, "alpha": 4, "target_modules": ["q_proj"]}}},
+        {
+            "model": {
+                "name": "tiny",
+                "adapter": {"type": "lora", "r": 4, "alpha": 4, "target_modules": ["q_proj"]},
+            }
+        },
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_every_part_that_defines_a_run_is_a_part_of_its_name(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_every_part_that_defines_a_run_is_a_part_of_its_name(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     """Two runs of one name would share masks and noise, and a resume would mix their models."""
     planned = {"facts": FACTS, "weight_hash": "weights"}
     other = {name: change.pop(name) for name in list(change) if name in planned}
     names = [
-        {trial.run_id for trial in make_plan(load_spec(small_spec(tmp_path, **changes)), **known).trials}
-        for changes, known in (({"seeds": [0, 1]}, planned), ({"seeds": [0, 1], **change}, {**planned, **other}))
+        {
+            trial.run_id
+            for trial in make_plan(load_spec(small_spec(tmp_path, **changes)), **known).trials
+        }
+        for changes, known in (
+            ({"seeds": [0, 1]}, planned),
+            ({"seeds": [0, 1], **change}, {**planned, **other}),
+        )
     ]
     assert len(names[0]) == len(names[1]) == 4
     assert not names[0] & names[1]
@@ -197,7 +245,10 @@ def flip_a_bit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: path.write_bytes(os.urandom(32)), "must be the key that the sweep was started with"),
+        (
+            lambda path: path.write_bytes(os.urandom(32)),
+            "must be the key that the sweep was started with",
+        ),
         (flip_a_bit, "must be the key that the sweep was started with"),
         (lambda path: path.chmod(0o640), "got mode 640"),
         (lambda path: path.chmod(0o620), "got mode 620"),
@@ -216,7 +267,9 @@ def test_another_key_and_a_key_that_others_can_use_are_refused(
         folder.key()
 
 
-def test_the_key_of_another_user_is_refused(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_another_user_is_refused(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(noise_key.os, "geteuid", lambda: os.stat(started.folder.path).st_uid + 1)
     with pytest.raises(ValueError, match="must be a file of its user alone"):
         started.folder.key()
@@ -232,10 +285,17 @@ def test_a_key_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_an_earlier_version_is_read_and_its_key_is_bound(started: Started) -> None:
-    """Such a plan has a record for each run and no fingerprint. The first resume writes the fingerprint."""
+    """Such a plan has a record for each run and no fingerprint.
+
+    The first resume writes the fingerprint.
+    """
     current, folder = started.folder.plan(), started.folder
     records = {run_id: record.to_json() for run_id, record in current.privacy.items()}
-    earlier = {k: v for k, v in started.document.items() if k not in ("format", "records", "key_fingerprint")}
+    earlier = {
+        k: v
+        for k, v in started.document.items()
+        if k not in ("format", "records", "key_fingerprint")
+    }
     started.document = {**earlier, "privacy": records}
     started.resume()
     assert folder.plan() == replace(current, key_fingerprint=None)
@@ -253,7 +313,9 @@ def test_the_fingerprint_says_nothing_of_the_key(tmp_path: Path) -> None:
     assert noise_key.fingerprint(key) != noise_key.fingerprint(TEST_KEY)
 
 
-@pytest.mark.parametrize("content", ["[]", '"text"', "null", "7", '{"format": 3}', '{"trials": [], "privacy": []}'])
+@pytest.mark.parametrize(
+    "content", ["[]", '"text"', "null", "7", '{"format": 3}', '{"trials": [], "privacy": []}']
+)
 def test_a_plan_of_other_content_is_refused_in_a_sentence(started: Started, content: str) -> None:
     (started.folder.path / "plan.json").write_text(content)
     with pytest.raises(ValueError, match=r"^SWEEP must have .*plan\.json"):

@@ -1,4 +1,5 @@
-"""Planted canaries from the spec to the comparison: exposure with and without training on them, with and without DP."""
+"""Planted canaries from the spec to the comparison: exposure with and without training on them,
+with and without DP."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from tests.conftest import Answer
 
 CONTROLS, CANARIES = range(41, 51), range(51, 59)
 BUILTIN = {**SMALL_TASK, "plant_secrets": False}
-PLANTED = {"name": "planted", "of": BUILTIN, "num_digits": 3, "copies": [0] * len(CONTROLS) + [128] * len(CANARIES)}
+PLANTED = {
+    "name": "planted",
+    "of": BUILTIN,
+    "num_digits": 3,
+    "copies": [0] * len(CONTROLS) + [128] * len(CANARIES),
+}
 WITHOUT = {"name": "without", "of": PLANTED, "secrets": list(CANARIES)}
 
 
@@ -37,7 +43,7 @@ def sweep(folder: Path, name: str, task: dict[str, Any], method: str) -> SweepFo
             model={"name": "tiny", "adapter": {"type": "none"}},
             space={"points": [[64, 40, 0.003]]},
             scores=[{"name": "exposure", "max_enumerated": 1000, "num_samples": 50}],
-            select={"score": "exposure", "min_utility_gain": 0},
+            select={"score": "exposure", "min_gain_share": 0},
         )
     )
     built, weight_hash = build_task(spec)
@@ -56,7 +62,9 @@ def exposures(kept: SweepFolder, numbers: range) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_exposure_is_that_of_training_on_the_canaries(tmp_path: Path, raydp: Callable[..., Answer]) -> None:
+def test_exposure_is_that_of_training_on_the_canaries(
+    tmp_path: Path, raydp: Callable[..., Answer]
+) -> None:
     """log2 1000 = 9.97 at most; by chance 1.44 with a standard deviation of as much."""
     learnt = sweep(tmp_path, "learnt", PLANTED, "nonprivate")
     private = sweep(tmp_path, "private", PLANTED, "dp_adam")
@@ -73,9 +81,13 @@ def test_exposure_is_that_of_training_on_the_canaries(tmp_path: Path, raydp: Cal
     assert (answer["score"], answer["configurations"]) == ("exposure", 1)
     assert answer["num_examples"] == {"with": 2000 + 8 * 128, "without": 2000}
     assert answer["left_out"]["secrets"] == 8
-    assert answer["left_out"]["difference"] == pytest.approx(without_dp - exposures(control, CANARIES).mean())
+    assert answer["left_out"]["difference"] == pytest.approx(
+        without_dp - exposures(control, CANARIES).mean()
+    )
     assert answer["left_out"]["difference"] - 3 * answer["left_out"]["std_error"] > 3
-    assert abs(answer["others"]["difference"]) < 4 * answer["others"]["std_error"], "a placebo: neither was trained on"
+    assert abs(answer["others"]["difference"]) < 4 * answer["others"]["std_error"], (
+        "a placebo: neither was trained on"
+    )
     swapped = raydp("analyze", "counterfactual", control.path, learnt.path)
     assert swapped.code == 2
     assert "SWEEP_WITHOUT must have the task without" in swapped.err

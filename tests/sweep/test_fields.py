@@ -1,4 +1,5 @@
-"""A space of further fields: each run is the run of a plain spec with these fields, and every table knows them."""
+"""A space of further fields: each run is the run of a plain spec with these fields, and every table
+knows them."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ import yaml
 from safetensors.torch import load_file
 
 from raydp.analysis import configuration_means, load_points, save_points
-from raydp.auditing.audits import audit_spec
-from raydp.auditing.source import AuditSubject
 from raydp.cli.arguments import configuration_of
+from raydp.extensions.auditing.audits import audit_spec
+from raydp.extensions.auditing.source import AuditSubject
 from raydp.search_spaces import Configuration
-from raydp.search_spaces.settings import settings_of
+from raydp.search_spaces.settings import Settings
 from raydp.selftest.spec_subject import kinds_of_runs
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
-from raydp.sweep.engine.searched import searched
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan
+from raydp.sweep.searched import searched
 from raydp.tracking import find_models
 from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
@@ -39,11 +40,18 @@ def plan_of(folder: Path, **changes: Any) -> SweepPlan:
 
 def test_a_run_is_the_run_of_a_plain_spec_with_the_same_fields(tmp_path: Path) -> None:
     space = {**ONE, CLIPPING: [0.1, 1], RANK: [2, 4]}
-    runs = {json.dumps(trial.fields): trial for trial in plan_of(tmp_path, space=space).trials}
+    runs = {
+        json.dumps(dict(trial.settings)): trial for trial in plan_of(tmp_path, space=space).trials
+    }
     assert len(runs) == 4
     for norm in (0.1, 1.0):
         for rank in (2, 4):
-            adapter = {"type": "lora", "r": rank, "alpha": 4, "target_modules": ["q_proj", "v_proj"]}
+            adapter = {
+                "type": "lora",
+                "r": rank,
+                "alpha": 4,
+                "target_modules": ["q_proj", "v_proj"],
+            }
             plain = plan_of(
                 tmp_path,
                 space=ONE,
@@ -53,21 +61,32 @@ def test_a_run_is_the_run_of_a_plain_spec_with_the_same_fields(tmp_path: Path) -
             own = runs[json.dumps({CLIPPING: norm, RANK: rank})]
             assert own.run_id == plain.trials[0].run_id
             assert own.noise_multiplier == plain.trials[0].noise_multiplier
-            assert plain.trials[0].settings == ""
+            assert plain.trials[0].settings == Settings()
 
 
-def test_the_record_of_a_run_has_its_own_clipping_norm_and_equal_events_are_calibrated_once(tmp_path: Path) -> None:
+def test_the_record_of_a_run_has_its_own_clipping_norm_and_equal_events_are_calibrated_once(
+    tmp_path: Path,
+) -> None:
     told = []
     spec = load_spec(small_spec(tmp_path, space={**ONE, CLIPPING: [0.1, 0.5, 1]}))
     task, weight_hash = build_task(spec)
-    plan = make_plan(spec, task.facts(), weight_hash, progress=lambda done, total: told.append(total))
-    norms = {trial.fields[CLIPPING]: plan.privacy[trial.run_id].mechanism.max_grad_norm for trial in plan.trials}
+    plan = make_plan(
+        spec, task.facts(), weight_hash, progress=lambda done, total: told.append(total)
+    )
+    norms = {
+        trial.settings[CLIPPING]: plan.privacy[trial.run_id].mechanism.max_grad_norm
+        for trial in plan.trials
+    }
     assert norms == {0.1: 0.1, 0.5: 0.5, 1.0: 1.0}
     assert set(told) <= {1}, "three configurations have one event"
     assert [row[CLIPPING] for row in plan.rows()] == [0.1, 0.5, 1.0]
     tuned = searched(spec, plan.trials)
     assert tuned["hyperparameters"] == {CLIPPING: [0.1, 0.5, 1.0]}
-    assert tuned["elsewhere"] == ["other parameters of the method", "the adapter", "the data's preparation"]
+    assert tuned["elsewhere"] == [
+        "other parameters of the method",
+        "the adapter",
+        "the data's preparation",
+    ]
 
 
 def test_the_card_counts_the_specs_own_value_as_tried(tmp_path: Path) -> None:
@@ -75,19 +94,26 @@ def test_the_card_counts_the_specs_own_value_as_tried(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path, space={"points": [point, [32, 6, 0.01]]}))
     task, weight_hash = build_task(spec)
     tuned = searched(spec, make_plan(spec, task.facts(), weight_hash).trials)
-    assert tuned["hyperparameters"] == {"num_steps": [3, 6], RANK: [4, 2]} or tuned["hyperparameters"][RANK] == [2, 4]
+    assert tuned["hyperparameters"] == {"num_steps": [3, 6], RANK: [4, 2]} or tuned[
+        "hyperparameters"
+    ][RANK] == [2, 4]
     assert "the rest of the adapter" in tuned["elsewhere"]
 
 
 def test_a_field_of_the_event_is_calibrated_for_itself(tmp_path: Path) -> None:
-    """Correlated noise draws a batch of one band at a time: another number of bands is another mechanism."""
+    """Correlated noise draws a batch of one band at a time: another number of bands is another
+    mechanism."""
     method = {"name": "dp_mf", "max_grad_norm": 0.1}
-    plan = plan_of(tmp_path, method=method, space={"points": [[32, 6, 0.01]], "method.num_bands": [1, 3]})
+    plan = plan_of(
+        tmp_path, method=method, space={"points": [[32, 6, 0.01]], "method.num_bands": [1, 3]}
+    )
     alone = {
-        bands: plan_of(tmp_path, method={**method, "num_bands": bands}, space={"points": [[32, 6, 0.01]]}).trials[0]
+        bands: plan_of(
+            tmp_path, method={**method, "num_bands": bands}, space={"points": [[32, 6, 0.01]]}
+        ).trials[0]
         for bands in (1, 3)
     }
-    sigmas = {trial.fields["method.num_bands"]: trial.noise_multiplier for trial in plan.trials}
+    sigmas = {trial.settings["method.num_bands"]: trial.noise_multiplier for trial in plan.trials}
     assert sigmas == {bands: trial.noise_multiplier for bands, trial in alone.items()}
     assert sigmas[1] != sigmas[3]
 
@@ -97,7 +123,9 @@ def test_where_a_condition_does_not_hold_the_field_has_the_specs_own_value(tmp_p
         "batch_size": [32], "num_steps": [3, 6], "learning_rate": [0.01], CLIPPING: [0.1, 1],
         RANK: {"values": [2, 4], "only_where": {"num_steps": 6, CLIPPING: [1.0]}},
     }  # fmt: skip
-    found = sorted((t.num_steps, json.dumps(t.fields)) for t in plan_of(tmp_path, space=space).trials)
+    found = sorted(
+        (t.num_steps, json.dumps(dict(t.settings))) for t in plan_of(tmp_path, space=space).trials
+    )
     assert found == [
         (3, '{"method.max_grad_norm": 0.1, "model.adapter.r": 2}'),
         (3, '{"method.max_grad_norm": 1.0, "model.adapter.r": 2}'),
@@ -110,7 +138,7 @@ def test_where_a_condition_does_not_hold_the_field_has_the_specs_own_value(tmp_p
 def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
     point = {"batch_size": 32, "num_steps": 3, "learning_rate": "1e-2", CLIPPING: 2}
     plan = plan_of(tmp_path, space={"points": [point, [32, 6, 0.01]], RANK: [2, 4]})
-    assert {(t.num_steps, t.settings) for t in plan.trials} == {
+    assert {(t.num_steps, t.settings.text) for t in plan.trials} == {
         (3, '{"method.max_grad_norm":2.0,"model.adapter.r":2}'),
         (3, '{"method.max_grad_norm":2.0,"model.adapter.r":4}'),
         (6, '{"method.max_grad_norm":0.1,"model.adapter.r":2}'),
@@ -121,10 +149,19 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"method.max_grad_nrom": [1]}, r"method: the key 'max_grad_nrom' is unknown\. Did you mean 'max_grad_norm'"),
-        ({CLIPPING: [0.1, -1]}, r"space with max_grad_norm = -1: method\.max_grad_norm must be greater than"),
+        (
+            {"method.max_grad_nrom": [1]},
+            r"method: the key 'max_grad_nrom' is unknown\. Did you mean 'max_grad_norm'",
+        ),
+        (
+            {CLIPPING: [0.1, -1]},
+            r"space with max_grad_norm = -1: method\.max_grad_norm must be greater than",
+        ),
         ({CLIPPING: 1}, r"space\.method\.max_grad_norm\.values must be a list, got 1"),
-        ({CLIPPING: [1, 1]}, r"space\.method\.max_grad_norm\.values must have distinct values, got 1 twice"),
+        (
+            {CLIPPING: [1, 1]},
+            r"space\.method\.max_grad_norm\.values must have distinct values, got 1 twice",
+        ),
         (
             {CLIPPING: {"values": [1], "where": {RANK: 2}}},
             r"max_grad_norm\.where: the key 'where' is unknown.* only_where.*values",
@@ -134,7 +171,10 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
         ({"task.max_length": [16]}, r"fields of method or model, got 'task\.max_length'"),
         ({"method": ["dp_sgd"]}, r"space\.method: the key 'method' is unknown"),
         ({"further": {}}, r"space\.further: the key 'further' is unknown"),
-        ({RANK: {"values": [1, 2], "only_where": {"model.adapter.type": "lora"}}}, "conditions on fields that vary"),
+        (
+            {RANK: {"values": [1, 2], "only_where": {"model.adapter.type": "lora"}}},
+            "conditions on fields that vary",
+        ),
         (
             {
                 RANK: {"values": [1, 2], "only_where": {CLIPPING: 1}},
@@ -143,7 +183,10 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
             r"conditions that do not depend on each other, got those of [a-z_., ]+\. Remove one\.$",
         ),
         ({"model.adapter": [{"r": 1}], RANK: [2, 3]}, "keys that do not contain each other"),
-        ({"model.adapter.alpha": [8, 16], "model.adapter.lora_alpha": [32]}, "keys that do not contain each other"),
+        (
+            {"model.adapter.alpha": [8, 16], "model.adapter.lora_alpha": [32]},
+            "keys that do not contain each other",
+        ),
         (
             {
                 "points": [{"batch_size": 32, "num_steps": 3, "learning_rate": 0.1, RANK: 4}],
@@ -151,9 +194,18 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
             },
             "keys that do not contain each other",
         ),
-        ({"points": [{"batch_size": 32, "num_steps": 3, "learning_rate": 0.1, "c": 4}]}, r"got the key 'c'"),
-        ({CLIPPING: {"values": [1], "only_where": {"learning_rate": 0.03}}}, r"conditions that can hold, got 0\.03"),
-        ({CLIPPING: [0.5, "0.5"]}, r"space must not repeat a configuration, got max_grad_norm = 0\.5"),
+        (
+            {"points": [{"batch_size": 32, "num_steps": 3, "learning_rate": 0.1, "c": 4}]},
+            r"got the key 'c'",
+        ),
+        (
+            {CLIPPING: {"values": [1], "only_where": {"learning_rate": 0.03}}},
+            r"conditions that can hold, got 0\.03",
+        ),
+        (
+            {CLIPPING: [0.5, "0.5"]},
+            r"space must not repeat a configuration, got max_grad_norm = 0\.5",
+        ),
         ({"model.adapter": [{"r": 4, 1: 2}, {"r": 2}]}, "values whose keys are text"),
         (
             {
@@ -162,33 +214,54 @@ def test_a_point_sets_fields_of_its_own(tmp_path: Path) -> None:
             },
             "must hold for a configuration",
         ),
-        ({"model.adapter.type": ["lora", "ia3"]}, r"model\.adapter\.r must be left out with type 'ia3'"),
+        (
+            {"model.adapter.type": ["lora", "ia3"]},
+            r"model\.adapter\.r must be left out with type 'ia3'",
+        ),
     ],
 )
-def test_a_field_that_cannot_vary_is_refused_by_name(tmp_path: Path, space: dict[str, Any], message: str) -> None:
+def test_a_field_that_cannot_vary_is_refused_by_name(
+    tmp_path: Path, space: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         load_spec(small_spec(tmp_path, space={**ONE, **space}))
 
 
 def test_a_point_with_the_specs_own_value_is_the_point_without_it(tmp_path: Path) -> None:
-    space = {"points": [[32, 3, 0.01], {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, CLIPPING: 0.1}]}
-    with pytest.raises(ValueError, match=r"space must not repeat a configuration, got .*max_grad_norm=0\.1"):
+    space = {
+        "points": [
+            [32, 3, 0.01],
+            {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, CLIPPING: 0.1},
+        ]
+    }
+    with pytest.raises(
+        ValueError, match=r"space must not repeat a configuration, got .*max_grad_norm=0\.1"
+    ):
         plan_of(tmp_path, space=space)
 
 
 DEPENDENT = [
     {
         "method.clipping": ["flat", "adaptive"],
-        "method.clip_quantile": {"values": [0.3, 0.7], "only_where": {"method.clipping": "adaptive"}},
+        "method.clip_quantile": {
+            "values": [0.3, 0.7],
+            "only_where": {"method.clipping": "adaptive"},
+        },
     },
     {
         "method.weight_decay": [0, 0.1],
-        "method.decay": {"values": ["decoupled", "in_loss"], "only_where": {"method.weight_decay": "1e-1"}},
+        "method.decay": {
+            "values": ["decoupled", "in_loss"],
+            "only_where": {"method.weight_decay": "1e-1"},
+        },
     },
     {"model.adapter.type": ["lora", "ia3"]},
     {
         "model.adapter.type": ["lora", "soft_prompt"],
-        "model.adapter.num_virtual_tokens": {"values": [3, 5], "only_where": {"model.adapter.type": "soft_prompt"}},
+        "model.adapter.num_virtual_tokens": {
+            "values": [3, 5],
+            "only_where": {"model.adapter.type": "soft_prompt"},
+        },
     },
     {"model.adapter": [{"r": 2, "lora_alpha": 4}, {"type": "ia3"}], CLIPPING: [1, 2]},
 ]
@@ -200,7 +273,11 @@ def test_fields_that_depend_on_each_other_are_set_together_and_a_written_spec_gi
     tmp_path: Path, space: dict[str, Any]
 ) -> None:
     """An audit, a shadow model and a resume read the spec that the sweep has written."""
-    spec = load_spec(small_spec(tmp_path, space={**ONE, **space}, model={"name": "tiny", "adapter": {"type": "lora"}}))
+    spec = load_spec(
+        small_spec(
+            tmp_path, space={**ONE, **space}, model={"name": "tiny", "adapter": {"type": "lora"}}
+        )
+    )
     again = load_spec(spec.model_dump(mode="json"))
     texts = [spec.settings(fields) for fields in spec.field_combinations()]
     assert len(set(texts)) == len(texts) > 1
@@ -227,15 +304,31 @@ def test_every_adapter_of_the_space_must_fit_the_longest_text(tmp_path: Path) ->
 
 def test_an_audit_of_every_weight_cannot_vary_the_adapter(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path, space={**ONE, RANK: [2, 4]}))
-    with pytest.raises(ValueError, match=r"space must not vary model\.adapter\.r with --canary new_token"):
-        audit_spec(AuditSubject(spec=spec), name="a", coins=1, num_canaries=500, confidence=0.95, seeds=(0,))
+    with pytest.raises(
+        ValueError, match=r"space must not vary model\.adapter\.r with --canary new_token"
+    ):
+        audit_spec(
+            AuditSubject(spec=spec),
+            name="a",
+            coins=1,
+            num_canaries=500,
+            confidence=0.95,
+            seeds=(0,),
+        )
 
 
 def test_a_configuration_of_the_command_line_has_its_fields() -> None:
     fields = {CLIPPING: 0.5, "model.adapter.target_modules": ["q_proj", "v_proj"]}
-    given = configuration_of(f"32,3,0.01,{CLIPPING}=0.5,model.adapter.target_modules=[q_proj,v_proj]")
+    given = configuration_of(
+        f"32,3,0.01,{CLIPPING}=0.5,model.adapter.target_modules=[q_proj,v_proj]"
+    )
     assert given.fields == fields
-    for text in ("32,3,0.01,foo", "32,3,0.01,foo=1", f"32,3,0.01,{CLIPPING}", f"32,3,0.01,{CLIPPING}=1,"):
+    for text in (
+        "32,3,0.01,foo",
+        "32,3,0.01,foo=1",
+        f"32,3,0.01,{CLIPPING}",
+        f"32,3,0.01,{CLIPPING}=1,",
+    ):
         with pytest.raises(ValueError, match="--configuration must be"):
             configuration_of(text)
 
@@ -246,14 +339,20 @@ def test_a_spec_with_fields_is_written_and_read_as_it_was(tmp_path: Path) -> Non
     written = spec.model_dump(mode="json")
     assert written["space"][CLIPPING] == [0.1, 1]
     assert load_spec(written) == spec
-    own = spec.of_run('{"method.max_grad_norm":1.0,"model.adapter.r":4}')
+    own = spec.of_run({"method.max_grad_norm": 1.0, "model.adapter.r": 4})
     assert own.method.params.max_grad_norm == 1.0
     assert own.model.adapter.r == 4
     assert own.space.further == {}
 
 
 def test_the_self_test_checks_every_kind_of_run_once(tmp_path: Path) -> None:
-    space = {**ONE, CLIPPING: [0.1, 1], RANK: [2, 4], "method.clipping": ["flat", "automatic"], FEW_BITS: [None, "nf4"]}
+    space = {
+        **ONE,
+        CLIPPING: [0.1, 1],
+        RANK: [2, 4],
+        "method.clipping": ["flat", "automatic"],
+        FEW_BITS: [None, "nf4"],
+    }
     kinds = kinds_of_runs(load_spec(small_spec(tmp_path, space=space)))
     assert [(k.method.params.clipping, k.model.quantization, k.name) for k in kinds] == [
         ("flat", None, "small, clipping = flat, quantization = null"),
@@ -267,16 +366,27 @@ def test_the_self_test_checks_every_kind_of_run_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_teachers_of_pate_are_a_field_like_any_other(tmp_path: Path) -> None:
-    """docs/mechanisms/pate.md at one ε: the noise of the votes is the same, and the students differ."""
-    spec = yaml.safe_load((Path(__file__).parents[2] / "docs/specs/mechanisms/pate.yaml").read_text())
-    spec["space"] = {"points": [[50, 20, 0.01]], "method.num_teachers": [3, 4], "method.num_queries": [50, 100]}
-    spec |= {"storage": str(tmp_path / "runs"), "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}, "seeds": [0]}
+    """docs/mechanisms/pate.md at one ε: the noise of the votes is the same, and the students
+    differ."""
+    spec = yaml.safe_load(
+        (Path(__file__).parents[2] / "docs/specs/mechanisms/pate.yaml").read_text()
+    )
+    spec["space"] = {
+        "points": [[50, 20, 0.01]],
+        "method.num_teachers": [3, 4],
+        "method.num_queries": [50, 100],
+    }
+    spec |= {
+        "storage": str(tmp_path / "runs"),
+        "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"},
+        "seeds": [0],
+    }
     spec["method"] |= {"teacher_steps": 3}  # whose noisy answers may teach nothing: no threshold
-    spec["select"] |= {"min_utility_gain": None}
+    spec["select"] |= {"min_gain_share": None}
     trained = TrainedSpec(load_spec(spec))
     trained.ending.finish()
     points = load_points(trained.folder.path / "points.csv")
-    queries = [settings_of(text)["method.num_queries"] for text in points["settings"]]
+    queries = [Settings.parse(text)["method.num_queries"] for text in points["settings"]]
     assert sorted(queries) == [50, 50, 100, 100]
     assert points["noise_multiplier"].nunique() == 1, "of all answers together"
     votes = [
@@ -285,9 +395,13 @@ def test_the_teachers_of_pate_are_a_field_like_any_other(tmp_path: Path) -> None
         for spec in [trained.spec.of_run(trial.settings)]
     ]
     noise = dict(zip(queries, votes, strict=True))
-    assert noise[100] == pytest.approx(noise[50] * 2**0.5), "each answer of twice as many has √2 times the noise"
+    assert noise[100] == pytest.approx(noise[50] * 2**0.5), (
+        "each answer of twice as many has √2 times the noise"
+    )
     assert points["epsilon"].between(7.8, 8).all()
-    assert points["param.num_teachers"].tolist() == [settings_of(s)["method.num_teachers"] for s in points["settings"]]
+    assert points["param.num_teachers"].tolist() == [
+        Settings.parse(s)["method.num_teachers"] for s in points["settings"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +448,10 @@ def test_the_models_differ_as_the_fields_say(ran: Sweep) -> None:
     for trial in ran.folder.plan().trials:
         (file,) = (ran.folder.trial(trial.run_id) / "model").glob("*.safetensors")
         weights[trial.settings] = load_file(file)
-    assert len({tuple(values.sum().item() for values in own.values()) for own in weights.values()}) == 4
+    assert (
+        len({tuple(values.sum().item() for values in own.values()) for own in weights.values()})
+        == 4
+    )
 
 
 @pytest.mark.slow
@@ -342,7 +459,9 @@ def test_a_score_that_is_measured_later_uses_each_runs_own_base(ran: Sweep, rayd
     """The values are those that training measured: a model on 4 bits is measured on 4 bits."""
     raydp("score", str(ran.folder.path), "--score", "vmr_exact", "--label", "again")
     points = load_points(ran.folder.path / "points.csv")
-    assert points["score.again"].tolist() == pytest.approx(points["score.vmr_exact"].tolist(), rel=1e-6)
+    assert points["score.again"].tolist() == pytest.approx(
+        points["score.vmr_exact"].tolist(), rel=1e-6
+    )
 
 
 @pytest.mark.slow

@@ -67,10 +67,14 @@ def committer(folder: Path, tmp_path: Path) -> Committer:
     return Committer(context=context, listener=SilentListener())
 
 
-OUTCOME = RunResult(run_id="run", status="finished", utility_loss=1.0, attempt="attempt-1", notes=("x" * 100_000,))
+OUTCOME = RunResult(
+    run_id="run", status="finished", utility_loss=1.0, attempt="attempt-1", notes=("x" * 100_000,)
+)
 
 
-def commit_beside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+def commit_beside(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> threading.Thread:
     """Commit a result in a thread, and see that it waits."""
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.05)
     writing = threading.Thread(target=committer(folder, tmp_path)._write, args=(OUTCOME,))
@@ -93,7 +97,10 @@ def test_a_result_waits_for_space_with_its_model(
 
 
 def test_committer_waits_while_disk_is_read_only(
-    read_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    read_only: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     writing = commit_beside(read_only, tmp_path, monkeypatch)
     subprocess.run(["mount", "-o", "remount,rw", read_only], check=True)
@@ -102,7 +109,9 @@ def test_committer_waits_while_disk_is_read_only(
     assert "Read-only file system): free some space, or check the disk" in caplog.text
 
 
-def test_a_failed_run_waits_for_its_disk(full: Path, read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_waits_for_its_disk(
+    full: Path, read_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All attempts of all runs would fail within seconds while the disk takes nothing."""
     monkeypatch.setattr(files, "PROBE_SECONDS", 0.05)
     given_up = threading.Event()
@@ -122,7 +131,9 @@ def test_a_failed_run_waits_for_its_disk(full: Path, read_only: Path, monkeypatc
     wait_until_writable(read_only, seconds=60.0, stop_fn=lambda: False)
 
 
-def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_end_it_is_an_error(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
     monkeypatch.setattr(committing, "WRITE_TRIES", 3)
     with pytest.raises(OSError, match="No space left"):
@@ -131,8 +142,11 @@ def test_in_the_end_it_is_an_error(full: Path, tmp_path: Path, monkeypatch: pyte
     assert (full / "trials" / "run" / "model").is_dir(), "the model is kept for the next try"
 
 
-def test_a_model_that_is_never_seen_is_a_run_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared folder may show it late; a result without it would say finished and have nothing to load."""
+def test_a_model_that_is_never_seen_is_a_run_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared folder may show it late; a result without it would say finished and have nothing to
+    load."""
     monkeypatch.setattr(committing, "WRITE_SECONDS", 0.01)
     folder = tmp_path / "sweep"
     (folder / "trials").mkdir(parents=True)

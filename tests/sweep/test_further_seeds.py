@@ -1,4 +1,5 @@
-"""Sweeps with adaptive seeds: the spec, the plan, what is run, and what a kill leaves to a resume."""
+"""Sweeps with adaptive seeds: the spec, the plan, what is run, and what a kill leaves to a
+resume."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from raydp.analysis import load_points
 from raydp.analysis.seeds.allocation import EndState, NextSeed
 from raydp.analysis.selection.choice import select as select_from
 from raydp.io.interrupted import Interrupted
@@ -20,10 +20,11 @@ from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep, plan, select
 from raydp.sweep.engine.further_seeds import SeedSource
-from raydp.sweep.engine.searched import searched
+from raydp.sweep.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.state import SeedsEnd
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.plans import plan_of_runs
@@ -44,10 +45,15 @@ class World:
         scores: number of steps -> true score.
     """
 
-    def __init__(self, tmp_path: Path, scores: dict[int, float], *, noise: float = 0.02, **seeds: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, scores: dict[int, float], *, noise: float = 0.02, **seeds: Any
+    ) -> None:
         self.scores, self.noise = scores, noise
         data = small_spec(
-            tmp_path, space=SPACE, seeds={**SEEDS, **seeds}, select={"score": "vmr_exact", "min_utility_gain": None}
+            tmp_path,
+            space=SPACE,
+            seeds={**SEEDS, **seeds},
+            select={"score": "vmr_exact", "min_gain_share": None},
         )
         self.spec = load_spec(data)
         self.trials = [
@@ -69,7 +75,9 @@ class World:
         scores = {"vmr_exact": Measurement(value=score, std_error=0.0, num_samples=1)}
         loss = float(np.clip(2.0, 0, 3))
         self.folder.commit(
-            RunResult(run_id=run_id, status=status, utility_loss=loss, scores=scores, reason="broken")  # type: ignore[arg-type]
+            RunResult(
+                run_id=run_id, status=status, utility_loss=loss, scores=scores, reason="broken"
+            )  # type: ignore[arg-type]
         )
 
     def source(self) -> SeedSource:
@@ -84,7 +92,8 @@ class World:
         )
 
     def budget_used_up(self) -> tuple[SeedSource, SeedsEnd]:
-        """Finish every run that is given out; the seeds must end because their budget is used up."""
+        """Finish every run that is given out; the seeds must end because their budget is used
+        up."""
         source = self.source()
         while (run_id := source.next_run()) is not None:
             self.finish(run_id)
@@ -106,14 +115,18 @@ def test_the_first_pass_runs_all_and_further_seeds_follow_the_scores(tmp_path: P
     for run_id in FIRST_PASS:
         world.finish(run_id)
     further = [source.next_run() for _ in range(2)]
-    assert {run_id.split("-")[0] for run_id in further if run_id} <= {"4", "5"}, "two at once, without waiting"
+    assert {run_id.split("-")[0] for run_id in further if run_id} <= {"4", "5"}, (
+        "two at once, without waiting"
+    )
     while not source.finished:
         for run_id in [r for r in source.given() if world.folder.result(r) is None]:
             world.finish(run_id)
         source.next_run()
     end = world.folder.seeds_end()
     assert end is not None
-    assert not {"3-2", "3-3", "3-4"} & set(source.given()), "a configuration that is far above gets no seed"
+    assert not {"3-2", "3-3", "3-4"} & set(source.given()), (
+        "a configuration that is far above gets no seed"
+    )
     assert source.handed_out == len(source.given()) == len(FIRST_PASS) + end.further_runs
     assert set(end.left_out) == {t.run_id for t in world.trials} - set(source.given())
     counted = counts(world.folder)
@@ -121,7 +134,9 @@ def test_the_first_pass_runs_all_and_further_seeds_follow_the_scores(tmp_path: P
     assert counted.skipped == len(end.left_out)
     assert counted.to_json()["seeds"]["state"] == end.state  # type: ignore[index]
     assert points_table(world.folder)["status"].tolist().count("skipped") == len(end.left_out)
-    assert end.sentence().startswith(f"The further seeds ended as {end.state!r} after {end.further_runs} runs, ")
+    assert end.sentence().startswith(
+        f"The further seeds ended as {end.state!r} after {end.further_runs} runs, "
+    )
 
 
 def test_a_clear_first_pass_is_enough(tmp_path: Path) -> None:
@@ -136,7 +151,9 @@ def test_a_clear_first_pass_is_enough(tmp_path: Path) -> None:
     assert (end.state, end.further_runs, end.cost_share) == ("decided", 0, 0.0)
 
 
-def test_the_seeds_end_when_no_run_is_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seeds_end_when_no_run_is_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that was in progress at a decision can overturn it. Then the seeds go on."""
     world = World(tmp_path, CLOSE)
     source = world.source()
@@ -165,9 +182,13 @@ def test_the_seeds_end_when_no_run_is_in_progress(tmp_path: Path, monkeypatch: p
 
 
 def test_the_cost_stays_within_its_share(tmp_path: Path) -> None:
-    world = World(tmp_path, {3: 0.50, 4: 0.50, 5: 0.50}, noise=0.2, tolerance=0.0, max_cost_share=0.6)
+    world = World(
+        tmp_path, {3: 0.50, 4: 0.50, 5: 0.50}, noise=0.2, tolerance=0.0, max_cost_share=0.6
+    )
     source, end = world.budget_used_up()
-    first, further = (sum(int(r.split("-")[0]) for r in ids) for ids in (FIRST_PASS, source.given()[6:]))
+    first, further = (
+        sum(int(r.split("-")[0]) for r in ids) for ids in (FIRST_PASS, source.given()[6:])
+    )
     assert end.cost_share == pytest.approx(further / first)
     assert 0.6 - 3 / first < end.cost_share <= 0.6
 
@@ -200,7 +221,7 @@ def test_select_takes_the_sweeps_own_precision(tmp_path: Path) -> None:
     decision = select(world.folder.path).decision
     assert decision is not None
     assert (decision.confidence, decision.tolerance, decision.state) == (0.8, 0.0, "undecided")
-    plain = select_from(load_points(world.folder.path / "points.csv")).decision
+    plain = select_from(PointsSource(folder=world.folder).points()).decision
     assert plain is not None
     assert (plain.confidence, plain.tolerance, plain.state) == (0.95, 0.1, "equivalent")
 
@@ -242,7 +263,9 @@ def test_the_plan_counts_the_first_pass(tmp_path: Path) -> None:
     adaptive, fixed = plan({**data, "seeds": SEEDS}), plan({**data, "seeds": [0, 1]})
     assert adaptive["seeds"].tolist() == [2, 2, 2]
     assert adaptive["cost_tokens"].tolist() == fixed["cost_tokens"].tolist()
-    assert adaptive.attrs["note"].startswith("adaptive seeds: 2 of every configuration, and then up to 5 of those that")
+    assert adaptive.attrs["note"].startswith(
+        "adaptive seeds: 2 of every configuration, and then up to 5 of those that"
+    )
 
 
 MORE_SPACE = {"batch_size": [64], "num_steps": [2, 3], "learning_rate": [0.01]}
@@ -251,13 +274,22 @@ MORE_SPACE = {"batch_size": [64], "num_steps": [2, 3], "learning_rate": [0.01]}
 def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a kill between the writing of the spec and of the plan. No run loses its noise."""
     seeds = {"first": 2, "at_most": 3, "max_cost_share": 0.1}
-    data = small_spec(tmp_path, space=MORE_SPACE, seeds=seeds, select={"score": "vmr_exact", "min_utility_gain": None})
+    data = small_spec(
+        tmp_path,
+        space=MORE_SPACE,
+        seeds=seeds,
+        select={"score": "vmr_exact", "min_gain_share": None},
+    )
     trained = TrainedSpec(load_spec(data), runs=4)
-    end = SeedsEnd(state="budget used up", reason=None, further_runs=0, cost_share=0.0, left_out=("a", "b"))
+    end = SeedsEnd(
+        state="budget used up", reason=None, further_runs=0, cost_share=0.0, left_out=("a", "b")
+    )
     before = trained.folder.plan()
     left: list[list[str]] = []
 
-    def interrupted(context: object, task: object, runs: list[TrialPlan], *_: object, **__: object) -> None:
+    def interrupted(
+        context: object, task: object, runs: list[TrialPlan], *_: object, **__: object
+    ) -> None:
         left.append([run.run_id for run in runs])
         raise KeyboardInterrupt
 
@@ -266,7 +298,7 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("raydp.sweep.driver.train", interrupted)
     more = {**data, "seeds": {**seeds, "at_most": 5, "max_cost_share": 3.0, "confidence": 0.9}}
-    trained.folder.set_seeds_end(end)
+    trained.folder.seeds_end.write(end)
     with monkeypatch.context() as patch:
         patch.setattr("raydp.sweep.store.folder.write_json", killed)
         with pytest.raises(SystemExit):
@@ -278,14 +310,21 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         Sweep(more).run(resume=True)
     after = trained.folder.plan()
     added = {t.run_id for t in after.trials} - {t.run_id for t in before.trials}
-    assert sorted((t.num_steps, t.seed) for t in after.trials if t.run_id in added) == [(2, 3), (2, 4), (3, 3), (3, 4)]
-    assert {t.run_id: t for t in before.trials}.items() <= {t.run_id: t for t in after.trials}.items()
+    assert sorted((t.num_steps, t.seed) for t in after.trials if t.run_id in added) == [
+        (2, 3),
+        (2, 4),
+        (3, 3),
+        (3, 4),
+    ]
+    assert {t.run_id: t for t in before.trials}.items() <= {
+        t.run_id: t for t in after.trials
+    }.items()
     assert after.privacy.items() >= before.privacy.items()
     assert len(after.privacy) == len(after.trials) == 10
     assert len({(t.num_steps, t.noise_multiplier) for t in after.trials}) == 2
     assert trained.folder.seeds_end() is None
     assert len(left[0]) == 6, "the results that there are stay"
-    trained.folder.set_seeds_end(end)
+    trained.folder.seeds_end.write(end)
     with pytest.raises(Interrupted):
         Sweep(more).run(resume=True)
     assert trained.folder.seeds_end() == end, "nothing was added"
@@ -302,7 +341,11 @@ def test_seeds_cannot_be_taken_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scores", "limits", "advice"),
     [
-        (CLOSE, {"max_cost_share": 0.1}, "To go on, raise seeds.max_cost_share (now 0.1) and run `raydp sweep SPEC"),
+        (
+            CLOSE,
+            {"max_cost_share": 0.1},
+            "To go on, raise seeds.max_cost_share (now 0.1) and run `raydp sweep SPEC",
+        ),
         (
             CLOSE,
             {"max_cost_share": 50.0, "at_most": 3},
@@ -324,11 +367,16 @@ def test_a_budget_that_is_used_up_says_how_to_go_on(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_broken_off_goes_on_with_its_seeds(raydp: Callable[..., Answer], tmp_path: Path) -> None:
-    """Two runs were trained before, and Ray trains the rest. tests/sweep/test_sweep_kills.py has the kill itself."""
+def test_a_sweep_that_was_broken_off_goes_on_with_its_seeds(
+    raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
+    """Two runs were trained before, and Ray trains the rest. tests/sweep/test_sweep_kills.py has
+    the kill itself."""
     space = {"batch_size": [64], "num_steps": [10, 12], "learning_rate": [0.01]}
     seeds = {"first": 2, "at_most": 6, "tolerance": 0.0, "max_cost_share": 1.5}
-    spec = small_spec(tmp_path, space=space, seeds=seeds, select={"score": "logprob", "min_utility_gain": None})
+    spec = small_spec(
+        tmp_path, space=space, seeds=seeds, select={"score": "logprob", "min_gain_share": None}
+    )
     spec["scores"] = [{"name": "logprob"}]
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     folder = TrainedSpec(load_spec(spec), runs=2).folder.path
@@ -339,7 +387,9 @@ def test_a_sweep_that_was_broken_off_goes_on_with_its_seeds(raydp: Callable[...,
     answer = raydp("sweep", "spec.yaml", "--resume", "--json")
     assert answer.code == 0, answer.err
     document = answer.json()
-    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
+    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), (
+        "nothing finished ran twice"
+    )
     ended = document["counts"]["seeds"]
     assert document["counts"]["finished"] == 4 + ended["further_runs"]
     assert document["counts"]["pending"] == document["counts"]["failed"] == 0

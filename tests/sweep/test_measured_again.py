@@ -1,4 +1,5 @@
-"""Sweeps whose first pass leaves the decision open: the trained models are measured again with more controls."""
+"""Sweeps whose first pass leaves the decision open: the trained models are measured again with more
+controls."""
 
 from __future__ import annotations
 
@@ -27,18 +28,25 @@ from tests.builders.specs import SMALL_TASK, small_spec
 from tests.sweep.test_further_seeds import CLOSE, FIRST_PASS, World
 from tests.sweep.trained import Trained
 
-TWINS = {"name": "planted", "of": SMALL_TASK, "copies": {2: 12}, "twins": True, "own_secrets": False}
+TWINS = {
+    "name": "planted",
+    "of": SMALL_TASK,
+    "copies": {2: 12},
+    "twins": True,
+    "own_secrets": False,
+}
 SPEC: dict[str, Any] = {
     "task": TWINS,
     "seeds": {"first": 2, "at_most": 3, "tolerance": 0.0, "max_cost_share": 0.1},
     "scores": [{"name": "logprob"}],
-    "select": {"score": "logprob", "min_utility_gain": None},
+    "select": {"score": "logprob", "min_gain_share": None},
 }
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Six runs, all that are planned, as a driver that was killed before it ended the seeds leaves them."""
+    """Six runs, all that are planned, as a driver that was killed before it ended the seeds leaves
+    them."""
     return Trained(tmp_path_factory.mktemp("again") / "sweep", **SPEC)
 
 
@@ -48,12 +56,17 @@ class Seeds:
     def __init__(self, tmp_path: Path, **seeds: Any) -> None:
         self.world = World(tmp_path, CLOSE, tolerance=0.0, **seeds)
         self.folder = self.world.folder
-        # The score of World has no parameter that makes it finer, so another one stands for it under its name.
-        own, more = Plugin("vmr_exact", LogProbability()), Plugin("vmr_exact", LogProbability(controls_per_pair=5))
+        # The score of World has no parameter that makes it finer, so another one stands for it
+        # under its name.
+        own, more = (
+            Plugin("vmr_exact", LogProbability()),
+            Plugin("vmr_exact", LogProbability(controls_per_pair=5)),
+        )
         self.finer = FinerScore(folder=self.folder, own=own, finer=more)
 
     def run(self) -> list[str]:
-        """Finish what a new source gives out until it gives out no more, and return what it gave out."""
+        """Finish what a new source gives out until it gives out no more, and return what it gave
+        out."""
         source, ran = self.world.source(), []
         source.finer = self.finer
         while (run_id := source.next_run()) is not None:
@@ -67,11 +80,15 @@ class Seeds:
             steps, _, seed = run_id.partition("-")
             value = 0.0 if run_id == BASE_RUN else values[steps] + 0.02 * (-1) ** int(seed)
             measurement = Measurement(value=value, std_error=0.0, num_samples=1)
-            self.finer.measurements.commit(run_id, {"status": "finished", "measurement": measurement.document()})
+            self.finer.measurements.commit(
+                run_id, {"status": "finished", "measurement": measurement.document()}
+            )
         self.finer.measurements.complete()
 
 
-def test_a_first_pass_that_leaves_it_open_begins_a_finer_measurement_which_can_decide(tmp_path: Path) -> None:
+def test_a_first_pass_that_leaves_it_open_begins_a_finer_measurement_which_can_decide(
+    tmp_path: Path,
+) -> None:
     seeds = Seeds(tmp_path)
     assert seeds.run() == FIRST_PASS
     assert seeds.folder.seeds_end() is None, "the seeds have not ended"
@@ -79,14 +96,18 @@ def test_a_first_pass_that_leaves_it_open_begins_a_finer_measurement_which_can_d
     assert seeds.finer.is_open()
     assert seeds.run() == [], "no decision while the measurement is open"
     assert seeds.folder.seeds_end() is None
-    assert [s.params.controls_per_pair for s in seeds.finer.in_training(with_the_score(seeds)).scores] == [5]
+    assert [
+        s.params.controls_per_pair for s in seeds.finer.in_training(with_the_score(seeds)).scores
+    ] == [5]
     seeds.measured({"3": 0.9, "4": 0.1, "5": 0.6})
     assert not seeds.finer.is_open()
     assert seeds.run() == []
     end = seeds.folder.seeds_end()
     assert end is not None
     assert end.state == "decided"
-    assert "vmr_exact was measured again with controls_per_pair 5 (in the spec: 1)" in end.sentence()
+    assert (
+        "vmr_exact was measured again with controls_per_pair 5 (in the spec: 1)" in end.sentence()
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 2.0])
@@ -144,7 +165,9 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     assert other["scores"]["other"]["measured"] == 7
     expected = points_table(folder).set_index("run_id")["score.other"].dropna()
 
-    monkeypatch.setattr("raydp.sweep.driver.train", lambda *_, **__: pytest.fail("nothing is left to train"))
+    monkeypatch.setattr(
+        "raydp.sweep.driver.train", lambda *_, **__: pytest.fail("nothing is left to train")
+    )
     committed: list[str] = []
     commit = Measurements.commit
 
@@ -159,11 +182,16 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
         with pytest.raises(Interrupted):
             Sweep(trained.content).run(resume=True)
     assert folder.seeds_end() is None
-    assert points_table(folder).set_index("run_id")["score.logprob"].equals(before["score.logprob"]), "no mixture"
+    assert (
+        points_table(folder).set_index("run_id")["score.logprob"].equals(before["score.logprob"])
+    ), "no mixture"
     note = counts(folder).note
     assert note is not None
     assert note.startswith("trained models are measured again with logprob")
-    spared = {path: path.stat().st_mtime_ns for path in (folder.path / "scores" / "logprob").glob("*.json")}
+    spared = {
+        path: path.stat().st_mtime_ns
+        for path in (folder.path / "scores" / "logprob").glob("*.json")
+    }
     assert len(spared) == 3, "two results and what is measured"
 
     result = Sweep(trained.content).run(resume=True)
@@ -176,16 +204,23 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     assert measured.to_dict() == pytest.approx(expected.to_dict(), abs=1e-5)
     assert (points["score"].dropna() == measured).all()
     ended = before["score.logprob.std_error"].notna()
-    assert points.loc[ended, "score.logprob.std_error"].mean() < before.loc[ended, "score.logprob.std_error"].mean()
+    assert (
+        points.loc[ended, "score.logprob.std_error"].mean()
+        < before.loc[ended, "score.logprob.std_error"].mean()
+    )
     end = SweepFolder.open(folder.path).seeds_end()
     assert end is not None
     assert end.measured_again is not None
-    assert end.measured_again in html.unescape((folder.path / "report.html").read_text(encoding="utf-8"))
+    assert end.measured_again in html.unescape(
+        (folder.path / "report.html").read_text(encoding="utf-8")
+    )
     curves = {curve.score for curve in about(folder)["curves"]}
     assert curves == set(measured), "as in the table"
     found = find_models(trained.uri, registered_model="small", score="logprob").set_index("run_id")
     assert found["score"].to_dict() == pytest.approx(measured.to_dict())
-    latest = trained.metrics().query("metric_name == 'score'").groupby("model_id")["metric_value"].last()
+    latest = (
+        trained.metrics().query("metric_name == 'score'").groupby("model_id")["metric_value"].last()
+    )
     assert sorted(latest) == pytest.approx(sorted(measured))
 
     # What is measured is lost, or is damaged.
@@ -217,7 +252,9 @@ def test_an_open_measurement_that_raydp_score_ends_is_logged_by_the_sweep(tmp_pa
     finer.begin()
     answer = trained.score(names="logprob", params=["controls_per_pair=5"])
     assert answer["scores"]["logprob"]["measured"] == 7
-    assert answer["note"] == "the sweep measures its models again: resume it, and the new values count"
+    assert (
+        answer["note"] == "the sweep measures its models again: resume it, and the new values count"
+    )
     assert points_table(trained.folder).equals(before)
     assert (trained.metrics()["metric_name"] == "score.logprob").sum() == 6
     assert Sweep(trained.content).run(resume=True).selected is not None
@@ -248,13 +285,20 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
     assert (points.drop(lost).dropna() != before.drop(lost).dropna()).all()
     end = trained.folder.seeds_end()
     assert end is not None
-    assert "1 of the models could not be measured, and keep the value of their training" in end.sentence()
+    assert (
+        "1 of the models could not be measured, and keep the value of their training"
+        in end.sentence()
+    )
     assert Sweep(trained.content).run(resume=True).selected is not None
-    assert points_table(trained.folder).set_index("run_id")["score.logprob"][lost] != before[lost], "tried again"
+    assert (
+        points_table(trained.folder).set_index("run_id")["score.logprob"][lost] != before[lost]
+    ), "tried again"
     end = trained.folder.seeds_end()
     assert end is not None
     assert "could not be measured" not in end.sentence()
-    with pytest.raises(ValueError, match="label must be new for another measurement, got 'logprob'"):
+    with pytest.raises(
+        ValueError, match="label must be new for another measurement, got 'logprob'"
+    ):
         trained.score(names="logprob")
 
 
@@ -267,7 +311,13 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
         {"task": {**TWINS, "twins": False}, "scores": [{"name": "logprob", "contrast": False}]},
         {"cluster": {"exchange": "s3://bucket/raydp"}},
     ],
-    ids=["a list of seeds", "as fine as it gets", "another score", "no twins", "no node sees the models"],
+    ids=[
+        "a list of seeds",
+        "as fine as it gets",
+        "another score",
+        "no twins",
+        "no node sees the models",
+    ],
 )
 def test_other_sweeps_have_nothing_finer(tmp_path: Path, changes: dict[str, Any]) -> None:
     spec = load_spec(small_spec(tmp_path, **{**SPEC, **changes}))

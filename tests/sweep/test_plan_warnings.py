@@ -24,12 +24,16 @@ SPACE: dict[str, Any] = {"batch_size": [8], "num_steps": [4], "learning_rate": [
 
 
 def planned(folder: Path, facts: TaskFacts, **changes: Any) -> Any:
-    spec = small_spec(folder, **{"privacy": PRIVATE, "space": SPACE, "method": {"name": "dp_adam"}, **changes})
+    spec = small_spec(
+        folder, **{"privacy": PRIVATE, "space": SPACE, "method": {"name": "dp_adam"}, **changes}
+    )
     return make_plan(load_spec(spec), facts, "weights")
 
 
 def facts(num_units: int = 5000, **notes: Any) -> TaskFacts:
-    return replace(toys.task(20).facts(), num_units=num_units, notes={"num_heldout_examples": 200, **notes})
+    return replace(
+        toys.task(20).facts(), num_units=num_units, notes={"num_heldout_examples": 200, **notes}
+    )
 
 
 def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
@@ -43,8 +47,18 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
     [
         ({"num_units": 59}, {}, "privacy: delta should be at most 0.001", "0.0113"),
         ({"num_units": 59}, {}, "task: n should be at least 500", "59"),
-        ({}, {"privacy": {**PRIVATE, "target_delta": 0.005}}, "privacy: delta should be at most 0.001", "0.005"),
-        ({}, {"privacy": {**PRIVATE, "target_epsilon": 12}}, "privacy: epsilon should be at most 10", "11.99"),
+        (
+            {},
+            {"privacy": {**PRIVATE, "target_delta": 0.005}},
+            "privacy: delta should be at most 0.001",
+            "0.005",
+        ),
+        (
+            {},
+            {"privacy": {**PRIVATE, "target_epsilon": 12}},
+            "privacy: epsilon should be at most 10",
+            "11.99",
+        ),
         (
             {"num_heldout_examples": 17, "heldout_with_secret_removed": 39},
             {},
@@ -71,7 +85,10 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
         ),
         (
             {},
-            {"space": {**SPACE, "learning_rate": [4, 30]}, "method": {"name": "dp_sgd", "max_grad_norm": 1.0}},
+            {
+                "space": {**SPACE, "learning_rate": [4, 30]},
+                "method": {"name": "dp_sgd", "max_grad_norm": 1.0},
+            },
             "space.learning_rate should be at most 10",
             "30",
         ),
@@ -85,17 +102,23 @@ def test_what_says_little_is_told_with_rule_value_and_remedy(
     assert [caution.value for caution in fitting] == [value]
     assert fitting[0].remedy.endswith(".")
     kept = Plan.from_json(plan_to_keep(plan, "0" * 16).to_json(), "small")
-    assert kept.warnings == plan.warnings, "the end of the sweep, the verdict and the report read them"
+    assert kept.warnings == plan.warnings, (
+        "the end of the sweep, the verdict and the report read them"
+    )
 
 
 @pytest.mark.parametrize(("num_examples", "helps"), [(499, False), (500, True)])
-def test_protecting_examples_is_advised_only_where_they_are_enough(num_examples: int, helps: bool) -> None:
+def test_protecting_examples_is_advised_only_where_they_are_enough(
+    num_examples: int, helps: bool
+) -> None:
     (caution,) = cautions_of_few(59, num_examples)
     assert ("protect examples" in caution.remedy) == helps
     assert not cautions_of_few(500, num_examples)
 
 
-def test_all_models_together_are_told_before_they_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_models_together_are_told_before_they_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """n = 59: each of 24 models has ε = 8, and all of them about 40."""
     space = {"batch_size": [4, 16], "num_steps": [20], "learning_rate": [0.001, 0.003, 0.01]}
     plan = planned(tmp_path, facts(num_units=59), space=space, seeds=[0, 1, 2, 3])
@@ -105,14 +128,19 @@ def test_all_models_together_are_told_before_they_are_trained(tmp_path: Path, mo
     )
     assert 20 < float(caution.value) < 24 * 8
     assert not joint_warnings(plan.trials[:1], list(plan.privacy.values()))
-    monkeypatch.setattr(RDPAccountant, "_bounds", None)  # a later plan of the same runs computes nothing
+    monkeypatch.setattr(
+        RDPAccountant, "_bounds", None
+    )  # a later plan of the same runs computes nothing
     assert joint_warnings(plan.trials, list(plan.privacy.values())) == [caution]
 
 
 def test_a_secret_that_is_not_trained_on_has_its_reason() -> None:
     secrets = [Secret(prompt=f"P{k} is", continuation=f" s{k}", number=k) for k in range(1, 5)]
     notes = never_trained_on(
-        secrets, secrets[:1], training=["P1 is s1", "and P2 is s2"], heldout=["P3 is s3", "P2 is s2"]
+        secrets,
+        secrets[:1],
+        training=["P1 is s1", "and P2 is s2"],
+        heldout=["P3 is s3", "P2 is s2"],
     )
     assert notes == {
         "secrets_absent": ["secret-002", "secret-003", "secret-004"],
@@ -123,7 +151,9 @@ def test_a_secret_that_is_not_trained_on_has_its_reason() -> None:
 
 
 def test_a_warning_reads_as_an_error_does() -> None:
-    caution = Caution(rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units.")
+    caution = Caution(
+        rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units."
+    )
     assert str(caution) == "privacy: delta should be at most 0.001, got 0.01. Protect more units."
     assert Caution.from_json(caution.to_json()) == caution
     assert caution.short == "privacy: delta 0.01"

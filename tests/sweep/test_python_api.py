@@ -13,6 +13,8 @@ from raydp import Selection, Sweep
 from raydp.spec.reading import load_spec
 from tests.sweep.undisturbed import Done
 
+pytestmark = pytest.mark.xdist_group("sweep")
+
 LONGEST = 300
 """Characters of a repr: three lines of a terminal."""
 
@@ -25,7 +27,15 @@ def test_what_a_sweep_selected_is_a_selection(done: Done) -> None:
     assert chosen.model_uri in done.points["model_uri"].tolist()
     document = done.result.document()
     assert document["selected"] == chosen.to_dict()
-    assert set(document) == {"folder", "counts", "selected", "best_utility", "reason", "report", "interrupted"}
+    assert set(document) == {
+        "folder",
+        "counts",
+        "selected",
+        "best_utility",
+        "reason",
+        "report",
+        "interrupted",
+    }
 
 
 def test_results_are_short_to_read_and_tables_in_a_notebook(done: Done) -> None:
@@ -45,14 +55,18 @@ def test_results_are_short_to_read_and_tables_in_a_notebook(done: Done) -> None:
 @pytest.mark.parametrize("how", ["name", "folder", "file", "spec", "mapping"])
 def test_a_sweep_is_opened_by_its_name_folder_or_spec(done: Done, how: str) -> None:
     spec, folder = done.sweep.spec, done.result.folder
-    source = {"name": spec.name, "folder": folder, "file": folder / "spec.yaml", "spec": spec, "mapping": done.spec}[
-        how
-    ]
+    source = {
+        "name": spec.name,
+        "folder": folder,
+        "file": folder / "spec.yaml",
+        "spec": spec,
+        "mapping": done.spec,
+    }[how]
     opened = Sweep.open(source, storage=spec.storage)
     assert opened.spec.name == spec.name
     assert opened.status().finished == 4
     assert len(opened.points()) == 4
-    assert isinstance(opened.select(min_utility_gain=0), Selection)
+    assert isinstance(opened.select(min_gain_share=0), Selection)
 
 
 def test_a_folder_that_moved_is_opened_where_it_is(done: Done, tmp_path: Path) -> None:

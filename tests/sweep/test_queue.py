@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from raydp.analysis.selection.constraints import Constraints
 from raydp.sweep.engine import queue as queue_module
-from raydp.sweep.engine.queue import News, QueueStatus, TrialQueue
+from raydp.sweep.engine.leases.run_queue import News
+from raydp.sweep.engine.queue import QueueStatus, TrialQueue
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.store.results import RunResult
 
@@ -23,7 +25,7 @@ def finished(value: object = None) -> RunResult:
 
 
 async def submitted(queue: TrialQueue, *run_ids: str) -> list[asyncio.Task[RunResult]]:
-    await queue.enqueue(list(run_ids))
+    await queue.enqueue(list(run_ids), len(run_ids))
     tasks = [asyncio.create_task(queue.outcome(run_id)) for run_id in run_ids]
     await asyncio.sleep(0)
     return tasks
@@ -38,7 +40,9 @@ def test_runs_are_handed_out_in_the_order_of_submission_and_completed_once() -> 
         assert await queue.complete("a", 1, finished(1))
         assert not await queue.complete("a", 1, finished(2)), "a result is final"
         assert (await waiting[0]).details == {"value": 1}
-        assert (await queue.outcome("a")).details == {"value": 1}, "asking again gives the same result"
+        assert (await queue.outcome("a")).details == {"value": 1}, (
+            "asking again gives the same result"
+        )
 
     run(scenario())
 
@@ -69,7 +73,11 @@ def test_a_stale_holder_neither_releases_nor_fails_the_lease_of_another(call: st
         _, stale = await queue.lease(0)
         assert await queue.register(0, None, []), "the slot's workers died and came back"
         run_id, token = await queue.lease(1)
-        await (queue.release(run_id, stale) if call == "release" else queue.fail(run_id, stale, "late", True))
+        await (
+            queue.release(run_id, stale)
+            if call == "release"
+            else queue.fail(run_id, stale, "late", True)
+        )
         assert await queue.heartbeat(run_id, token, News(), 0.0) == "go on"
         assert await queue.complete(run_id, token, finished("right"))
         outcome = await waiting[0]
@@ -94,8 +102,12 @@ def test_a_run_is_retried_then_failed_with_every_reason_and_the_rest_go_on() -> 
     run(scenario())
 
 
-@pytest.mark.parametrize("stop", [lambda queue: queue.pause(), lambda queue: queue.drain(["node-0"])])
-def test_waiting_heartbeat_returns_when_sweep_pauses(stop: Callable[[TrialQueue], Awaitable[None]]) -> None:
+@pytest.mark.parametrize(
+    "stop", [lambda queue: queue.pause(), lambda queue: queue.drain(["node-0"])]
+)
+def test_waiting_heartbeat_returns_when_sweep_pauses(
+    stop: Callable[[TrialQueue], Awaitable[None]],
+) -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=0)
         await submitted(queue, "a")
@@ -123,10 +135,11 @@ def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
         queue = TrialQueue(expected=2, max_retries=0)
         await submitted(queue, "a", "b")
         run_id, token = await queue.lease(0)
-        waiting = asyncio.create_task(queue.idle())
+        await queue.heartbeat(run_id, token, News(step=1, num_steps=9), 0.0)
+        waiting = asyncio.create_task(queue.saved())
         await queue.pause()
-        assert await queue.heartbeat(run_id, token, News(), 0.0) == "pause"
-        assert not waiting.done(), "a run is in progress"
+        assert await queue.heartbeat(run_id, token, News(step=1, num_steps=9), 0.0) == "pause"
+        assert not waiting.done(), "a run trains"
         await queue.release(run_id, token)
         await waiting
         assert await queue.lease(0) is None
@@ -134,6 +147,39 @@ def test_a_pause_gives_runs_back_untried_and_hands_out_nothing() -> None:
         assert (await queue.status()).waiting == 2
         await queue.release(run_id, token)
         assert (await queue.status()).waiting == 2, "it was given back once"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "at", [News(), News(step=9, num_steps=9)], ids=["the base model, or a start", "scores"]
+)
+def test_pause_does_not_wait_for_a_run_that_has_nothing_to_save(at: News) -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=0)
+        await submitted(queue, "a")
+        lease = await queue.lease(0)
+        await queue.heartbeat(*lease, News(step=8, num_steps=9), 0.0)
+        waiting = asyncio.create_task(queue.saved())
+        await queue.pause()
+        await queue.heartbeat(*lease, News(step=8, num_steps=9), 0.0)
+        assert not waiting.done(), "the last step may end"
+        await queue.heartbeat(*lease, at, 0.0)
+        await asyncio.wait_for(waiting, timeout=60)
+
+    run(scenario())
+
+
+def test_outcomes_that_are_not_on_disk_are_returned_without_failures() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=3, max_retries=0)
+        await submitted(queue, "on disk", "failed", "new")
+        leases = [await queue.lease(0) for _ in range(3)]
+        await queue.complete(*leases[0], finished())
+        await queue.committed("on disk")
+        await queue.fail(*leases[1], "not finite", False)
+        await queue.complete(*leases[2], finished("new"))
+        assert [outcome.details for outcome in await queue.ended()] == [finished("new").details]
 
     run(scenario())
 
@@ -178,17 +224,25 @@ def test_a_worker_that_waits_for_a_run_hears_of_a_pause() -> None:
 
 def test_a_hopeless_run_is_told_so_at_its_check() -> None:
     async def scenario() -> None:
-        early_stopping = EarlyStopping(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None)
+        early_stopping = EarlyStopping(
+            min_finished=1, slack=0.0, constraints=Constraints(min_gain_share=0.9)
+        )
         queue = TrialQueue(expected=3, max_retries=0, early_stopping=early_stopping)
         await submitted(queue, "base", "good", "bad")
         (_, base), (_, good), (_, bad) = [await queue.lease(slot) for slot in range(3)]
         assert await queue.check("bad", bad, "1/2", 3.0) is None, "nothing is known yet"
         assert await queue.check("good", good, "1/2", 2.0) is None
-        await queue.complete("base", base, RunResult(run_id="base", status="finished", utility_loss=3.0))
-        await queue.complete("good", good, RunResult(run_id="good", status="finished", utility_loss=1.0, history=()))
+        await queue.complete(
+            "base", base, RunResult(run_id="base", status="finished", utility_loss=3.0)
+        )
+        await queue.complete(
+            "good", good, RunResult(run_id="good", status="finished", utility_loss=1.0, history=())
+        )
         assert (await queue.outcome("good")).checks == {"1/2": 2.0}
         assert "cannot be selected" in await queue.check("bad", bad, "1/2", 2.9)
-        assert await queue.check("bad", bad - 1, "1/2", 2.9) is None, "whoever lost the lease is not asked"
+        assert await queue.check("bad", bad - 1, "1/2", 2.9) is None, (
+            "whoever lost the lease is not asked"
+        )
 
     run(scenario())
 
@@ -229,8 +283,14 @@ def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
         waiting = await submitted(queue, "a")
         run_id, stale = await queue.lease(0)
         assert await queue.has_work_for(0), "the run that it lost, though no other waits"
-        assert [run_id for run_id, reason in (await queue.status()).retried if "controller died" in reason] == ["a"]
-        assert not await queue.complete(run_id, stale, finished()), "workers outlive their controller"
+        assert [
+            run_id
+            for run_id, reason in (await queue.status()).retried
+            if "controller died" in reason
+        ] == ["a"]
+        assert not await queue.complete(run_id, stale, finished()), (
+            "workers outlive their controller"
+        )
         run_id, token = await queue.lease(0)
         assert await queue.complete(run_id, token, finished())
         assert (await waiting[0]).attempts == 2
@@ -246,11 +306,11 @@ def test_workers_that_die_before_they_lease_anything_give_up() -> None:
         assert not await queue.has_work_for(0)
         assert await queue.register(1, None, []), "another slot is not concerned"
         waiting = await submitted(queue, "a")
-        await queue.explain(0, "the folder is not there")
+        await queue.explain(0, "the folder is not there", False)
         await queue.abandon("no slot is left")
         failed = {"status": "failed", "reason": "no slot is left; the folder is not there"}
         assert (await waiting[0]) == RunResult(run_id="a", **failed)
-        await queue.enqueue(["later"])
+        await queue.enqueue(["later"], 1)
         assert (await queue.outcome("later")) == RunResult(run_id="later", **failed)
 
     run(scenario())
@@ -260,7 +320,7 @@ def test_workers_that_can_never_work_give_up_at_once() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=0)
         assert await queue.register(0, None, [])
-        await queue.give_up(0, "the folder is not there")
+        await queue.explain(0, "the folder is not there", True)
         assert not await queue.register(0, None, [])
         assert not await queue.has_work_for(0)
         waiting = await submitted(queue, "a")
@@ -270,7 +330,9 @@ def test_workers_that_can_never_work_give_up_at_once() -> None:
     run(scenario())
 
 
-def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tunes_actors_wait_for_each_other_once_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=3, max_retries=0)
         first = asyncio.create_task(queue.gather("actor 1", 2, "round"))
@@ -333,8 +395,11 @@ def test_what_a_slot_prepares_is_known_until_it_has_a_run() -> None:
         for slot in (0, 1):
             await queue.register(slot, None, [])
         await queue.prepare(0, "loads the base model")
-        assert (await queue.status()).preparing == {0: "loads the base model", 1: "waits for the base model"}
-        await queue.enqueue(["a"])
+        assert (await queue.status()).preparing == {
+            0: "loads the base model",
+            1: "waits for the base model",
+        }
+        await queue.enqueue(["a"], 1)
         assert await queue.lease(0) is not None
         assert (await queue.status()).preparing == {1: "waits for the base model"}
         assert await queue.lease(1) is None, "there is no other run"
@@ -363,15 +428,15 @@ def test_a_slot_that_gives_up_prepares_nothing_any_more() -> None:
 def test_what_is_abandoned_is_nobodys_any_more() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=5)
-        await queue.enqueue(["a", "b"])
+        await queue.enqueue(["a", "b"], 2)
         run_id, token = await queue.lease(0) or ("", 0)
         await queue.abandon("no worker group is left")
-        await queue.idle()
+        await queue.saved()
         await queue.fail(run_id, token, "late", True)
         await queue.release(run_id, token)
         await queue.register(0, None, [])
         assert not await queue.complete(run_id, token, finished())
-        await queue.enqueue(["c"])
+        await queue.enqueue(["c"], 1)
         assert [(await queue.outcome(r)).status for r in ("a", "b", "c")] == ["failed"] * 3
         assert (await queue.status()) == QueueStatus(running={}, waiting=0)
 

@@ -1,4 +1,5 @@
-"""Ray's start on a machine that is too slow for it: waits end on a signal, leave no process, and are tried again."""
+"""Ray's start on a machine that is too slow for it: waits end on a signal, leave no process, and
+are tried again."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ import pytest
 
 from raydp.io import watcher
 from raydp.io.files import LONGEST_FOLDER, private_folder
+from tests.processes import below
 
-SECONDS = 20.0
-"""Far below the minute of an attempt, and above the 5 s of a quiet machine."""
+SECONDS = 25.0
+"""Below the 30 s for which Ray's own waits hear no signal, and above the 5 s of a quiet machine."""
+PATIENCE = 240.0
+"""For what has no bound of its own: a busy machine or a cold disk may be slow."""
 DRIVER = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -78,24 +82,33 @@ def driver(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
 
 
 def of_session(pid: int) -> list[psutil.Process]:
-    """Return the processes of the Ray session that a process has started. Its agents end a moment after the others."""
+    """Return the processes of the Ray session that a process has started.
+
+    Its agents end a moment after the others.
+    """
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if any(f"_{pid}/" in part or part.endswith(f"_{pid}") for part in process.info["cmdline"] or ())
+        if any(
+            f"_{pid}/" in part or part.endswith(f"_{pid}") for part in process.info["cmdline"] or ()
+        )
     ]
 
 
 def assert_nothing_is_left(pid: int) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while left := of_session(pid):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("process", "number"), [("start_gcs_server", signal.SIGTERM), ("start_raylet", signal.SIGINT)])
-def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, process: str, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("process", "number"), [("start_gcs_server", signal.SIGTERM), ("start_raylet", signal.SIGINT)]
+)
+def test_a_signal_ends_a_start_that_hangs(
+    tmp_path: Path, process: str, number: signal.Signals
+) -> None:
     """Ray waits for the file of a port in C++, where Python handles no signal for up to 30 s."""
     with driver(tmp_path, process, 9) as started:
         assert started.stdout is not None
@@ -105,14 +118,17 @@ def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, process: str, number: 
         began = time.monotonic()
         assert started.stdout.readline() == "interrupted\n"
         assert time.monotonic() - began < SECONDS
-        assert started.wait(SECONDS) == 0
+        assert started.wait(PATIENCE) == 0
         assert_nothing_is_left(started.pid)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_start_during_which_python_cannot_run(tmp_path: Path, number: signal.Signals) -> None:
-    """Ray's code in C++ waits for a node manager that has answered once, and lets no thread of Python run."""
+def test_a_signal_ends_a_start_during_which_python_cannot_run(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ray's code in C++ waits for a node manager that has answered once, and lets no thread of
+    Python run."""
     with driver(tmp_path, "answered_raylet", 9) as started:
         assert started.stdout is not None
         assert started.stdout.readline() == "stopped\n"
@@ -131,15 +147,20 @@ def test_a_start_that_takes_too_long_is_tried_again_with_more_time(tmp_path: Pat
         assert started.stdout is not None
         assert started.stderr is not None
         assert [started.stdout.readline() for _ in range(2)] == ["stopped\n", "started\n"]
-        sockets = [link for process in of_session(started.pid) for link in process.net_connections("tcp")]
+        sockets = [
+            link for process in of_session(started.pid) for link in process.net_connections("tcp")
+        ]
         listening = [link.laddr.ip for link in sockets if link.status == psutil.CONN_LISTEN]
         assert len(listening) >= 3
         assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
         token = tmp_path / ".ray" / "auth_token"
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [
+            0o600,
+            0o700,
+        ]
         started.stdin.write("\n")
         started.stdin.flush()
-        assert started.wait(SECONDS) == 0
+        assert started.wait(PATIENCE) == 0
         said = started.stderr.read()
         assert "starting Ray: no answer from its control store (gcs_server)" in said
         assert "Trying again, for at most 200 s" in said
@@ -149,27 +170,43 @@ def test_a_start_that_takes_too_long_is_tried_again_with_more_time(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("process", "seconds"),
-    [("start_gcs_server", 2), ("registered_raylet", 20), ("answered_raylet", 5), ("answered_gcs_server", 20)],
+    [
+        ("start_gcs_server", 2),
+        ("registered_raylet", 20),
+        ("answered_raylet", 5),
+        ("answered_gcs_server", 20),
+    ],
 )
-def test_a_start_that_never_ends_is_one_sentence(tmp_path: Path, process: str, seconds: int) -> None:
-    """A node manager that freezes once the control store knows it made Ray's code in C++ end the driver."""
+def test_a_start_that_never_ends_is_one_sentence(
+    tmp_path: Path, process: str, seconds: int
+) -> None:
+    """A node manager that freezes once the control store knows it made Ray's code in C++ end the
+    driver."""
     with driver(tmp_path, process, 9, 1, seconds) as started:
-        out, err = started.communicate(timeout=5 * SECONDS)
+        out, err = started.communicate(timeout=PATIENCE)
         assert "Traceback" not in out + err
         reasons = "no answer from its|a process of Ray has ended|an end of this process|System error: Failed to connect"
-        assert re.search(f"Ray must start within [0-9]+ s, got ({reasons})", out + err)  # the load decides which
+        assert re.search(
+            f"Ray must start within [0-9]+ s, got ({reasons})", out + err
+        )  # the load decides which
         assert_nothing_is_left(started.pid)
 
 
 def test_start_goes_on_when_watcher_is_killed() -> None:
     with watcher.watched(60, "the driver did not answer"):
-        (beside,) = (p for p in psutil.Process().children() if watcher.__file__ in p.cmdline())
+        # A process has no command line for a moment while it begins.
+        while not (found := below(os.getpid(), watcher.__file__)):
+            time.sleep(0.01)
+        (beside,) = found
         beside.kill()
         beside.wait()
 
 
-def test_a_private_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the umask is 0, where its path would be too long for a socket, and where a link is in its place."""
+def test_a_private_folder_is_the_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the umask is 0, where its path would be too long for a socket, and where a link is
+    in its place."""
     umask = os.umask(0)
     try:
         for base in (tmp_path / "t", tmp_path / ("long" * LONGEST_FOLDER)):

@@ -1,4 +1,7 @@
-"""A sweep that has ended goes on or ends again. What its first end said does not stay where it is no longer true."""
+"""A sweep that has ended goes on or ends again.
+
+What its first end said does not stay where it is no longer true.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ class Ended(Trained):
         assert self.ending.finish().selected is not None
 
     def end_files(self) -> set[str]:
-        return {name for name in ("summary.json", "report.html", "released.json") if (self.folder.path / name).exists()}
+        return {
+            name
+            for name in ("summary.json", "report.html", "released.json")
+            if (self.folder.path / name).exists()
+        }
 
     def aliases(self) -> dict[str, str]:
         (model,) = open_store(self.uri).client.search_registered_models("name = 'small'")
@@ -38,11 +45,16 @@ class Ended(Trained):
     def joint_costs(self) -> list[Any]:
         found = find_models(self.uri, registered_model="small", max_epsilon=8, verify=True)
         assert (len(found), found.attrs["left_out"]) == (4, {}), "the new cards are sealed"
-        cards = [show_model(f"models:/small/{version}", tracking_uri=self.uri)["privacy"] for version in range(1, 5)]
+        cards = [
+            show_model(f"models:/small/{version}", tracking_uri=self.uri)["privacy"]
+            for version in range(1, 5)
+        ]
         return [card.get("released_together") for card in cards]
 
 
-def test_the_joint_cost_of_an_end_is_taken_back_before_further_models_follow(tmp_path: Path) -> None:
+def test_the_joint_cost_of_an_end_is_taken_back_before_further_models_follow(
+    tmp_path: Path,
+) -> None:
     """It would be too low for all models together, and a killed driver would leave it so."""
     ended = Ended(tmp_path / "sweep")
     assert all(cost["models"] == 4 for cost in ended.joint_costs())
@@ -69,7 +81,10 @@ def test_an_end_without_a_selection_takes_back_an_earlier_one(tmp_path: Path) ->
 
 
 def test_a_resume_keeps_the_present_spec(tmp_path: Path) -> None:
-    """Tables, reports and later commands read it. MLflow cannot change a parameter, so it gets a tag."""
+    """Tables, reports and later commands read it.
+
+    MLflow cannot change a parameter, so it gets a tag.
+    """
     ended = Ended(tmp_path / "sweep")
     changed = {**ended.content, "select": {**ended.content["select"], "score": "vmr"}}
     result = Sweep(changed).run(resume=True)
@@ -88,8 +103,11 @@ def test_a_resume_keeps_the_present_spec(tmp_path: Path) -> None:
     [([0, 1], {}), ({"first": 2, "at_most": 3}, {"source": "/elsewhere"})],
     ids=["a list", "models that were trained elsewhere"],
 )
-def test_runs_that_cannot_be_added_change_nothing(tmp_path: Path, seeds: Any, other: dict[str, str]) -> None:
-    """A model that was trained elsewhere has a claim of its own, which is not that of another seed."""
+def test_runs_that_cannot_be_added_change_nothing(
+    tmp_path: Path, seeds: Any, other: dict[str, str]
+) -> None:
+    """A model that was trained elsewhere has a claim of its own, which is not that of another
+    seed."""
     spec = load_spec(small_spec(tmp_path, seeds=seeds))
     plan = Trained(tmp_path / "own").folder.plan()
     trials = [replace(trial, **other) for trial in plan.trials]

@@ -14,7 +14,9 @@ from raydp.sweep.store.results import RunResult
 
 
 @given(st.integers(0, 3000), st.integers(1, 1500))
-def test_rounds_are_the_runs_in_order_and_larger_than_the_slots(num_runs: int, num_slots: int) -> None:
+def test_rounds_are_the_runs_in_order_and_larger_than_the_slots(
+    num_runs: int, num_slots: int
+) -> None:
     run_ids = [str(k) for k in range(num_runs)]
     found = list(tune_rounds.rounds(run_ids, num_slots))
     assert [run_id for those in found for run_id in those] == run_ids
@@ -27,16 +29,18 @@ ROWS = ({"loss": 1.0}, {"loss": 2.0})
 def test_the_queue_forgets_what_is_on_disk() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=1)
-        await queue.enqueue(["a"])
+        await queue.enqueue(["a"], 1)
         waiting = asyncio.create_task(queue.outcome("a"))
         await asyncio.sleep(0)
         run_id, token = await queue.lease(0) or ("", 0)
-        await queue.forget(run_id)  # nothing to forget yet
+        await queue.committed(run_id)  # nothing to forget yet
         await queue.complete(run_id, token, RunResult(run_id="a", status="finished", history=ROWS))
         assert (await waiting).history == ROWS
-        await queue.forget(run_id)
+        await queue.committed(run_id)
         assert await queue.outcome("a") == RunResult(run_id="a", status="finished")
-        assert not await queue.complete(run_id, token, RunResult(run_id="a", status="finished")), "a result is final"
+        assert not await queue.complete(run_id, token, RunResult(run_id="a", status="finished")), (
+            "a result is final"
+        )
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=20))
 

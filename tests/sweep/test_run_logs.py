@@ -1,4 +1,5 @@
-"""Run logs: what TensorBoard and Weights & Biases read is what the points table says, and nothing else leaves."""
+"""Run logs: what TensorBoard and Weights & Biases read is what the points table says, and nothing
+else leaves."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raydp import Sweep
+from raydp.extensions.run_logs.loggers import RunLog, TensorBoardLog
+from raydp.extensions.run_logs.packages import log_commands
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
-from raydp.sweep.engine.tune.loggers import RunLog, TensorBoardLog
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.run_logs import log_commands
 from raydp.sweep.store.folder import SweepFolder
 from tests.builders.specs import small_spec
 from tests.builders.wandb_files import wandb_runs
@@ -26,30 +27,44 @@ from tests.conftest import Answer
 from tests.sweep.explored import LOGGERS, Explored, tracking
 from tests.sweep.trained import TrainedSpec
 
+pytestmark = pytest.mark.xdist_group("tune")
+
 METRICS = ("utility_loss", "score", "score.vmr_exact", "score.vmr_exact.std_error")
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every curve of a folder, as TensorBoard reads it: (step, value) by tag, without the prefix of Tune."""
+    """Every curve of a folder, as TensorBoard reads it: (step, value) by tag, without the prefix of
+    Tune."""
     reader = EventAccumulator(str(folder))
     reader.Reload()
     tags = reader.Tags()["scalars"]
-    return {tag.removeprefix("ray/tune/"): [(e.step, e.value) for e in reader.Scalars(tag)] for tag in tags}
+    return {
+        tag.removeprefix("ray/tune/"): [(e.step, e.value) for e in reader.Scalars(tag)]
+        for tag in tags
+    }
 
 
 @pytest.mark.slow
 def test_tensorboard_reads_what_the_points_say(explored: Explored) -> None:
-    folders = {path.name.rpartition("-")[2]: path for path in explored.folder.tensorboard_logs.iterdir()}
+    folders = {
+        path.name.rpartition("-")[2]: path for path in explored.folder.tensorboard_logs.iterdir()
+    }
     assert len(folders) == 5
     assert len(explored.points) == 4, "one of the runs has failed"
     for point in explored.points:
         folder = folders[point["run_id"][:8]]
-        assert folder.name.startswith(f"b16_T{point['num_steps']}_lr{point['learning_rate']}_seed0-")
+        assert folder.name.startswith(
+            f"b16_T{point['num_steps']}_lr{point['learning_rate']}_seed0-"
+        )
         curves = events(folder)
         for name in METRICS:
-            assert curves[name] == [(point["num_steps"], pytest.approx(point[name], rel=1e-6))], "fp32 in the file"
+            assert curves[name] == [(point["num_steps"], pytest.approx(point[name], rel=1e-6))], (
+                "fp32 in the file"
+            )
         own = explored.steps(point["run_id"])
-        assert all(own[step] == pytest.approx(loss, rel=1e-6) for step, loss in curves.get("loss", []))
+        assert all(
+            own[step] == pytest.approx(loss, rel=1e-6) for step, loss in curves.get("loss", [])
+        )
     long = events(folders[max(explored.points, key=lambda p: p["num_steps"])["run_id"][:8]])
     assert len(long["loss"]) > 1, "the run trained for seconds"
 
@@ -62,8 +77,12 @@ def test_wandb_has_what_the_points_say(explored: Explored) -> None:
         run = runs[point["run_id"]]
         assert (run.project, run.group) == ("small", "small")
         assert run.name == f"b16_T{point['num_steps']}_lr{point['learning_rate']}_seed0"
-        assert {k: run.config[k] for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed")} == {
-            k: point[k] for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed")
+        assert {
+            k: run.config[k]
+            for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed")
+        } == {
+            k: point[k]
+            for k in ("batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed")
         }
         last = run.rows[-1]
         assert last["_step"] == point["num_steps"]
@@ -74,14 +93,29 @@ def test_wandb_has_what_the_points_say(explored: Explored) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_sent_and_the_files_hold_no_secret_key_machine_or_path(explored: Explored) -> None:
+def test_nothing_is_sent_and_the_files_hold_no_secret_key_machine_or_path(
+    explored: Explored,
+) -> None:
     assert explored.sent == []
     task, _ = build_task(load_spec(explored.folder.path / "spec.yaml"))
     texts = [secret.prompt for secret in task.secrets()] + ["k" * 40]
-    files = [path for path in (explored.folder.path / "logs").rglob("*") if path.is_file() and not path.is_symlink()]
+    files = [
+        path
+        for path in (explored.folder.path / "logs").rglob("*")
+        if path.is_file() and not path.is_symlink()
+    ]
     assert texts
     assert not [path for path in files if any(text.encode() in path.read_bytes() for text in texts)]
-    own = {"_wandb", "trial_log_path", "run_id", "batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed"}
+    own = {
+        "_wandb",
+        "trial_log_path",
+        "run_id",
+        "batch_size",
+        "num_steps",
+        "learning_rate",
+        "noise_multiplier",
+        "seed",
+    }
     for run in wandb_runs(explored.folder.wandb_logs):
         assert str(explored.folder.path).encode() not in run.path.read_bytes()
         assert run.host == "-"
@@ -127,12 +161,21 @@ def trial(run_id: str = "a1b2c3d4e5f6", trial_id: str = "t1") -> Any:
 def report(log: GuardedCallback, of: Any, *steps: int) -> None:
     log.on_trial_start(iteration=0, trials=[], trial=of)
     for step in steps:
-        row = {"status": "running", "loss": float(step), "step": step, "num_steps": 5, "training_iteration": 1}
-        log.on_trial_result(iteration=0, trials=[], trial=of, result={**row, "hostname": "mine", "pid": 3})
+        row = {
+            "status": "running",
+            "loss": float(step),
+            "step": step,
+            "num_steps": 5,
+            "training_iteration": 1,
+        }
+        log.on_trial_result(
+            iteration=0, trials=[], trial=of, result={**row, "hostname": "mine", "pid": 3}
+        )
 
 
 def test_a_run_that_is_resumed_continues_its_curve(tmp_path: Path) -> None:
-    """Tune counts reports from 1 again and gives the trial another id; the axis is the run's own step."""
+    """Tune counts reports from 1 again and gives the trial another id; the axis is the run's own
+    step."""
     folder = SweepFolder(path=tmp_path / "small")
     first = GuardedCallback(TensorBoardLog(folder))
     report(first, trial(trial_id="t1"), 1, 3)
@@ -168,7 +211,9 @@ def test_an_interrupted_sweep_ends_the_runs_in_progress(tmp_path: Path) -> None:
     assert ended == [("t1", False), ("t2", True)]
 
 
-@pytest.mark.parametrize(("logger", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+@pytest.mark.parametrize(
+    ("logger", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
+)
 def test_a_missing_package_is_an_error_before_anything_trains(
     raydp: Callable[..., Answer],
     write_spec: Callable[..., Path],
@@ -178,10 +223,17 @@ def test_a_missing_package_is_an_error_before_anything_trains(
     package: str,
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == package else find(name, *rest),
+    )
     spec = write_spec(tracking=tracking(tmp_path, logger))
     answer = raydp("sweep", spec)
     assert answer.code == 2
     remedy = f"Run `pip install '.[{logger}]'`, or leave it out."
-    assert f"tracking.loggers '{logger}' must have the package {package}, got none. {remedy}" in answer.err
+    assert (
+        f"tracking.loggers '{logger}' must have the package {package}, got none. {remedy}"
+        in answer.err
+    )
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,5 @@
-"""`raydp score` with real Ray: what training measured comes out again, and kills and failures cost nothing else."""
+"""`raydp score` with real Ray: what training measured comes out again, and kills and failures cost
+nothing else."""
 
 from __future__ import annotations
 
@@ -12,15 +13,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import yaml
 
 from raydp import select
+from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io.output import stderr
 from raydp.scores.base import Measurement
 from raydp.scores.requests import requests_from
-from raydp.scoring.sweep import score_sweep
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.reports import report
@@ -30,19 +30,27 @@ from raydp.sweep.store.points import points_table, secrets_table
 from raydp.tracking import find_models
 from tests.builders.specs import small_spec
 from tests.conftest import start_raydp
+from tests.processes import below
 from tests.sweep.trained import SCORES, Trained
 from tests.sweep.undisturbed import wait_until
+
+pytestmark = pytest.mark.xdist_group("scoring")
 
 
 @pytest.fixture(scope="module")
 def scored(
     trained: Trained, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Trained, dict[str, Any], dict[str, Any]]:
-    """Scored twice: the first time one model's weights are cut off and another's are in the registry alone."""
+    """Scored twice: the first time one model's weights are cut off and another's are in the
+    registry alone."""
     file = tmp_path_factory.mktemp("scores") / "scores.yaml"
     again = [{"name": "vmr", "label": "vmr-again"}, {"name": "vmr_exact", "label": "exact-again"}]
     calm = {"name": "air", "num_samples": 20, "label": "calm"}
-    file.write_text(yaml.safe_dump([*again, {"name": "air", "num_samples": 3}, {"name": "model_distance"}, calm]))
+    file.write_text(
+        yaml.safe_dump(
+            [*again, {"name": "air", "num_samples": 3}, {"name": "model_distance"}, calm]
+        )
+    )
     broken, moved = (trained.folder.trial(t.run_id) / "model" for t in trained.trials[:2])
     weights = broken / "adapter_model.safetensors"
     whole = weights.read_bytes()
@@ -55,7 +63,9 @@ def scored(
 
 
 @pytest.mark.slow
-def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(scored: tuple[Any, ...]) -> None:
+def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(
+    scored: tuple[Any, ...],
+) -> None:
     trained, first, second = scored
     failures = first["scores"]["vmr-again"]["failed"]
     assert [f["run_id"] for f in failures] == [trained.trials[0].run_id]
@@ -63,29 +73,44 @@ def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(score
     assert first["scores"]["vmr-again"]["measured"] == 4, "three of four runs, and the base model"
     assert len(first["scores"]["model_distance"]["failed"]) == 4, "distances need every model"
     assert second["scores"]["vmr-again"]["failed"] == []
-    assert (second["scores"]["vmr-again"]["measured"], second["scores"]["vmr-again"]["already"]) == (1, 4)
+    assert (
+        second["scores"]["vmr-again"]["measured"],
+        second["scores"]["vmr-again"]["already"],
+    ) == (1, 4)
     assert (second["scores"]["model_distance"]["measured"], second["tracked"]) == (4, 4)
-    assert not (trained.folder.path / "scores" / ".models").exists(), "what came from the registry is gone"
+    assert not (trained.folder.path / "scores" / ".models").exists(), (
+        "what came from the registry is gone"
+    )
 
 
 @pytest.mark.slow
 def test_what_training_measured_comes_out_again(scored: tuple[Any, ...]) -> None:
-    """Bitwise: the same weights in the same topology, also of the model that came from the registry."""
+    """Bitwise: the same weights in the same topology, also of the model that came from the
+    registry."""
     trained, _, second = scored
     points = points_table(trained.folder)
     for name, label in (("vmr", "vmr-again"), ("vmr_exact", "exact-again")):
         assert points[f"score.{label}"].tolist() == points[f"score.{name}"].tolist()
-        assert points[f"score.{label}.std_error"].tolist() == points[f"score.{name}.std_error"].tolist()
+        assert (
+            points[f"score.{label}.std_error"].tolist()
+            == points[f"score.{name}.std_error"].tolist()
+        )
         assert second["scores"][label]["base"] == trained.folder.result(BASE_RUN).scores[name].value
     secrets = secrets_table(trained.folder)
-    own, again = (secrets[secrets["score"] == s].drop(columns="score") for s in ("vmr", "vmr-again"))
+    own, again = (
+        secrets[secrets["score"] == s].drop(columns="score") for s in ("vmr", "vmr-again")
+    )
     pd.testing.assert_frame_equal(own.reset_index(drop=True), again.reset_index(drop=True))
 
 
 @pytest.mark.slow
-def test_the_tables_on_disk_have_them_and_the_counts_of_the_secrets(scored: tuple[Any, ...]) -> None:
+def test_the_tables_on_disk_have_them_and_the_counts_of_the_secrets(
+    scored: tuple[Any, ...],
+) -> None:
     trained, _, _ = scored
-    assert {"score.air", "score.model_distance"} <= set(pd.read_csv(trained.folder.path / "points.csv"))
+    assert {"score.air", "score.model_distance"} <= set(
+        pd.read_csv(trained.folder.path / "points.csv")
+    )
     secrets = pd.read_parquet(trained.folder.path / "secrets.parquet")
     assert set(secrets["count"]) == {20, 40, 80}
     task, _ = build_task(trained.spec)
@@ -102,7 +127,9 @@ def test_mlflow_has_each_value_once_and_finds_models_by_it(scored: tuple[Any, ..
     points = points_table(trained.folder)
     bound = float(points["score.model_distance"].median())
     found = find_models(trained.uri, score="model_distance", max_score=bound, order_by="score")
-    assert sorted(found["run_id"]) == sorted(points[points["score.model_distance"] <= bound]["run_id"])
+    assert sorted(found["run_id"]) == sorted(
+        points[points["score.model_distance"] <= bound]["run_id"]
+    )
 
 
 @pytest.mark.slow
@@ -114,7 +141,8 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
         database.execute("delete from logged_model_metrics where metric_name = 'score.air'")
     before = {p: p.stat().st_mtime_ns for p in (trained.folder.path / "scores").glob("air/*.json")}
     monkeypatch.setattr(
-        "raydp.sweep.engine.measuring.measurement.start_ray", lambda _: pytest.fail("nothing is left to measure")
+        "raydp.sweep.engine.measuring.measurement.start_ray",
+        lambda _: pytest.fail("nothing is left to measure"),
     )
     answer = trained.score(names="air", params=["num_samples=3"])
     assert (answer["scores"]["air"]["measured"], answer["scores"]["air"]["already"]) == (0, 5)
@@ -124,16 +152,22 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
 
 
 @pytest.mark.slow
-def test_select_and_report_by_a_score_that_was_measured_later(scored: tuple[Any, ...], tmp_path: Path) -> None:
+def test_select_and_report_by_a_score_that_was_measured_later(
+    scored: tuple[Any, ...], tmp_path: Path
+) -> None:
     trained, _, _ = scored
     points = points_table(trained.folder)
     means = points.groupby("num_steps")["score.model_distance"].mean()
     chosen = select(trained.folder.path, rule="oracle", score="model_distance")
     assert chosen.configuration.num_steps == means.idxmin()
     assert chosen.score == pytest.approx(means.min())
-    worst = secrets_table(trained.folder).query("score == 'vmr_exact'").groupby("run_id")["value"].max()
+    worst = (
+        secrets_table(trained.folder).query("score == 'vmr_exact'").groupby("run_id")["value"].max()
+    )
     means = points.assign(worst=points["run_id"].map(worst)).groupby("num_steps")["worst"].mean()
-    assert select(trained.folder.path, rule="oracle", worst_case=True).score == pytest.approx(means.min())
+    assert select(trained.folder.path, rule="oracle", worst_case=True).score == pytest.approx(
+        means.min()
+    )
     report(trained.folder.path, tmp_path / "report.html", score="exact-again", worst_case=True)
     base = trained.folder.result(BASE_RUN).scores["vmr_exact"].per_secret
     assert f"{max(base.values()):.4g}" in (tmp_path / "report.html").read_text()
@@ -143,7 +177,12 @@ def test_select_and_report_by_a_score_that_was_measured_later(scored: tuple[Any,
 
 @pytest.mark.slow
 def test_models_whose_adapters_differ_in_size_are_measured_by_one_call(tmp_path: Path) -> None:
-    space = {"batch_size": [32], "num_steps": [3], "learning_rate": [0.01], "model.adapter.r": [1, 2]}
+    space = {
+        "batch_size": [32],
+        "num_steps": [3],
+        "learning_rate": [0.01],
+        "model.adapter.r": [1, 2],
+    }
     scores = [{"name": "vmr_exact"}, {"name": "logprob"}]
     trained = Trained(tmp_path / "sweep", space=space, scores=scores)
     answer = trained.score(names="logprob", label="again")["scores"]["again"]
@@ -158,14 +197,19 @@ def test_a_label_means_one_measurement(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     own = trained.score(names="vmr")["scores"]["vmr"]
     assert own == {"score": "vmr", "note": "measured in training"}
-    with pytest.raises(ValueError, match=r"label must be new .* got 'vmr', which the sweep measured in training"):
+    with pytest.raises(
+        ValueError, match=r"label must be new .* got 'vmr', which the sweep measured in training"
+    ):
         trained.score(names="vmr", params=["num_samples=5"])
-    with pytest.raises(ValueError, match=r"label must be new .* got 'air', which is .*'num_samples': 3"):
+    with pytest.raises(
+        ValueError, match=r"label must be new .* got 'air', which is .*'num_samples': 3"
+    ):
         trained.score(names="air")
 
 
 def test_other_data_than_the_sweeps_are_refused(trained: Trained) -> None:
-    """A run's identity holds the hash of the data, so a plan with another one stands for changed data."""
+    """A run's identity holds the hash of the data, so a plan with another one stands for changed
+    data."""
     changed = SweepFolder(path=trained.folder.path.parent / "changed")
     changed.path.mkdir()
     shutil.copy(trained.folder.path / "spec.yaml", changed.path)
@@ -194,14 +238,22 @@ def test_results_of_which_nobody_knows_what_they_measured_are_dropped(tmp_path: 
     folder = SweepFolder(path=tmp_path)
     (request,) = requests_from("vmr")
     begun = Measurements.begin(folder, request, seed=0, models=None)
-    begun.commit("run", {"status": "finished", "measurement": Measurement.over_secrets([1.0], ids=["a"]).document()})
+    begun.commit(
+        "run",
+        {
+            "status": "finished",
+            "measurement": Measurement.over_secrets([1.0], ids=["a"]).document(),
+        },
+    )
     assert Measurements.begin(folder, request, seed=0, models=None).finished("run")
     (begun.path / "measurement.json").unlink()
     assert Measurements.begin(folder, request, seed=1, models=None).finished("run") is None
 
 
 def test_a_sweep_refuses_a_score_of_a_set_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"scores must measure one model, got 'model_distance'.*raydp score small"):
+    with pytest.raises(
+        ValueError, match=r"scores must measure one model, got 'model_distance'.*raydp score small"
+    ):
         build_task(load_spec(small_spec(tmp_path, scores=[*SCORES, {"name": "model_distance"}])))
 
 
@@ -251,12 +303,13 @@ def test_after_a_kill_the_values_are_those_of_an_undisturbed_measurement(
         driver.communicate()
         driver = start_raydp(folder.parent.parent, "score", folder, *long)
     else:
-        processes = psutil.Process(driver.pid).children(recursive=True)
-        (scorer,) = [p for p in processes if " ".join(p.cmdline()).startswith(f"ray::{victim}")]
+        (scorer,) = below(driver.pid, f"ray::{victim}")
         scorer.kill()
     out, err = driver.communicate(timeout=240)
     assert driver.returncode == 0, err
     assert json.loads(out)["scores"][label]["failed"] == []
-    assert all(p.stat().st_mtime_ns == time for p, time in done.items()), "nothing finished was measured again"
+    assert all(p.stat().st_mtime_ns == time for p, time in done.items()), (
+        "nothing finished was measured again"
+    )
     points = points_table(trained.folder)
     assert points[f"score.{label}"].tolist() == points["score.calm"].tolist()

@@ -9,12 +9,14 @@ import time
 import pytest
 from rich.console import Console
 
+from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io import waiting
 from raydp.scores.requests import requests_from
-from raydp.scoring.sweep import score_sweep
 from raydp.sweep.engine.measuring import scorers
 from raydp.sweep.engine.progress import MeasurementProgress
 from tests.sweep.trained import Trained
+
+pytestmark = pytest.mark.xdist_group("scoring")
 
 
 @pytest.fixture
@@ -39,6 +41,10 @@ def test_a_search_over_all_models_says_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(scorers, "REPORT_SECONDS", 0.1)
     options = ["num_seeds=1", "max_steps=3", "max_prompt_tokens=2"]
-    answer = score_sweep(trained.folder, requests_from(names="acr", params=options, label="searched"), console=console)
+    answer = score_sweep(
+        trained.folder,
+        requests_from(names="acr", params=options, label="searched"),
+        console=console,
+    )
     assert answer["scores"]["searched"]["measured"] == 5
     assert re.search(r"0/5 measured, searched has seen [1-5] of 5 models", console.file.getvalue())

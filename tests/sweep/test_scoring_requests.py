@@ -11,7 +11,10 @@ from raydp.scores.requests import ScoreRequest, requests_from
 
 
 def test_requests_of_a_command() -> None:
-    assert [(r.label, r.plugin.name) for r in requests_from("vmr, air")] == [("vmr", "vmr"), ("air", "air")]
+    assert [(r.label, r.plugin.name) for r in requests_from("vmr, air")] == [
+        ("vmr", "vmr"),
+        ("air", "air"),
+    ]
     (one,) = requests_from("air", ["num_samples=100"], label="air-100")
     assert (one.label, one.plugin.params.num_samples) == ("air-100", 100)
     many: list[ScoreRequest] = requests_from("vmr,air", ["air.num_samples=5"])

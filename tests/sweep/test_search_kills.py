@@ -1,4 +1,5 @@
-"""A search whose driver is killed goes on: nothing that finished runs again, and what was being trained is not lost."""
+"""A search whose driver is killed goes on: nothing that finished runs again, and what was being
+trained is not lost."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from raydp import Sweep
-from raydp.search.optuna_study import FILE
+from raydp.extensions.searches.optuna_study import FILE
 from raydp.sweep.store.folder import SweepFolder
 from tests.builders.specs import small_spec
 from tests.conftest import start_raydp
@@ -26,14 +27,26 @@ NUM_CONFIGURATIONS = 6
 @pytest.mark.parametrize(
     ("search", "runs"),
     [
-        pytest.param({"name": "optuna", "num_configurations": 4, "initial": 2}, 4, id="optuna", marks=pytest.mark.slow),
         pytest.param(
-            {"name": "frugal", "num_draws": 50, "max_cost_share": 0.7}, None, id="frugal", marks=pytest.mark.thorough
+            {"name": "optuna", "num_configurations": 4, "initial": 2},
+            4,
+            id="optuna",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"name": "frugal", "num_draws": 50, "max_cost_share": 0.7},
+            None,
+            id="frugal",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
-def test_after_a_kill_of_the_driver_the_search_goes_on(tmp_path: Path, search: dict[str, Any], runs: int) -> None:
-    spec = small_spec(tmp_path, space={**SPACE, "search": search}, cluster={"checkpoint_seconds": 0.0})
+def test_after_a_kill_of_the_driver_the_search_goes_on(
+    tmp_path: Path, search: dict[str, Any], runs: int
+) -> None:
+    spec = small_spec(
+        tmp_path, space={**SPACE, "search": search}, cluster={"checkpoint_seconds": 0.0}
+    )
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     folder = Path(spec["storage"]) / "small"
     driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--json")
@@ -49,8 +62,12 @@ def test_after_a_kill_of_the_driver_the_search_goes_on(tmp_path: Path, search: d
     out, err = driver.communicate(timeout=FINISH_SECONDS)
     assert driver.returncode == 0, err
     counts = json.loads(out)["counts"]
-    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), "nothing finished ran twice"
-    assert interrupted <= {path.parent.name for path in results(folder)}, "what was begun was gone on with"
+    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in finished.items()), (
+        "nothing finished ran twice"
+    )
+    assert interrupted <= {path.parent.name for path in results(folder)}, (
+        "what was begun was gone on with"
+    )
     assert counts["finished"] > len(finished), "the search went on"
     assert counts["finished"] == (runs or counts["finished"])
     assert counts["pending"] == counts["failed"] == 0
@@ -75,4 +92,6 @@ def begun(folder: Path) -> set[str]:
 def recorded(folder: Path) -> dict[str, int]:
     """The trials of the search's study by their state, read without Optuna."""
     with sqlite3.connect(folder / FILE) as database:
-        return dict(database.execute("select state, count(*) from trials group by state").fetchall())
+        return dict(
+            database.execute("select state, count(*) from trials group by state").fetchall()
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydp.spec.reading import load_spec
-from raydp.sweep.engine.searched import searched
+from raydp.sweep.searched import searched
 from tests.builders import toys
 from tests.builders.specs import small_spec
 
@@ -20,7 +20,7 @@ TRIALS = [
 
 
 def said(folder: Path, **select: Any) -> dict[str, Any]:
-    chosen = {"score": "vmr_exact", "min_utility_gain": None, **select}
+    chosen = {"score": "vmr_exact", "min_gain_share": None, **select}
     return searched(load_spec(small_spec(folder, seeds=[0, 1], select=chosen)), TRIALS)
 
 
@@ -37,11 +37,13 @@ def test_only_what_has_more_than_one_value_was_searched(tmp_path: Path) -> None:
         ({"rule": "informed"}, ["utility_loss", "vmr_exact"]),
         ({"rule": "best-utility"}, ["utility_loss"]),
         ({"rule": "oracle"}, ["vmr_exact"]),
-        ({"rule": "oracle", "min_utility_gain": 0.9}, ["utility_loss", "vmr_exact"]),
+        ({"rule": "oracle", "min_gain_share": 0.9}, ["utility_loss", "vmr_exact"]),
         ({"rule": "oracle", "max_loss": 2.0}, ["utility_loss", "vmr_exact"]),
     ],
 )
-def test_it_names_the_figures_that_the_rule_looks_at(tmp_path: Path, select: dict[str, Any], on: list[str]) -> None:
+def test_it_names_the_figures_that_the_rule_looks_at(
+    tmp_path: Path, select: dict[str, Any], on: list[str]
+) -> None:
     answer = said(tmp_path, **select)
     assert answer["rule"] == select["rule"]
     assert [figure.split(" of ")[0] for figure in answer["chosen_on"]] == on

@@ -1,11 +1,17 @@
-"""What the selection and the result of a sweep know: score, guarantee, sweep and model. The runs are trained here."""
+"""What the selection and the result of a sweep know: score, guarantee, sweep and model.
+
+The runs are trained here.
+"""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 
 import raydp.privacy.records.guarantee as guarantee_module
-from raydp import Sweep, SweepResult, select
+from raydp import Sweep, SweepResult, report, select
 from raydp.analysis.selection.words import in_words
 from tests.sweep.trained import Trained
 
@@ -36,7 +42,23 @@ def test_a_selection_names_its_score_its_guarantee_and_its_sweep(ended: Ended) -
     assert document["scores"] == {name: own[f"score.{name}"] for name in ("vmr_exact", "vmr")}
     assert select(ended.folder.path).to_dict() == document
     assert select(ended.folder.path, score="vmr", rule="oracle").score_name == "vmr"
-    assert select(ended.folder.path, score="vmr_exact", worst_case=True).score_name == "worst case of vmr_exact"
+    assert (
+        select(ended.folder.path, score="vmr_exact", worst_case=True).score_name
+        == "worst case of vmr_exact"
+    )
+
+
+def test_reading_of_a_sweep_writes_nothing(ended: Ended, tmp_path: Path) -> None:
+    """Nor does it need the tables that an end has written."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ended.folder.path, copy)
+    for name in ("points.csv", "secrets.parquet"):
+        (copy / name).unlink()
+    before = sorted(copy.rglob("*"))
+    assert select(copy).to_dict() == ended.selected.to_dict()
+    assert select(copy, score="vmr_exact", worst_case=True).score is not None
+    report(copy, tmp_path / "report.html")
+    assert sorted(copy.rglob("*")) == before
 
 
 def test_every_other_score_is_in_the_words_of_the_decision(ended: Ended) -> None:
@@ -45,14 +67,19 @@ def test_every_other_score_is_in_the_words_of_the_decision(ended: Ended) -> None
 
 def test_a_selection_loads_its_model_from_the_sweeps_own_store(ended: Ended) -> None:
     assert ended.selected.load().training is False
-    with pytest.raises(ValueError, match=r"Selection\.load must be called on the selection of a sweep"):
+    with pytest.raises(
+        ValueError, match=r"Selection\.load must be called on the selection of a sweep"
+    ):
         select(ended.result.points()).load()
 
 
 def test_the_report_names_a_store_and_no_absolute_path(ended: Ended) -> None:
     assert ended.result.report is not None
     page = ended.result.report.read_text(encoding="utf-8")
-    assert f"raydp.load_model({ended.selected.model_uri!r}, tracking_uri=...)".replace("'", "&#x27;") in page
+    assert (
+        f"raydp.load_model({ended.selected.model_uri!r}, tracking_uri=...)".replace("'", "&#x27;")
+        in page
+    )
     assert str(ended.folder.path.parent) not in page
 
 
@@ -72,8 +99,12 @@ def test_a_sweep_that_has_ended_gives_its_result_again(ended: Ended) -> None:
     assert again.document() == ended.result.document()
 
 
-def test_a_resume_of_a_finished_sweep_composes_nothing_again(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_of_a_finished_sweep_composes_nothing_again(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = ended.folder.released()
-    monkeypatch.setattr(guarantee_module, "composed_epsilon", lambda *_: pytest.fail("it is in the cache"))
+    monkeypatch.setattr(
+        guarantee_module, "composed_epsilon", lambda *_: pytest.fail("it is in the cache")
+    )
     assert Sweep(ended.content).run(resume=True).selected == ended.selected
     assert ended.folder.released() == before

@@ -1,4 +1,5 @@
-"""What people read of a sweep: notes about the data, the steps of a selection, commands that work as printed."""
+"""What people read of a sweep: notes about the data, the steps of a selection, commands that work
+as printed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ import yaml
 
 import raydp
 from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
-from raydp.cli.show.sweeps import _show_decision, lookup_commands, show_predictions, show_selection, show_status
+from raydp.cli.show.sweeps import (
+    _show_decision,
+    lookup_commands,
+    show_selection,
+    show_status,
+)
+from raydp.extensions.prediction.command import show_predictions
 from raydp.io import output
 from raydp.io.shell import shell_line
 from raydp.privacy import Caution
@@ -24,7 +31,13 @@ from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
 from raydp.sweep.store.folder import SweepFolder
-from raydp.sweep.store.summary import ReleasedModels, RunCounts, RunFailure, SelectedConfiguration, SweepSummary
+from raydp.sweep.store.summary import (
+    ReleasedModels,
+    RunCounts,
+    RunFailure,
+    SelectedConfiguration,
+    SweepSummary,
+)
 from raydp.tasks.base import TaskFacts
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
@@ -70,7 +83,13 @@ def test_the_report_ends_with_the_notes_about_the_data() -> None:
 
 def test_released_without_a_guarantee_there_is_no_sum_to_tell() -> None:
     """released.json is strict JSON: infinity is the string."""
-    document = {"models": 2, "run_ids": ["a", "b"], "epsilon": "inf", "delta": 1e-3, "accountant": "rdp"}
+    document = {
+        "models": 2,
+        "run_ids": ["a", "b"],
+        "epsilon": "inf",
+        "delta": 1e-3,
+        "accountant": "rdp",
+    }
     without = ReleasedModels.from_json(document)
     assert without.to_json() == document
     assert together_notes(without) == []
@@ -78,14 +97,20 @@ def test_released_without_a_guarantee_there_is_no_sum_to_tell() -> None:
     assert told.startswith("All 2 models of this sweep together: ε at most 9.5")
 
 
-def test_plan_prints_the_notes_about_the_data(raydp: Callable[..., Answer], write_spec: Callable[..., Path]) -> None:
+def test_plan_prints_the_notes_about_the_data(
+    raydp: Callable[..., Answer], write_spec: Callable[..., Path]
+) -> None:
     out = raydp("plan", write_spec()).out
     assert out.startswith("2000 examples; the unit of privacy is: mail\n")
     assert "synthetic: all names, facts and sentences are made up" in out.splitlines()
 
 
-def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    points = tuple(Configuration(batch_size=b, num_steps=5, learning_rate=0.01) for b in range(1, 7))
+def test_a_step_names_what_it_left_and_not_what_it_dropped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    points = tuple(
+        Configuration(batch_size=b, num_steps=5, learning_rate=0.01) for b in range(1, 7)
+    )
     steps = (
         SelectionStep(name="updates", rule="", survivors=points[:5], dropped=points[5:]),
         SelectionStep(name="compute", rule="", survivors=points[:1], dropped=points[1:5]),
@@ -94,23 +119,31 @@ def test_a_step_names_what_it_left_and_not_what_it_dropped(capsys: pytest.Captur
         configuration=points[0], utility_loss=1.0, score=0.5, rule="procedure", steps=steps, model_uri=None,
         explanation="The scores agree.",
     )  # fmt: skip
-    missing = SelectionStep(name="leakage check", rule=LEAKAGE_NOT_CHECKED, survivors=points, dropped=())
+    missing = SelectionStep(
+        name="leakage check", rule=LEAKAGE_NOT_CHECKED, survivors=points, dropped=()
+    )
     alone = SelectionStep(name="individual", rule="", survivors=points[:1], dropped=())
     show_selection(replace(chosen, steps=(missing, *steps, alone)))
     assert capsys.readouterr().out.splitlines() == [
         "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",
         "The scores agree.",
         f"leakage check {LEAKAGE_NOT_CHECKED}",
-        "updates: 1 dropped, 5 left: (b=1, T=5, η=0.01), (b=2, T=5, η=0.01), (b=3, T=5, η=0.01), ...",
+        "updates: 1 dropped, 5 left: (b=1, T=5, η=0.01), (b=2, T=5, η=0.01), (b=3, T=5, η=0.01), "
+        "...",
         "compute: 4 dropped, 1 left: (b=1, T=5, η=0.01)",
     ]
 
 
 @pytest.mark.parametrize(
     ("method", "alias"),
-    [({"name": "dp_adam", "max_grad_norm": 0.1}, "privacy-preferred"), ({"name": "nonprivate"}, "best-utility")],
+    [
+        ({"name": "dp_adam", "max_grad_norm": 0.1}, "privacy-preferred"),
+        ({"name": "nonprivate"}, "best-utility"),
+    ],
 )
-def test_the_command_loads_an_alias_that_the_sweep_sets(tmp_path: Path, method: dict[str, object], alias: str) -> None:
+def test_the_command_loads_an_alias_that_the_sweep_sets(
+    tmp_path: Path, method: dict[str, object], alias: str
+) -> None:
     _, load = lookup_commands(load_spec(small_spec(tmp_path, method=method)))
     assert f'models:/small@{alias}"' in load
 
@@ -124,17 +157,28 @@ def test_printed_commands_are_quoted_for_the_shell(tmp_path: Path, name: str) ->
     store = f"sqlite:///{name}.db"
     find, load = lookup_commands(load_spec(small_spec(tmp_path, tracking={"uri": store})))
     assert store in shlex.split(find)
-    call = next(node for node in ast.walk(ast.parse(shlex.split(load)[-1])) if isinstance(node, ast.keyword))
+    call = next(
+        node for node in ast.walk(ast.parse(shlex.split(load)[-1])) if isinstance(node, ast.keyword)
+    )
     assert ast.literal_eval(call.value) == store
-    assert shlex.split(shell_line("raydp", "sweep", Path(name) / "s.yaml")) == ["raydp", "sweep", f"{name}/s.yaml"]
+    assert shlex.split(shell_line("raydp", "sweep", Path(name) / "s.yaml")) == [
+        "raydp",
+        "sweep",
+        f"{name}/s.yaml",
+    ]
 
 
 def test_no_command_is_printed_without_quotes() -> None:
-    """A message that fills a value into a command takes it from `shell_line`; names of sweeps need no quotes."""
+    """A message that fills a value into a command takes it from `shell_line`; names of sweeps need
+    no quotes."""
     commands = "plan|sweep|select|audit|status|report|score|models"
-    unquoted = re.compile(rf"[fF][\"'][^\"'\n]*raydp (?:{commands})[^\"'\n`]* \{{(?!(?:spec|score)\.name)")
+    unquoted = re.compile(
+        rf"[fF][\"'][^\"'\n]*raydp (?:{commands})[^\"'\n`]* \{{(?!(?:spec|score)\.name)"
+    )
     sources = Path(raydp.__file__).parent.rglob("*.py")
-    assert not [str(p) for p in sources for line in p.read_text().splitlines() if unquoted.search(line)]
+    assert not [
+        str(p) for p in sources for line in p.read_text().splitlines() if unquoted.search(line)
+    ]
 
 
 def programs(tmp_path: Path) -> list[str]:
@@ -163,7 +207,10 @@ def test_commands_are_names_in_an_active_environment_and_paths_elsewhere(
     assert programs(tmp_path) == [".venv/bin/raydp", ".venv/bin/python"]
     monkeypatch.chdir("/")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # another environment's python
-    assert programs(tmp_path) == [str(environment / "raydp").removeprefix("/"), str(environment / "python")[1:]]
+    assert programs(tmp_path) == [
+        str(environment / "raydp").removeprefix("/"),
+        str(environment / "python")[1:],
+    ]
 
 
 def test_without_the_script_the_module_is_called(
@@ -177,10 +224,15 @@ def test_without_the_script_the_module_is_called(
 
 def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
     for program in programs(tmp_path):
-        assert subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
+        assert (
+            subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode
+            == 0
+        )
 
 
-def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_status_says_how_to_go_on_or_what_came_of_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     configuration = Configuration(batch_size=8, num_steps=4, learning_rate=0.1)
     failure = RunFailure(configuration=configuration, seed=0, run_id="ab12", reason="a [reason]")
     counts = RunCounts(runs=3, finished=1, failed=1, stopped=0, pending=1, failures=(failure,))
@@ -190,7 +242,10 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
     assert "a [reason]" in out
-    assert f"If no process runs this sweep, go on with: raydp sweep {tmp_path / 'spec.yaml'} --resume" in out
+    assert (
+        f"If no process runs this sweep, go on with: raydp sweep {tmp_path / 'spec.yaml'} --resume"
+        in out
+    )
     assert "1 of 3 runs are done; all of this is kept." in out
     for run_id, steps in (("cd34", (2, 3)), ("ef56", (1,))):
         checkpoints = folder.trial(run_id) / "checkpoints"
@@ -198,11 +253,22 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFix
         for step in steps:
             (checkpoints / f"step-{step:08d}.safetensors").touch()
     show_status(folder, counts, None)
-    assert "1 of 3 runs are done and 2 checkpointed (at step 3, 1); all of this is kept." in capsys.readouterr().out
-    selected = {"batch_size": 8, "num_steps": 4, "learning_rate": 0.1, "utility_loss": 1.5, "score": 0.25}
+    assert (
+        "1 of 3 runs are done and 2 checkpointed (at step 3, 1); all of this is kept."
+        in capsys.readouterr().out
+    )
+    selected = {
+        "batch_size": 8,
+        "num_steps": 4,
+        "learning_rate": 0.1,
+        "utility_loss": 1.5,
+        "score": 0.25,
+    }
     selected |= {"rule": "procedure", "model_uri": "models:/m/1"}
     ended = replace(counts, pending=0, failures=())
-    folder.set_summary(SweepSummary(counts=ended, selected=SelectedConfiguration.from_json(selected)))
+    folder.summary.write(
+        SweepSummary(counts=ended, selected=SelectedConfiguration.from_json(selected))
+    )
     show_status(folder, ended, None)
     out = capsys.readouterr().out
     assert "selected: (b=8, T=4, η=0.1) utility_loss 1.5000, score 0.25, models:/m/1" in out
@@ -210,8 +276,15 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(capsys: pytest.CaptureFix
     assert "--resume" not in out
 
 
-def test_predictions_warn_of_what_is_beyond_the_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"batch_size": 8, "score_interval": [0.25, 0.5], "score_run_interval": [0.125, 0.75], "beyond": []}
+def test_predictions_warn_of_what_is_beyond_the_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {
+        "batch_size": 8,
+        "score_interval": [0.25, 0.5],
+        "score_run_interval": [0.125, 0.75],
+        "beyond": [],
+    }
     show_predictions([row])
     out = capsys.readouterr().out
     assert [line.split("  ") for line in out.splitlines()[1:]][-1][-1].strip() == "none"
@@ -226,7 +299,10 @@ def test_predictions_warn_of_what_is_beyond_the_measured(capsys: pytest.CaptureF
     ("method", "said"),
     [
         ({"name": "dp_adam", "max_grad_norm": 0.1}, []),
-        ({"name": "nonprivate"}, ["nothing bounds what one record does, so ε is infinite, whatever δ is"]),
+        (
+            {"name": "nonprivate"},
+            ["nothing bounds what one record does, so ε is infinite, whatever δ is"],
+        ),
         (
             {"name": "dp_weights"},
             [
@@ -236,12 +312,18 @@ def test_predictions_warn_of_what_is_beyond_the_measured(capsys: pytest.CaptureF
         ),
         (
             {"name": "dp_mf", "num_bands": 2, "max_grad_norm": 0.1},
-            [f"noise multiplier of: banded matrix factorisation with 2 bands: {t} updates" for t in (6, 3)],
+            [
+                f"noise multiplier of: banded matrix factorisation with 2 bands: {t} updates"
+                for t in (6, 3)
+            ],
         ),
     ],
 )
 def test_plan_says_what_its_epsilon_and_sigma_are_of(
-    raydp: Callable[..., Answer], write_spec: Callable[..., Path], method: dict[str, object], said: list[str]
+    raydp: Callable[..., Answer],
+    write_spec: Callable[..., Path],
+    method: dict[str, object],
+    said: list[str],
 ) -> None:
     """What a DP optimizer's table says is all there is."""
     lines = raydp("plan", write_spec(method=method)).out.rstrip().splitlines()
@@ -256,7 +338,11 @@ def test_plan_says_what_its_epsilon_and_sigma_are_of(
     ("method", "bound", "message"),
     [
         ({"name": "nonprivate"}, {"epsilon": 8}, "Remove it: method nonprivate has no guarantee"),
-        ({"name": "dp_weights"}, {"claimed_epsilon": 8}, "select.at_most must not bound claimed_epsilon, got 8"),
+        (
+            {"name": "dp_weights"},
+            {"claimed_epsilon": 8},
+            "select.at_most must not bound claimed_epsilon, got 8",
+        ),
         ({"name": "dp_adam"}, {"epsilon": 4}, "Raise it to 8, the target"),
     ],
 )
@@ -268,7 +354,9 @@ def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
     message: str,
 ) -> None:
     """And not the end of the sweep, when all is trained."""
-    answer = raydp("plan", write_spec(method=method, select={"score": "vmr_exact", "at_most": bound}))
+    answer = raydp(
+        "plan", write_spec(method=method, select={"score": "vmr_exact", "at_most": bound})
+    )
     assert answer.code == 2
     assert message in answer.err
 
@@ -277,7 +365,9 @@ def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
 def test_a_warning_is_printed_once_and_a_quiet_command_prints_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: bool, quiet: bool
 ) -> None:
-    before = Caution(rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units.")
+    before = Caution(
+        rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units."
+    )
     chosen = Selection(
         configuration=Configuration(batch_size=1, num_steps=5, learning_rate=0.01), utility_loss=1.0, score=0.5,
         rule="procedure", steps=(), model_uri=None, cautions=("It leaks.", str(before)),
@@ -287,4 +377,6 @@ def test_a_warning_is_printed_once_and_a_quiet_command_prints_none(
     first, *warnings = capsys.readouterr().out.splitlines()
     assert first.startswith("selected by procedure")
     held = "warning: what was said at the start holds for this choice: privacy: delta 0.01."
-    assert warnings == ([] if quiet else ["warning: It leaks.", held if said else f"warning: {before}"])
+    assert warnings == (
+        [] if quiet else ["warning: It leaks.", held if said else f"warning: {before}"]
+    )

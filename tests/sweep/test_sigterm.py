@@ -1,4 +1,5 @@
-"""SIGTERM, as Slurm and spot instances send it: what runs saves its state and goes on from there."""
+"""SIGTERM, as Slurm and spot instances send it: what runs saves its state and goes on from
+there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ import yaml
 from raydp import Sweep
 from raydp.sweep.store.folder import SweepFolder
 from tests.conftest import start_raydp
-from tests.sweep.undisturbed import FINISH_SECONDS, Done, assert_same_points, results, spec_of, wait_until
+from tests.sweep.undisturbed import (
+    FINISH_SECONDS,
+    Done,
+    assert_same_points,
+    results,
+    spec_of,
+    wait_until,
+)
+
+pytestmark = pytest.mark.alone
 
 
 def interrupted(folder: Path) -> tuple[dict[str, Any], set[str]]:
@@ -27,7 +37,9 @@ def interrupted(folder: Path) -> tuple[dict[str, Any], set[str]]:
 
     def steps_of_unfinished() -> dict[str, int]:
         ended = {p.parent.name for p in results(sweep)}
-        ledgers = {p.parent.name: len(p.read_text().split()) for p in sweep.glob("trials/*/ledger.txt")}
+        ledgers = {
+            p.parent.name: len(p.read_text().split()) for p in sweep.glob("trials/*/ledger.txt")
+        }
         return {run_id: steps for run_id, steps in ledgers.items() if run_id not in ended}
 
     wait_until(lambda: any(3 <= steps < 10 for steps in steps_of_unfinished().values()), driver)
@@ -35,14 +47,21 @@ def interrupted(folder: Path) -> tuple[dict[str, Any], set[str]]:
     out, err = driver.communicate(timeout=FINISH_SECONDS)
     assert (driver.returncode, json.loads(out)["interrupted"]) == (1, True), err
     assert "Traceback" not in err
-    assert "runs in progress save their state" in err
-    return spec, {run for run in steps_of_unfinished() if list((sweep / "trials" / run).glob("checkpoints/step-*"))}
+    assert "runs that train save their state" in err
+    return spec, {
+        run
+        for run in steps_of_unfinished()
+        if list((sweep / "trials" / run).glob("checkpoints/step-*"))
+    }
 
 
 @pytest.mark.slow
 def test_no_step_is_lost_by_a_sigterm(done: Done, tmp_path: Path) -> None:
-    """No checkpoint is due by itself, so what is there was saved on the signal; no noisy step is executed twice."""
-    for attempt in range(4):  # a worker hears of the signal within a second; a fast one has ended its run by then
+    """No checkpoint is due by itself, so what is there was saved on the signal; no noisy step is
+    executed twice."""
+    for attempt in range(
+        4
+    ):  # a worker hears of the signal within a second; a fast one has ended its run by then
         folder = tmp_path / str(attempt)
         spec, paused = interrupted(folder)
         if paused:

@@ -14,11 +14,11 @@ import ray
 import yaml
 from ray.train.v2._internal.execution.scaling_policy import create_scaling_policy
 
+from raydp.extensions.forked_workers import start as warm
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine import slots as module
 from raydp.sweep.engine.ray_start import start_ray
 from raydp.sweep.engine.slots import SilentScalingPolicy, Slots
-from raydp.sweep.engine.warm import start as warm
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 
@@ -48,7 +48,9 @@ def test_only_what_can_grow_starts_rays_autoscaling_coordinator(
     monkeypatch.setattr(module, "beside_driver", lambda *args, **options: actors)
     monkeypatch.setattr(ray, "get", lambda reference: None)
     trainer = Slots(cluster, expected=1, storage=tmp_path)._trainer(0, 1)
-    trainer._initialize_and_run_controller(scaling_policy=create_scaling_policy(trainer.scaling_config))
+    trainer._initialize_and_run_controller(
+        scaling_policy=create_scaling_policy(trainer.scaling_config)
+    )
     policy = actors.remote.call_args.kwargs["scaling_policy"]
     assert isinstance(policy, SilentScalingPolicy) is not announced
 
@@ -58,11 +60,14 @@ def test_only_what_can_grow_starts_rays_autoscaling_coordinator(
 def test_an_interruption_ends_the_threads_before_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """A thread inside a call of Ray while Ray shuts down can end the process: `-x` would not even see a failure."""
+    """A thread inside a call of Ray while Ray shuts down can end the process: `-x` would not even
+    see a failure."""
     alive: list[bool] = []
     shutdown = ray.shutdown
     monkeypatch.setattr(
-        module.ray, "shutdown", lambda: (alive.extend(thread.is_alive() for thread in slots._threads), shutdown())
+        module.ray,
+        "shutdown",
+        lambda: (alive.extend(thread.is_alive() for thread in slots._threads), shutdown()),
     )
     cluster = ClusterSpec(max_concurrent_trials=2)
     start_ray(cluster)
@@ -82,15 +87,16 @@ def test_an_interruption_ends_the_threads_before_ray(
 
 @pytest.mark.slow
 def test_the_queue_answers_while_thousands_wait_for_their_results(tmp_path: Path) -> None:
-    """Ray lets 1,000 calls of an actor be in progress unless it is told: the lease would be the next one, for ever."""
+    """Ray lets 1,000 calls of an actor be in progress unless it is told: the lease would be the
+    next one, for ever."""
     cluster = ClusterSpec(max_concurrent_trials=1)
     start_ray(cluster)
     try:
         queue = Slots(cluster, expected=3000, storage=tmp_path).queue
-        queue.enqueue.remote([str(k) for k in range(1005)])
+        queue.enqueue.remote([str(k) for k in range(1005)], 1005)
         waiting = [queue.outcome.remote(str(k)) for k in range(1005)]
         ray.wait(waiting, num_returns=1, timeout=1)
-        _, token = ray.get(queue.lease.remote(0), timeout=30)
+        _, token = ray.get(queue.lease.remote(0), timeout=120)
         assert token == 1
     finally:
         ray.shutdown()

@@ -1,4 +1,5 @@
-"""`plan` and `sweep` agree on what prevents a start, and a start that is refused leaves no sweep behind."""
+"""`plan` and `sweep` agree on what prevents a start, and a start that is refused leaves no sweep
+behind."""
 
 from __future__ import annotations
 
@@ -24,15 +25,30 @@ from tests.conftest import Answer
 
 Command = Callable[..., Answer]
 LASTING: dict[str, tuple[dict[str, Any], str]] = {
-    "a store of another kind": ({"tracking": {"uri": "mysqlx://foo"}}, "tracking.uri must be sqlite:///FILE"),
+    "a store of another kind": (
+        {"tracking": {"uri": "mysqlx://foo"}},
+        "tracking.uri must be sqlite:///FILE",
+    ),
     "a store where nothing can be made": (
         {"tracking": {"uri": "sqlite:////proc/m.db"}},
         "tracking.uri must be in a folder to write to",
     ),
-    "a storage where nothing can be made": ({"storage": "/proc/nope"}, "storage must be a folder that can be written"),
-    "a storage below a file": ({"storage": "/etc/hostname/runs"}, "storage must be a folder, got '/etc/hostname/runs'"),
-    "GPUs that are not here": ({"cluster": {"gpus_per_worker": 1000}}, "cluster.workers_per_trial 1 must fit"),
-    "CPUs that are not here": ({"cluster": {"cpus_per_worker": 4000}}, "cluster.workers_per_trial 1 must fit"),
+    "a storage where nothing can be made": (
+        {"storage": "/proc/nope"},
+        "storage must be a folder that can be written",
+    ),
+    "a storage below a file": (
+        {"storage": "/etc/hostname/runs"},
+        "storage must be a folder, got '/etc/hostname/runs'",
+    ),
+    "GPUs that are not here": (
+        {"cluster": {"gpus_per_worker": 1000}},
+        "cluster.workers_per_trial 1 must fit",
+    ),
+    "CPUs that are not here": (
+        {"cluster": {"cpus_per_worker": 4000}},
+        "cluster.workers_per_trial 1 must fit",
+    ),
     "a key that is not there": (
         {"tracking": {"uri": "sqlite:///m.db", "signing_key": "no.pem"}},
         "tracking.signing_key must be the file of a private key",
@@ -50,7 +66,10 @@ def test_plan_and_sweep_refuse_the_same(
 ) -> None:
     changes, message = LASTING[reason]
     spec = write_spec(**changes)
-    answers = [raydp(*command) for command in (["plan", spec], ["sweep", spec, "--dry-run"], ["sweep", spec])]
+    answers = [
+        raydp(*command)
+        for command in (["plan", spec], ["sweep", spec, "--dry-run"], ["sweep", spec])
+    ]
     assert {answer.code for answer in answers} == {2}
     (refusal,) = {" ".join(answer.err.split()).partition("error: ")[2] for answer in answers}
     assert message in refusal
@@ -65,7 +84,9 @@ def test_what_does_not_answer_now_is_a_warning_of_the_plan(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spec = write_spec(tracking={"uri": f"http://127.0.0.1:{port}"}, cluster={"address": f"127.0.0.1:{port}"})
+    spec = write_spec(
+        tracking={"uri": f"http://127.0.0.1:{port}"}, cluster={"address": f"127.0.0.1:{port}"}
+    )
     answer = raydp("plan", spec)
     assert answer.code == 0, answer.err
     said = " ".join(answer.out.split())
@@ -76,7 +97,9 @@ def test_what_does_not_answer_now_is_a_warning_of_the_plan(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_simulated_cluster_need_not_be_here(raydp: Command, write_spec: Callable[..., Path]) -> None:
+def test_a_simulated_cluster_need_not_be_here(
+    raydp: Command, write_spec: Callable[..., Path]
+) -> None:
     spec = write_spec(cluster={"gpus_per_worker": 1000})
     hardware = "nodes=2,gpus_per_node=1000,seconds_per_example=0.01"
     assert raydp("plan", spec, "--simulate", hardware).code == 0
@@ -84,7 +107,10 @@ def test_a_simulated_cluster_need_not_be_here(raydp: Command, write_spec: Callab
 
 @pytest.mark.parametrize("partly", [[], ["--json"]])
 def test_an_interruption_reaches_the_caller_once_the_folder_is_in_order(
-    partly: list[str], raydp: Command, write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    partly: list[str],
+    raydp: Command,
+    write_spec: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A script does not go on after Ctrl-C. The command answers, and ends with 1."""
 
@@ -125,7 +151,8 @@ class NoSlots:
 def test_a_sweep_that_cannot_open_its_experiment_leaves_its_name_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The experiment was deleted, which only MLflow knows: the refusal comes after the folder was made."""
+    """The experiment was deleted, which only MLflow knows: the refusal comes after the folder was
+    made."""
     from mlflow import MlflowClient
     from rich.console import Console
 
@@ -148,7 +175,10 @@ def test_a_folder_with_the_users_own_files_is_refused_and_kept(tmp_path: Path) -
     project = tmp_path / "runs" / "small"
     (project / ".git").mkdir(parents=True)
     (project / "mails.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match=r"name must be .* got 'small', which holds '\.git', 'mails\.jsonl'\. Choose"):
+    with pytest.raises(
+        ValueError,
+        match=r"name must be .* got 'small', which holds '\.git', 'mails\.jsonl'\. Choose",
+    ):
         check_start(spec)
     with pytest.raises(ValueError, match="Choose another name or storage"):
         SweepFolder.create(spec, lambda key: plan_of_runs())
@@ -173,7 +203,9 @@ def test_what_a_killed_start_left_keeps_no_name(tmp_path: Path) -> None:
     assert not folder.path.exists()
 
 
-def test_a_resume_whose_folder_goes_meanwhile_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_whose_folder_goes_meanwhile_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another driver's start is refused, and removes the folder, while this one reads the data."""
     from rich.console import Console
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from raydp import Sweep
+from raydp.analysis.selection.constraints import Constraints
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
@@ -15,17 +16,29 @@ from raydp.sweep.store.results import RunResult
 from tests.builders.specs import small_spec
 from tests.sweep.undisturbed import Done, runs_in
 
+pytestmark = pytest.mark.xdist_group("sweep")
 
-def knowing(*curves: tuple[float, float], base: float = 3.0, **options: float | None) -> EarlyStopping:
+
+def knowing(
+    *curves: tuple[float, float],
+    base: float = 3.0,
+    min_finished: int = 1,
+    slack: float = 0.0,
+    **bounds: float | None,
+) -> EarlyStopping:
     """After runs with these losses half-way and at the end."""
     early_stopping = EarlyStopping(
-        **{"min_finished": 1, "slack": 0.0, "min_utility_gain": 0.9, "max_loss": None, **options}
+        min_finished=min_finished,
+        slack=slack,
+        constraints=Constraints(**{"min_gain_share": 0.9, **bounds}),
     )
     early_stopping.learn(RunResult(run_id="base", status="finished", utility_loss=base))
     for k, (on_the_way, final) in enumerate(curves):
         checks = {"1/2": on_the_way}
         early_stopping.learn(
-            RunResult(run_id=f"run-{k}", status="finished", history=(), checks=checks, utility_loss=final)
+            RunResult(
+                run_id=f"run-{k}", status="finished", history=(), checks=checks, utility_loss=final
+            )
         )
     return early_stopping
 
@@ -37,7 +50,8 @@ def test_checks_are_at_equal_distances_and_never_at_the_end() -> None:
 
 
 def test_what_cannot_reach_the_threshold_is_hopeless() -> None:
-    """Gains grew 2-fold and 4-fold; the best is 2, so 1.8 is asked for and 0.45 at the check is just enough."""
+    """Gains grew 2-fold and 4-fold; the best is 2, so 1.8 is asked for and 0.45 at the check is
+    just enough."""
     early_stopping = knowing((2.0, 1.0), (2.75, 2.0))
     assert early_stopping.reason("1/2", 3 - 0.451) is None
     assert "grew at most 4-fold" in (early_stopping.reason("1/2", 3 - 0.449) or "")
@@ -45,7 +59,7 @@ def test_what_cannot_reach_the_threshold_is_hopeless() -> None:
 
 
 def test_a_bound_on_the_loss_is_asked_for_as_it_is() -> None:
-    early_stopping = knowing((2.0, 1.0), min_utility_gain=0.9, max_loss=2.5)
+    early_stopping = knowing((2.0, 1.0), min_gain_share=0.9, max_loss=2.5)
     assert early_stopping.reason("1/2", 2.74) is None
     assert early_stopping.reason("1/2", 2.76) is not None
 
@@ -55,14 +69,23 @@ def test_a_bound_on_the_loss_is_asked_for_as_it_is() -> None:
     [
         knowing(),
         knowing((2.0, 1.0), min_finished=2),
-        knowing((2.0, 1.0), min_utility_gain=None),
+        knowing((2.0, 1.0), min_gain_share=None),
         knowing((3.5, 1.0)),
         knowing((3.0, 3.1)),
-        EarlyStopping(min_finished=1, slack=0.0, min_utility_gain=0.9, max_loss=None),
+        EarlyStopping(min_finished=1, slack=0.0, constraints=Constraints(min_gain_share=0.9)),
     ],
-    ids=["nothing finished", "too few", "nothing asked for", "no gain to compare", "nobody gains", "no base"],
+    ids=[
+        "nothing finished",
+        "too few",
+        "nothing asked for",
+        "no gain to compare",
+        "nobody gains",
+        "no base",
+    ],
 )
-def test_without_something_to_compare_with_nothing_is_hopeless(early_stopping: EarlyStopping) -> None:
+def test_without_something_to_compare_with_nothing_is_hopeless(
+    early_stopping: EarlyStopping,
+) -> None:
     assert early_stopping.reason("1/2", 2.99) is None
 
 
@@ -81,18 +104,21 @@ def test_a_bound_above_the_base_model_ends_only_what_breaks_it(loss: float, ende
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_what_diverges_is_ended_without_comparison(loss: float) -> None:
     assert "diverged" in (
-        EarlyStopping(min_finished=9, slack=0, min_utility_gain=None, max_loss=None).reason("1/2", loss) or ""
+        EarlyStopping(min_finished=9, slack=0, constraints=Constraints()).reason("1/2", loss) or ""
     )
 
 
 def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
-    """1,000 sweeps of 12 runs whose gains grow as step^a, a of each run's own, with noise of 1 % at the check."""
+    """1,000 sweeps of 12 runs whose gains grow as step^a, a of each run's own, with noise of 1 % at
+    the check."""
     rng = np.random.default_rng(0)
     wrong = kept = 0
     for _ in range(1000):
         final, power = rng.uniform(0.5, 1.0, 12), rng.uniform(0.3, 0.7, 12)
         check = final * 0.5**power * (1 + 0.01 * rng.standard_normal(12))
-        early_stopping = knowing(*((3 - c, 3 - f) for c, f in zip(check[:6], final[:6], strict=True)), slack=0.1)
+        early_stopping = knowing(
+            *((3 - c, 3 - f) for c, f in zip(check[:6], final[:6], strict=True)), slack=0.1
+        )
         good = final[6:] >= 0.9 * final.max()
         stopped = np.array([early_stopping.reason("1/2", 3 - c) is not None for c in check[6:]])
         wrong, kept = wrong + int((good & stopped).sum()), kept + int(good.sum())
@@ -101,23 +127,33 @@ def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
 
 def test_a_private_selection_ends_nothing_early(tmp_path: Path) -> None:
     num_runs = {"distribution": "poisson", "mean": 2}
-    privacy = {"target_epsilon": 8, "accountant": "rdp", "tuning": "private_selection", "num_runs": num_runs}
+    privacy = {
+        "target_epsilon": 8,
+        "accountant": "rdp",
+        "tuning": "private_selection",
+        "num_runs": num_runs,
+    }
     spec = small_spec(tmp_path, privacy=privacy, stopping={}, select={"score": "vmr_exact"})
     with pytest.raises(ValueError, match="stopping must be left out"):
         load_spec(spec)
 
 
 @pytest.mark.slow
-def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(done: Done, tmp_path: Path) -> None:
-    """Longest first, so the good ones finish before. One learning rate is far too small, one overflows; what they held
-    is free for the run after them. A resume does not run them again. The good ones are runs of `done`, too."""
+def test_hopeless_runs_end_early_and_the_rest_is_as_without_them(
+    done: Done, tmp_path: Path
+) -> None:
+    """Longest first, so the good ones finish before.
+
+    One learning rate is far too small, one overflows; what they held is free for the run after
+    them. A resume does not run them again. The good ones are runs of `done`, too.
+    """
     good = [[64, 20, 0.01], [64, 20, 0.02]]
     spec = small_spec(
         tmp_path,
         space={"points": [*good, [64, 11, 1e-6], [64, 10, 1e30], [64, 9, 0.01]]},
         stopping={"checks": 2, "min_finished": 2},
         cluster={"max_concurrent_trials": 1},
-        select={"score": "vmr_exact", "min_utility_gain": 0.3},
+        select={"score": "vmr_exact", "min_gain_share": 0.3},
     )
     sweep = Sweep(spec)
     result = sweep.run()

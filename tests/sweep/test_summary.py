@@ -1,4 +1,5 @@
-"""What the end of a sweep writes: files of earlier versions are read, and the JSON stays as it was."""
+"""What the end of a sweep writes: files of earlier versions are read, and the JSON stays as it
+was."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ COUNTS = {
     ]},
     "failures": [{"batch_size": 32, "num_steps": 5, "learning_rate": 0.1, "seed": 1, "run_id": "ab", "reason": "why"}],
 }  # fmt: skip
-RELEASED = {"models": 2, "run_ids": ["cd", "ef"], "epsilon": 9.5, "delta": 1e-5, "accountant": "prv"}
+RELEASED = {
+    "models": 2,
+    "run_ids": ["cd", "ef"],
+    "epsilon": 9.5,
+    "delta": 1e-5,
+    "accountant": "prv",
+}
 ORDINARY = {
     "counts": COUNTS,
     "selected": SELECTED,
@@ -36,9 +43,15 @@ ORDINARY = {
     "released_together": {**RELEASED, "note": "not the choice"},
     "audit_alarm": "the audit refutes its ε",
 }
-UNANSWERED = {**ORDINARY, "released_together": {**RELEASED, "epsilon": None, "reason": "prv has no answer"}}
+UNANSWERED = {
+    **ORDINARY,
+    "released_together": {**RELEASED, "epsilon": None, "reason": "prv has no answer"},
+}
 WITHOUT_GUARANTEE = {
-    "counts": {name: COUNTS[name] for name in ("runs", "finished", "failed", "stopped", "pending", "failures")},
+    "counts": {
+        name: COUNTS[name]
+        for name in ("runs", "finished", "failed", "stopped", "pending", "failures")
+    },
     "selected": SELECTED,
     "best_utility": SELECTED,
     "released_together": {**RELEASED, "epsilon": "inf"},
@@ -51,15 +64,19 @@ PRIVATE_SELECTION = {
 }
 
 
-@pytest.mark.parametrize("document", [ORDINARY, UNANSWERED, WITHOUT_GUARANTEE, WITHOUT_MODELS, PRIVATE_SELECTION])
-def test_a_summary_of_an_earlier_version_is_read_and_written_alike(tmp_path: Path, document: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "document", [ORDINARY, UNANSWERED, WITHOUT_GUARANTEE, WITHOUT_MODELS, PRIVATE_SELECTION]
+)
+def test_a_summary_of_an_earlier_version_is_read_and_written_alike(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
     folder, file = SweepFolder(path=tmp_path), tmp_path / "summary.json"
     text = json.dumps(document, indent=1) + "\n"
     file.write_text(text)
     summary = folder.summary()
     assert summary is not None
     file.unlink()
-    folder.set_summary(summary)
+    folder.summary.write(summary)
     assert file.read_text() == text
 
 
@@ -69,7 +86,9 @@ def test_a_summary_tells_what_was_selected_and_how_the_runs_ended(tmp_path: Path
     (tmp_path / "summary.json").write_text(json.dumps(ORDINARY))
     summary = folder.summary()
     assert summary is not None
-    assert summary.selected.configuration == Configuration(batch_size=32, num_steps=5, learning_rate=0.01)
+    assert summary.selected.configuration == Configuration(
+        batch_size=32, num_steps=5, learning_rate=0.01
+    )
     assert (summary.selected.score, summary.selected.model_uri) == (0.5, "models:/small/1")
     assert summary.audit_alarm == "the audit refutes its ε"
     assert summary.counts.numbers == {
@@ -78,7 +97,9 @@ def test_a_summary_tells_what_was_selected_and_how_the_runs_ended(tmp_path: Path
     assert (summary.counts.failures[0].run_id, summary.counts.failures[0].reason) == ("ab", "why")
 
 
-@pytest.mark.parametrize("document", [RELEASED, {**RELEASED, "epsilon": "inf"}, {**RELEASED, "epsilon": None}])
+@pytest.mark.parametrize(
+    "document", [RELEASED, {**RELEASED, "epsilon": "inf"}, {**RELEASED, "epsilon": None}]
+)
 def test_what_was_released_by_an_earlier_version_is_read_and_written_alike(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
@@ -89,7 +110,7 @@ def test_what_was_released_by_an_earlier_version_is_read_and_written_alike(
     released = folder.released()
     assert released is not None
     assert released.epsilon == (math.inf if document["epsilon"] == "inf" else document["epsilon"])
-    folder.set_released(released)
+    folder.released.write(released)
     assert file.read_text() == text
 
 

@@ -19,6 +19,8 @@ from raydp.sweep.reports import report
 from raydp.tracking import find_models, load_tokenizer, show_model
 from tests.sweep.undisturbed import Done, runs_in
 
+pytestmark = pytest.mark.xdist_group("sweep")
+
 
 def test_every_configuration_is_a_point_with_its_guarantee(done: Done) -> None:
     points = done.points
@@ -27,8 +29,13 @@ def test_every_configuration_is_a_point_with_its_guarantee(done: Done) -> None:
     assert (points["epsilon"] <= 8).all()
     assert (points["delta"] == 2000**-1.1).all()
     assert (points["score"] == points["score.vmr_exact"]).all()
-    assert points["utility_gain"].to_numpy() == pytest.approx(points["base_utility_loss"] - points["utility_loss"])
-    assert load_points(done.result.folder / "points.csv")["utility_loss"].tolist() == points["utility_loss"].tolist()
+    assert points["utility_gain"].to_numpy() == pytest.approx(
+        points["base_utility_loss"] - points["utility_loss"]
+    )
+    assert (
+        load_points(done.result.folder / "points.csv")["utility_loss"].tolist()
+        == points["utility_loss"].tolist()
+    )
     compute = points["batch_size"] * points["num_steps"]
     assert compute.is_monotonic_decreasing, "largest compute first"
 
@@ -51,7 +58,9 @@ def test_the_end_of_the_command_tells_the_loaded_models_own_score(
     assert chosen is not None
     own = done.points[done.points["model_uri"] == chosen.model_uri]
     second = own.assign(seed=1, model_uri="models:/other/1", run_id="second")
-    monkeypatch.setattr(done.sweep, "points", lambda: pd.concat([done.points, second], ignore_index=True))
+    monkeypatch.setattr(
+        done.sweep, "points", lambda: pd.concat([done.points, second], ignore_index=True)
+    )
     show_result(done.sweep, done.result)
     told = " ".join(capsys.readouterr().out.split())
     assert f"the model of seed 0, whose own score is {own['score'].item():.4g}." in told
@@ -59,7 +68,8 @@ def test_the_end_of_the_command_tells_the_loaded_models_own_score(
 
 
 def test_the_report_of_the_command_is_that_of_the_sweep(done: Done, tmp_path: Path) -> None:
-    """With the guarantee and what it does not cover, also where it is made from the table in the sweep's folder."""
+    """With the guarantee and what it does not cover, also where it is made from the table in the
+    sweep's folder."""
     own = (done.result.folder / "report.html").read_text()
     assert "models of this sweep together" in own
     for source in (done.result.folder, done.result.folder / "points.csv"):
@@ -68,13 +78,17 @@ def test_the_report_of_the_command_is_that_of_the_sweep(done: Done, tmp_path: Pa
 
 
 def test_the_selection_is_the_one_of_analysis_and_has_the_alias(done: Done) -> None:
-    selection = select(done.result.folder / "points.csv", min_utility_gain=0)
+    selection = select(done.result.folder / "points.csv", min_gain_share=0)
     assert done.result.selected.model_uri == selection.model_uri
     shown = show_model("models:/small@privacy-preferred", tracking_uri=done.uri)
     assert shown["model_uri"] == selection.model_uri
     privacy = shown["privacy"]
     assert privacy["certified"] is False, "the test key is public"
-    assert (privacy["sampler"], privacy["adjacency"], privacy["unit"]) == ("poisson", "add-or-remove-one", "mail")
+    assert (privacy["sampler"], privacy["adjacency"], privacy["unit"]) == (
+        "poisson",
+        "add-or-remove-one",
+        "mail",
+    )
     assert privacy["epsilon"] <= privacy["target_epsilon"] == 8
 
 
@@ -97,14 +111,22 @@ def test_every_model_carries_its_card_and_the_cost_of_all(done: Done) -> None:
     for uri in done.points["model_uri"]:
         privacy = show_model(uri, tracking_uri=done.uri)["privacy"]
         assert privacy["released_together"]["epsilon"] == pytest.approx(expected)
-        assert privacy["ledger"]["executions"] == privacy["ledger"]["noisy_steps"] == privacy["num_steps"]
+        assert (
+            privacy["ledger"]["executions"]
+            == privacy["ledger"]["noisy_steps"]
+            == privacy["num_steps"]
+        )
         assert 0 < privacy["guarantee"]["attack"]["advantage"] < 1
         assert privacy["searched"]["rule"] == "informed"
         jsonschema.validate(privacy, card_schema())
-    cards = [path.read_text() for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")]
+    cards = [
+        path.read_text()
+        for path in (done.result.folder.parent.parent / "mlruns").rglob("privacy.md")
+    ]
     assert len(cards) == 4
     assert all(
-        "4 models of one sweep" in card and "Not certified: noise comes from the public" in card for card in cards
+        "4 models of one sweep" in card and "Not certified: noise comes from the public" in card
+        for card in cards
     )
     assert "All 4 models of this sweep together" in (done.result.folder / "report.html").read_text()
 
@@ -127,6 +149,10 @@ def test_the_key_and_the_secrets_stay_where_they_are(done: Done) -> None:
 
     task = load_spec(done.spec).task.params.build(AutoTokenizer.from_pretrained(TINY))
     names = [s.prompt.encode() for s in task.secrets()]
-    for path in [p for p in folder.parent.parent.rglob("*") if p.is_file() and p.parent.name != "ray" and p != key]:
+    for path in [
+        p
+        for p in folder.parent.parent.rglob("*")
+        if p.is_file() and p.parent.name != "ray" and p != key
+    ]:
         content = path.read_bytes()
         assert not any(name in content for name in names), path

@@ -9,24 +9,32 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from raydp import Sweep
 from tests.conftest import start_raydp
-from tests.sweep.undisturbed import FINISH_SECONDS, Done, assert_same_points, results, runs_in, spec_of, wait_until
+from tests.processes import below
+from tests.sweep.undisturbed import (
+    FINISH_SECONDS,
+    Done,
+    assert_same_points,
+    results,
+    runs_in,
+    spec_of,
+    wait_until,
+)
+
+pytestmark = pytest.mark.alone
 
 
 def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
     """Kill -9 one process of the sweep by the name that Ray gives it."""
 
     def killer(driver: subprocess.Popen[str]) -> None:
-        for process in psutil.Process(driver.pid).children(recursive=True):
-            if " ".join(process.cmdline()).startswith(name):
-                os.kill(process.pid, signal.SIGKILL)
-                return
-        pytest.fail(f"no process {name}")
+        found = below(driver.pid, name)
+        assert found, f"no process {name}"
+        found[0].kill()
 
     return killer
 
@@ -34,20 +42,27 @@ def kill(name: str) -> Callable[[subprocess.Popen[str]], None]:
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param("ray::TrainController", id="a worker and a controller", marks=pytest.mark.slow),
+        pytest.param(
+            "ray::TrainController", id="a worker and a controller", marks=pytest.mark.slow
+        ),
         pytest.param("driver", id="the driver", marks=pytest.mark.slow),
         pytest.param("ray::ImplicitFunc", id="a trial", marks=pytest.mark.thorough),
         pytest.param("ctrl-c", id="Ctrl-C", marks=pytest.mark.thorough),
     ],
 )
-def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_path: Path, victim: str) -> None:
+def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(
+    done: Done, tmp_path: Path, victim: str
+) -> None:
     spec = spec_of(tmp_path)
     if victim == "ray::TrainController":
         spec["cluster"]["max_retries"] = 2  # both kills may hit the same run
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--json")
     folder = Path(spec["storage"]) / "small"
-    wait_until(lambda: len(list(folder.glob("trials/*/checkpoints/step-*"))) > 0 and results(folder), driver)
+    wait_until(
+        lambda: len(list(folder.glob("trials/*/checkpoints/step-*"))) > 0 and results(folder),
+        driver,
+    )
     if victim == "ray::TrainController":
         kill("ray::RayTrainWorker")(driver)
         # The controller dies at the worst moment: nothing waits that would keep its slot.
@@ -67,6 +82,8 @@ def test_after_a_kill_the_table_is_that_of_an_undisturbed_sweep(done: Done, tmp_
     out, err = driver.communicate(timeout=FINISH_SECONDS)
     assert driver.returncode == 0, err
     assert json.loads(out)["counts"]["finished"] == 4
-    assert all(p.stat().st_mtime_ns == time_ns for p, time_ns in finished.items()), "nothing finished ran twice"
+    assert all(p.stat().st_mtime_ns == time_ns for p, time_ns in finished.items()), (
+        "nothing finished ran twice"
+    )
     assert runs_in(spec["tracking"]["uri"]) == {"parents": 1, "children": 4, "versions": 4}
     assert_same_points(Sweep(spec).points(), done.points)

@@ -1,4 +1,5 @@
-"""A finished sweep that is run again: nothing runs twice, no other takes its place, and a lost store is filled."""
+"""A finished sweep that is run again: nothing runs twice, no other takes its place, and a lost
+store is filled."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import show_model
 from tests.sweep.undisturbed import Done, runs_in, spec_of
 
+pytestmark = pytest.mark.xdist_group("sweep")
+
 
 def test_a_finished_sweep_resumed_runs_nothing(done: Done) -> None:
     results = sorted((done.result.folder / "trials").glob("*/result.json"))
@@ -24,7 +27,9 @@ def test_a_finished_sweep_resumed_runs_nothing(done: Done) -> None:
     assert runs_in(done.uri) == {"parents": 1, "children": 4, "versions": 4}
 
 
-def test_an_interruption_after_the_last_run_is_an_answer_too(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_after_the_last_run_is_an_answer_too(
+    done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -66,16 +71,28 @@ def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> No
     """On a copy: the tables name the versions of the store that they were written with."""
     uri, storage = f"sqlite:///{tmp_path}/another.db", tmp_path / "copy"
     shutil.copytree(done.result.folder, storage / "small")
-    moved = {**done.spec, "storage": str(storage), "tracking": {**done.spec["tracking"], "uri": uri}}
+    moved = {
+        **done.spec,
+        "storage": str(storage),
+        "tracking": {**done.spec["tracking"], "uri": uri},
+    }
     result = Sweep(moved).run(resume=True)
     assert runs_in(uri) == {"parents": 1, "children": 4, "versions": 4}
-    assert show_model("models:/small@privacy-preferred", tracking_uri=uri)["model_uri"] == result.selected.model_uri
+    assert (
+        show_model("models:/small@privacy-preferred", tracking_uri=uri)["model_uri"]
+        == result.selected.model_uri
+    )
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database, but text\n")
     spec = spec_of(tmp_path)
-    for uri in (f"sqlite:///{tmp_path}/text.db", "http://127.0.0.1:9", "mysql://x", f"sqlite:///{tmp_path}/no/x.db"):
+    for uri in (
+        f"sqlite:///{tmp_path}/text.db",
+        "http://127.0.0.1:9",
+        "mysql://x",
+        f"sqlite:///{tmp_path}/no/x.db",
+    ):
         with pytest.raises(ValueError, match=r"tracking\.uri must"):
             Sweep({**spec, "tracking": {**spec["tracking"], "uri": uri}}).run()
     assert not (Path(spec["storage"]) / "small").exists()

@@ -20,10 +20,10 @@ from rich.console import Console
 from raydp.io import output
 from raydp.io.table_layout import ELSEWHERE, HEADERS
 from raydp.io.waiting import Waits
+from raydp.search_spaces import Configuration
 from raydp.sweep.api import select
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.queue import QueueStatus
-from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
@@ -32,6 +32,8 @@ from raydp.sweep.store.summary import SelectedConfiguration, SweepSummary
 from tests.conftest import Answer
 from tests.marks import slow_after
 from tests.sweep.trained import Trained
+
+pytestmark = pytest.mark.xdist_group("scoring")
 
 Command = Callable[..., Answer]
 
@@ -62,13 +64,30 @@ COMMANDS = (
     ["analyze", "correlations", "SPEC", "--resamples", "100"],
     ["analyze", "subsets", "SPEC"],
     ["spaces", "list"],
-    ["audit", "bound", "--canaries", "1000", "--guesses", "100", "--correct", "75", "--delta", "1e-4"],
+    [
+        "audit",
+        "bound",
+        "--canaries",
+        "1000",
+        "--guesses",
+        "100",
+        "--correct",
+        "75",
+        "--delta",
+        "1e-4",
+    ],
 )
 
 
-@pytest.mark.parametrize("command", slow_after(3, COMMANDS), ids=lambda command: " ".join(command[:2]))
+@pytest.mark.parametrize(
+    "command", slow_after(3, COMMANDS), ids=lambda command: " ".join(command[:2])
+)
 def test_no_word_of_a_table_is_broken_at_any_width(
-    raydp: Command, trained: Trained, spec: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+    raydp: Command,
+    trained: Trained,
+    spec: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = {"SPEC": str(spec), "URI": trained.uri, "STORAGE": trained.content["storage"]}
     arguments = [words.get(word, word) for word in command]
@@ -85,7 +104,10 @@ def test_no_word_of_a_table_is_broken_at_any_width(
         new = {word.rstrip(",.") for word in shown.split()} - known
         assert new <= remark, width
         if "Left out" not in shown:
-            assert known - {word.rstrip(",.") for word in [*shown.split(), *ELSEWHERE.split()]} == set(), width
+            assert (
+                known - {word.rstrip(",.") for word in [*shown.split(), *ELSEWHERE.split()]}
+                == set()
+            ), width
 
 
 def test_headers_are_the_papers_symbols(raydp: Command, spec: Path) -> None:
@@ -98,18 +120,29 @@ def test_headers_are_the_papers_symbols(raydp: Command, spec: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    slow_after(5, ["status", "points", "select", "analyze variance", "analyze subsets", "report", "profile"]),
+    slow_after(
+        5,
+        ["status", "points", "select", "analyze variance", "analyze subsets", "report", "profile"],
+    ),
 )
 def test_a_spec_is_its_sweep(raydp: Command, trained: Trained, spec: Path, command: str) -> None:
     """The same answer as by the sweep's folder, but for the report, which is a page."""
     name, *rest = command.split()
-    options = ["--deltas", "1e-3"] if name == "profile" else ["-o", "page.html", "--force"] if name == "report" else []
+    options = (
+        ["--deltas", "1e-3"]
+        if name == "profile"
+        else ["-o", "page.html", "--force"]
+        if name == "report"
+        else []
+    )
     by_spec = raydp(name, *rest, spec, *options, "--json")
     assert by_spec.code == 0, by_spec.err
     assert by_spec.json() == raydp(name, *rest, trained.folder.path, *options, "--json").json()
 
 
-def test_a_spec_whose_sweep_was_not_started(raydp: Command, trained: Trained, tmp_path: Path) -> None:
+def test_a_spec_whose_sweep_was_not_started(
+    raydp: Command, trained: Trained, tmp_path: Path
+) -> None:
     path = tmp_path / "new.yaml"
     path.write_text(yaml.safe_dump({**trained.content, "name": "new"}))
     answer = raydp("status", path)
@@ -118,63 +151,89 @@ def test_a_spec_whose_sweep_was_not_started(raydp: Command, trained: Trained, tm
     assert "name must be" in raydp("status", path).err
 
 
-def test_the_sweeps_of_a_storage_are_listed(raydp: Command, trained: Trained, tmp_path: Path) -> None:
+def test_the_sweeps_of_a_storage_are_listed(
+    raydp: Command, trained: Trained, tmp_path: Path
+) -> None:
     assert raydp("list", "--json").json() == []
     assert "`raydp sweep SPEC` starts one" in raydp("list").out
     runs = tmp_path / "raydp_runs"
     for name in ("ended", "begun", "broken"):
-        shutil.copytree(trained.folder.path, runs / name, ignore=shutil.ignore_patterns("summary.json"))
+        shutil.copytree(
+            trained.folder.path, runs / name, ignore=shutil.ignore_patterns("summary.json")
+        )
     ended, begun = SweepFolder.open(runs / "ended"), SweepFolder.open(runs / "begun")
     chosen = select(ended.path).to_dict()
-    ended.set_summary(SweepSummary(counts=counts(ended), selected=SelectedConfiguration.from_json(chosen)))
+    ended.summary.write(
+        SweepSummary(counts=counts(ended), selected=SelectedConfiguration.from_json(chosen))
+    )
     (begun.trial(trained.trials[0].run_id) / "result.json").unlink()
     (runs / "broken" / "plan.json").unlink()
     rows = {row["sweep"]: row for row in raydp("list", "--json").json()}
     assert [rows["ended"][k] for k in ("runs", "finished", "failed", "pending")] == [4, 4, 0, 0]
     assert rows["ended"]["selected"]["model_uri"] == chosen["model_uri"]
     assert rows["ended"]["began"] <= rows["ended"]["changed"]
-    assert (rows["begun"]["finished"], rows["begun"]["pending"], rows["begun"]["selected"]) == (3, 1, None)
+    assert (rows["begun"]["finished"], rows["begun"]["pending"], rows["begun"]["selected"]) == (
+        3,
+        1,
+        None,
+    )
     assert rows["broken"]["note"].startswith("cannot be read")
     shown = raydp("list").out
     assert shown.splitlines()[1].split()[:5] == ["sweep", "runs", "finished", "failed", "pending"]
     assert all(f"\n{name}" in shown for name in rows)
 
 
-def test_failures_and_progress_name_configurations_and_seeds(trained: Trained, tmp_path: Path, raydp: Command) -> None:
+def test_failures_and_progress_name_configurations_and_seeds(
+    trained: Trained, tmp_path: Path, raydp: Command
+) -> None:
     folder = SweepFolder.open(Path(shutil.copytree(trained.folder.path, tmp_path / "failed")))
     trial = trained.trials[0]
     (folder.trial(trial.run_id) / "result.json").unlink()
     folder.commit(RunResult(run_id=trial.run_id, status="failed", reason="no [memory]"))
     (failure,) = raydp("status", folder.path, "--json").json()["failures"]
-    assert run_name(failure) == f"(b=32, T={trial.num_steps}, η=0.01) seed {trial.seed}"
+    assert str(trial) == f"(b=32, T={trial.num_steps}, η=0.01) seed {trial.seed}"
+    assert f"{Configuration.from_json(failure)} seed {failure['seed']}" == str(trial)
     screen = Terminal()
-    names = {t.run_id: run_name(vars(t)) for t in trained.trials}
+    names = {t.run_id: str(t) for t in trained.trials}
     retried = ((trial.run_id, "the worker group died [rank 1]"),)
-    status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0, retried=retried)
+    status = QueueStatus(
+        running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0, retried=retried
+    )
     console = Console(file=screen, force_terminal=True, width=100, highlight=False)
     progress = SweepProgress(console, {trial.run_id: 96}, 0, lambda: status, names=names)
     progress._refresh()
     progress._refresh()
-    said = f"{run_name(failure)}: the worker group died [rank 1]. The run is tried again."
+    said = f"{trial}: the worker group died [rank 1]. The run is tried again."
     assert screen.getvalue().count(said) == 1
     console.print(progress._render())
-    assert f"{run_name(failure)}  step 1/3" in screen.getvalue()
+    assert f"{trial}  step 1/3" in screen.getvalue()
     assert trial.run_id not in screen.getvalue()
 
 
-def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [100.0]
     monkeypatch.setattr("raydp.sweep.engine.progress.time.monotonic", lambda: clock[0])
     running = {"a": (0, 0), "b": (0, 0)}
     progress = SweepProgress(
-        Console(), {"a": 40, "b": 40, "c": 20}, 0, lambda: QueueStatus(running=dict(running), waiting=1), names={}
+        Console(),
+        {"a": 40, "b": 40, "c": 20},
+        0,
+        lambda: QueueStatus(running=dict(running), waiting=1),
+        names={},
     )
     progress._refresh()
-    assert progress._line() == "0/3 done, 2 running, 0 failed, time left: known after the first steps"
+    assert (
+        progress._line() == "0/3 done, 2 running, 0 failed, time left: known after the first steps"
+    )
     clock[0] += 300.0  # the base model is loaded: this tells nothing of the steps
     running |= {"a": (1, 10)}
     progress._refresh()
-    assert progress._line() == "0/3 done, 2 running (step 1 of 10), 0 failed, time left: known after the first steps"
+    assert (
+        progress._line()
+        == "0/3 done, 2 running (step 1 of 10), 0 failed, time left: known after the first steps"
+    )
     clock[0] += 20.0
     running |= {"a": (3, 10), "b": (2, 10)}  # 16 in 20 s; 20 of 100 are computed
     progress._refresh()
@@ -185,7 +244,10 @@ def test_before_the_first_run_has_ended_its_steps_tell_the_time_left(monkeypatch
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_the_last_line_counts_every_result(interrupted: bool) -> None:
-    """The results come after the last line that was due. An interrupted sweep has runs in progress."""
+    """The results come after the last line that was due.
+
+    An interrupted sweep has runs in progress.
+    """
     file = StringIO()
     status = QueueStatus(running={"b": (1, 6)}, waiting=0)
     progress = SweepProgress(Console(file=file), {"a": 60, "b": 60}, 0, lambda: status, names={})
@@ -199,12 +261,17 @@ def test_the_last_line_counts_every_result(interrupted: bool) -> None:
 
 
 @pytest.mark.parametrize("waited", [0.0, 10.0, 29.0])
-def test_a_step_that_has_not_ended_makes_the_others_no_slower(monkeypatch: pytest.MonkeyPatch, waited: float) -> None:
-    """Six steps of 30 s: after the second one, 120 s are left, less those of the third that have gone by."""
+def test_a_step_that_has_not_ended_makes_the_others_no_slower(
+    monkeypatch: pytest.MonkeyPatch, waited: float
+) -> None:
+    """Six steps of 30 s: after the second one, 120 s are left, less those of the third that have
+    gone by."""
     clock = [100.0]
     monkeypatch.setattr("raydp.sweep.engine.progress.time.monotonic", lambda: clock[0])
     running = {"a": (1, 6)}
-    progress = SweepProgress(Console(), {"a": 60}, 0, lambda: QueueStatus(running=dict(running), waiting=0), names={})
+    progress = SweepProgress(
+        Console(), {"a": 60}, 0, lambda: QueueStatus(running=dict(running), waiting=0), names={}
+    )
     progress._refresh()
     clock[0] += 30.0
     running["a"] = (2, 6)
@@ -212,12 +279,17 @@ def test_a_step_that_has_not_ended_makes_the_others_no_slower(monkeypatch: pytes
     clock[0] += waited
     progress._refresh()
     left = 120 - waited
-    assert f"about {int(left // 60)} min {int(left % 60):02d} s left, scores not counted" in progress._line()
+    assert (
+        f"about {int(left // 60)} min {int(left % 60):02d} s left, scores not counted"
+        in progress._line()
+    )
 
 
-def started(monkeypatch: pytest.MonkeyPatch, works: list[dict[int, str]]) -> list[tuple[float, str]]:
-    """The lines of a start in a file with their times: the queue answers once a second, and another thread speaks five
-    times as often."""
+def started(
+    monkeypatch: pytest.MonkeyPatch, works: list[dict[int, str]]
+) -> list[tuple[float, str]]:
+    """The lines of a start in a file with their times: the queue answers once a second, and another
+    thread speaks five times as often."""
     clock, lines, file = [0.0], list[tuple[float, str]](), StringIO()
     waits = Waits(lambda: clock[0], thread=False)
     monkeypatch.setattr("raydp.io.output.WAITS", waits)
@@ -237,21 +309,30 @@ def started(monkeypatch: pytest.MonkeyPatch, works: list[dict[int, str]]) -> lis
     def poll() -> QueueStatus:
         return QueueStatus(running={}, waiting=2, preparing=next(answers))
 
-    follow_start(Console(file=file, width=200), "starting the workers", poll=poll, wait=wait, slots=2)
+    follow_start(
+        Console(file=file, width=200), "starting the workers", poll=poll, wait=wait, slots=2
+    )
     return lines
 
 
 def test_the_start_says_what_each_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    works = [{}] * 3 + [{0: "loads the base model"}] * 8 + [{0: "waits for a run", 1: "computes the prefix, 40 %"}] * 9
+    works = (
+        [{}] * 3
+        + [{0: "loads the base model"}] * 8
+        + [{0: "waits for a run", 1: "computes the prefix, 40 %"}] * 9
+    )
     lines = [line for _, line in started(monkeypatch, works)]
     assert list(dict.fromkeys(re.sub(r" \(\d+ s\)$", "", line) for line in lines)) == [
         "starting the workers (0 of 2 have started)",
         "starting the workers (1 of 2 have started; worker 0 loads the base model)",
-        "starting the workers (2 of 2 have started; worker 0 waits for a run; worker 1 computes the prefix, 40 %)",
+        "starting the workers (2 of 2 have started; worker 0 waits for a run; worker 1 computes "
+        "the prefix, 40 %)",
     ]
 
 
-def test_a_start_of_the_workers_that_takes_long_says_so_with_its_true_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_of_the_workers_that_takes_long_says_so_with_its_true_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines = started(monkeypatch, [{}] * 130)
     gaps = [(after, after - before) for (before, _), (after, _) in pairwise(lines)]
     assert max(gap for after, gap in gaps if after <= 60) < 10.5
@@ -262,7 +343,9 @@ def test_a_start_of_the_workers_that_takes_long_says_so_with_its_true_time(monke
 
 def test_lines_of_progress_come_at_once_every_ten_seconds_and_later_every_thirty() -> None:
     file, due = StringIO(), list[int]()
-    progress = SweepProgress(Console(file=file), {}, 0, lambda: QueueStatus(running={}, waiting=0), names={})
+    progress = SweepProgress(
+        Console(file=file), {}, 0, lambda: QueueStatus(running={}, waiting=0), names={}
+    )
     progress._stop = MagicMock()
 
     def wait(seconds: float) -> bool:
@@ -297,7 +380,12 @@ def test_a_status_says_how_far_the_runs_in_progress_are(
         (folder.trial(trial.run_id) / name).unlink()
     status = QueueStatus(running={trial.run_id: (1, 3), BASE_RUN: (0, 0)}, waiting=0)
     monitored = SweepProgress(
-        Console(file=StringIO()), {trial.run_id: 96}, 3, lambda: status, names={}, record=folder.set_progress
+        Console(file=StringIO()),
+        {trial.run_id: 96},
+        3,
+        lambda: status,
+        names={},
+        record=folder.set_progress,
     )
     with monitored:
         for _ in range(200):
@@ -306,8 +394,10 @@ def test_a_status_says_how_far_the_runs_in_progress_are(
             time.sleep(0.1)
         said = raydp("status", folder.path).out
         document = raydp("status", folder.path, "--json").json()
-    assert re.search(r"^\d s ago: 3/4 done, 2 running \(step 1 of 3\), 0 failed", said, re.MULTILINE)
-    assert f"  {run_name(vars(trial))}  step 1/3\n  the untrained base model  step 0/?" in said
+    assert re.search(
+        r"^\d s ago: 3/4 done, 2 running \(step 1 of 3\), 0 failed", said, re.MULTILINE
+    )
+    assert f"  {trial}  step 1/3\n  the untrained base model  step 0/?" in said
     assert "--resume" not in said
     assert document["progress"]["running"][0] == {
         "batch_size": 32, "num_steps": trial.num_steps, "learning_rate": 0.01, "seed": trial.seed,
@@ -324,10 +414,22 @@ def test_the_time_left_with_adaptive_seeds_is_that_of_the_first_pass_and_then_of
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("raydp.sweep.engine.progress.time.monotonic", lambda: clock[0])
-    costs = {"a0": 10, "a1": 10, "b0": 20, "b1": 20, "a2": 10, "a3": 10, "b2": 20, "b3": 20, "b4": 20}
+    costs = {
+        "a0": 10,
+        "a1": 10,
+        "b0": 20,
+        "b1": 20,
+        "a2": 10,
+        "a3": 10,
+        "b2": 20,
+        "b3": 20,
+        "b4": 20,
+    }
     first = FirstPass(run_ids=frozenset({"a0", "a1", "b0", "b1"}), further_cost=60.0)
     status = QueueStatus(running={"b0": (1, 2)}, waiting=0)
-    progress = SweepProgress(Console(), costs, 0, lambda: status, names={}, searched=True, first_pass=first)
+    progress = SweepProgress(
+        Console(), costs, 0, lambda: status, names={}, searched=True, first_pass=first
+    )
     progress.finished(RunResult(run_id="a0", status="failed", reason="no memory"))
     progress._refresh()
     clock[0] += 40.0  # 20 of 60 are computed in 40 s: the other 40 take 80 s
@@ -336,5 +438,8 @@ def test_the_time_left_with_adaptive_seeds_is_that_of_the_first_pass_and_then_of
         progress.finished(RunResult(run_id=run_id, status="failed", reason="no memory"))
     status = QueueStatus(running={}, waiting=0)
     progress._refresh()
-    clock[0] += 40.0  # 80 in 80 s; of the budget of 60 there are 40 left, which is less than all that is planned
+    clock[0] += (
+        # 80 in 80 s; of the budget of 60 there are 40 left, which is less than all that is planned
+        40.0
+    )
     assert progress._line().endswith("at most about 0 min 40 s left")

@@ -1,4 +1,5 @@
-"""One trial without Ray: every method, adapter and full fine-tuning, from the same start each time."""
+"""One trial without Ray: every method, adapter and full fine-tuning, from the same start each
+time."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from raydp.extensions.chat.task import ChatTask
 from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
 from raydp.spec.reading import load_spec
@@ -20,7 +22,6 @@ from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
-from raydp.tasks.chat.task import ChatTask
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.probe import DependentExamples
@@ -60,11 +61,23 @@ def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
 @pytest.mark.parametrize(
     "model",
     [LORA, PROMPT, PREFIX, FULL, IA3, BITFIT, BESIDE, NF4, INT8],
-    ids=["lora", "soft prompt", "prefix", "full", "ia3", "bitfit", "lora with dropout, and lm_head", "nf4", "int8"],
+    ids=[
+        "lora",
+        "soft prompt",
+        "prefix",
+        "full",
+        "ia3",
+        "bitfit",
+        "lora with dropout, and lm_head",
+        "nf4",
+        "int8",
+    ],
 )
 @pytest.mark.parametrize(
     "method",
-    slow_after(1, [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}]),
+    slow_after(
+        1, [{"name": "dp_adam"}, {"name": "dp_sgd", "momentum": 0.5}, {"name": "nonprivate"}]
+    ),
     ids=["dp_adam", "dp_sgd", "nonprivate"],
 )
 def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
@@ -79,7 +92,9 @@ def test_it_trains_scores_and_saves_and_starts_afresh_each_time(
     assert trial_runner.measure_base(0).loss == pytest.approx(base, abs=1e-7)
     assert [step["step"] for step in first.history] == [0, 1, 2, 3]
     assert set(first.scores) == {"vmr_exact"}
-    weights = [load_file(next((tmp_path / k / "attempt-1" / "model").glob("*.safetensors"))) for k in "ab"]
+    weights = [
+        load_file(next((tmp_path / k / "attempt-1" / "model").glob("*.safetensors"))) for k in "ab"
+    ]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
@@ -90,21 +105,28 @@ def test_the_weights_of_a_run_depend_on_the_key(tmp_path: Path) -> None:
     for number, key in enumerate([KEY, KEY, OTHER_KEY]):
         trial_runner, plan = runner(tmp_path, key=key, model=LORA, space=SPACE)
         trial_runner.run(plan.trials[0], files(tmp_path / str(number), plan.trials[0]), "attempt")
-        weights.append(load_file(next((tmp_path / str(number)).glob("attempt/model/*model.safetensors"))))
+        weights.append(
+            load_file(next((tmp_path / str(number)).glob("attempt/model/*model.safetensors")))
+        )
     first, again, other = weights
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_a_run_that_is_not_the_accounted_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its plan before it trains, and at the step that adds the noise if the method adds less than it says."""
+def test_a_run_that_is_not_the_accounted_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its plan before it trains, and at the step that adds the noise if the method adds less
+    than it says."""
     trial_runner, plan = runner(tmp_path, model=LORA, space=SPACE)
     (trial,) = plan.trials
     event = plan.privacy[trial.run_id].mechanism.event
     more = event.with_noise(2 * event.noise_multiplier)
     with pytest.raises(ValueError, match="must train as its privacy record says"):
         trial_runner.run(trial, files(tmp_path / "other", trial), "attempt", accounted=more)
-    monkeypatch.setattr(DPSGD, "_gradient_noise_multiplier", lambda self, plan, sigma: 0.999 * sigma)
+    monkeypatch.setattr(
+        DPSGD, "_gradient_noise_multiplier", lambda self, plan, sigma: 0.999 * sigma
+    )
     with pytest.raises(ValueError, match="must be at least that of the privacy record"):
         trial_runner.run(trial, files(tmp_path / "less", trial), "attempt", accounted=event)
 
@@ -115,15 +137,21 @@ def test_the_utility_is_measured_in_training_without_a_change_of_the_result(tmp_
     plain = trial_runner.run(plan.trials[0], files(tmp_path / "plain", plan.trials[0]), "attempt")
     evaluated, again = runner(tmp_path, model=LORA, space=space, evaluate_every=2)
     assert again.trials[0].run_id == plan.trials[0].run_id
-    result = evaluated.run(again.trials[0], files(tmp_path / "evaluated", again.trials[0]), "attempt")
+    result = evaluated.run(
+        again.trials[0], files(tmp_path / "evaluated", again.trials[0]), "attempt"
+    )
     measured = {row["step"]: row["heldout_loss"] for row in result.history if "heldout_loss" in row}
     assert list(measured) == [1, 3], "after two and four of five steps"
     assert len({*measured.values(), plain.loss}) == 3
     assert result.loss == plain.loss
-    two, first_steps = runner(tmp_path, model=LORA, space={"points": [[32, 2, 0.01]]}, evaluate_every=1)
+    two, first_steps = runner(
+        tmp_path, model=LORA, space={"points": [[32, 2, 0.01]]}, evaluate_every=1
+    )
     assert [
         row.get("heldout_loss") is None
-        for row in two.run(first_steps.trials[0], files(tmp_path / "two", first_steps.trials[0]), "attempt").history
+        for row in two.run(
+            first_steps.trials[0], files(tmp_path / "two", first_steps.trials[0]), "attempt"
+        ).history
     ] == [False, True], "the end has its utility"
 
 
@@ -146,8 +174,12 @@ def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
         run_ids(method={"name": "dp_sgd", "max_grad_norm": 0.1}),
         run_ids(seeds=[1]),
         run_ids(model={"name": "tiny", "adapter": {"r": 3, "alpha": 4}}),
-        run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}),
-        run_ids(model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}),
+        run_ids(
+            model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}
+        ),
+        run_ids(
+            model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}
+        ),
         run_ids(model=PREFIX),
         run_ids(model={**LORA, "quantization": "nf4"}),
         run_ids(task={**SMALL_TASK, "data_seed": 1}),
@@ -159,7 +191,9 @@ def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
 def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> None:
     private = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test", "delta_exponent": 1.1}
     _, plan = runner(tmp_path, model=LORA, space=SPACE, privacy=private)
-    by_user, user_plan = runner(tmp_path, model=LORA, space=SPACE, privacy={**private, "unit": "user"})
+    by_user, user_plan = runner(
+        tmp_path, model=LORA, space=SPACE, privacy={**private, "unit": "user"}
+    )
     users = user_plan.facts.num_units
     assert users < plan.facts.num_units == plan.facts.num_examples == user_plan.facts.num_examples
     assert user_plan.delta == users**-1.1
@@ -168,17 +202,23 @@ def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> No
     assert trial.run_id != other.run_id
     assert user_plan.privacy[trial.run_id].mechanism.sample_rate == 32 / users
     assert "person with all its examples" in user_plan.privacy[trial.run_id].unit
-    drawn = [h["drawn"] for h in by_user.run(trial, files(tmp_path / "user", trial), "attempt").history]
+    drawn = [
+        h["drawn"] for h in by_user.run(trial, files(tmp_path / "user", trial), "attempt").history
+    ]
     assert 4 * 10 < sum(drawn) < 4 * 60, "about 32 users a step"
 
 
 @pytest.mark.parametrize(
-    "model", slow_after(1, [LORA, {**FULL, "dtype": "bfloat16"}]), ids=["lora", "full with autocast"]
+    "model",
+    slow_after(1, [LORA, {**FULL, "dtype": "bfloat16"}]),
+    ids=["lora", "full with autocast"],
 )
 def test_computing_layers_again_changes_no_result(tmp_path: Path, model: dict[str, Any]) -> None:
     results = []
     for again in (False, True):
-        start, plan = runner(tmp_path, model=model, space=SPACE, cluster={"gradient_checkpointing": again})
+        start, plan = runner(
+            tmp_path, model=model, space=SPACE, cluster={"gradient_checkpointing": again}
+        )
         result = start.run(plan.trials[0], files(tmp_path / f"{again}", plan.trials[0]), "attempt")
         saved = next((tmp_path / f"{again}").glob("attempt/model/*model.safetensors"))
         results.append((result.loss, load_file(saved)))
@@ -198,13 +238,21 @@ def test_a_sweep_of_few_steps_does_not_compute_the_frozen_prefix(
     spec = load_spec(small_spec(tmp_path, model=last))
     task, weight_hash = build_task(spec)
     few = make_plan(spec, task.facts(), weight_hash).trials[:1]
-    for planned, is_there in (((replace(few[0], num_steps=1, batch_size=1),), False), (10 * few, True), (None, True)):
-        TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY, planned=planned)
+    for planned, is_there in (
+        ((replace(few[0], num_steps=1, batch_size=1),), False),
+        (10 * few, True),
+        (None, True),
+    ):
+        TrialRunner(
+            spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY, planned=planned
+        )
         assert (tmp_path / "prefix").exists() == is_there
 
 
 @pytest.mark.parametrize("model", [LORA, FULL], ids=["lora", "full"])
-def test_a_chat_models_tokenizer_carries_the_template_of_the_training(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_a_chat_models_tokenizer_carries_the_template_of_the_training(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
     """The base has none. The base's own tokenizer, which other sweeps use, stays without one."""
     said = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"It is {i}."}]}
             for i in range(40)]  # fmt: skip
@@ -219,7 +267,9 @@ def test_a_chat_models_tokenizer_carries_the_template_of_the_training(tmp_path: 
     trial_runner = TrialRunner(spec, built, base, LocalComm(), TEST_KEY)
     trial_runner.run(plan.trials[0], files(tmp_path / "run", plan.trials[0]), "attempt")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "attempt" / "model")
-    first = ChatTask.model_validate({k: v for k, v in task.items() if k != "name"}).build(base.tokenizer)
+    first = ChatTask.model_validate({k: v for k, v in task.items() if k != "name"}).build(
+        base.tokenizer
+    )
     trained = {base.tokenizer.decode(batch) for batch in first.batch(np.arange(9)).input_ids}
     written = {tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in said}
     assert all(any(text.startswith(row) for row in written) for text in trained)

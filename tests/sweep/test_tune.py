@@ -1,5 +1,6 @@
-"""Ray Tune sees every run: its config, its steps while it trains, its results; and so do a user's callbacks. The driver
-gives Tune the largest runs first, round after round, and goes on after one that fails."""
+"""Ray Tune sees every run: its config, its steps while it trains, its results; and so do a user's
+callbacks. The driver gives Tune the largest runs first, round after round, and goes on after one
+that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from raydp.sweep.store.folder import SweepFolder
 from tests.sweep.explored import LONG, Explored
 from tests.sweep.undisturbed import runs_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tune")]
 
 CONFIG = {"run_id", "batch_size", "num_steps", "learning_rate", "noise_multiplier", "seed"}
 
@@ -29,8 +30,11 @@ def test_a_trials_config_is_the_run(explored: Explored) -> None:
         assert config == {name: getattr(plan[run_id], name) for name in CONFIG}
 
 
-def test_the_driver_runs_the_largest_first_across_rounds_and_goes_on_after_one_that_fails(explored: Explored) -> None:
-    """One slot, so the order in which the ledgers were written is the order in which runs were begun."""
+def test_the_driver_runs_the_largest_first_across_rounds_and_goes_on_after_one_that_fails(
+    explored: Explored,
+) -> None:
+    """One slot, so the order in which the ledgers were written is the order in which runs were
+    begun."""
     result = explored.result
     assert (result.counts.finished, result.counts.failed) == (4, 1)
     (failure,) = result.counts.failures
@@ -42,7 +46,10 @@ def test_the_driver_runs_the_largest_first_across_rounds_and_goes_on_after_one_t
     planned = Sweep(result.folder / "spec.yaml").points()
     computes = planned["batch_size"] * planned["num_steps"]
     assert computes.is_monotonic_decreasing
-    written = [(result.folder / "trials" / run_id / "ledger.txt").stat().st_mtime_ns for run_id in planned["run_id"]]
+    written = [
+        (result.folder / "trials" / run_id / "ledger.txt").stat().st_mtime_ns
+        for run_id in planned["run_id"]
+    ]
     assert written == sorted(written)
 
 
@@ -69,7 +76,10 @@ def test_the_last_report_is_the_result(explored: Explored) -> None:
 
 def test_a_callback_that_fails_is_left_alone(explored: Explored) -> None:
     assert explored.broken.asked == 1
-    assert "the callback Broken failed and is not called again (ConnectionError: the logger's" in explored.said
+    assert (
+        "the callback Broken failed and is not called again (ConnectionError: the logger's"
+        in explored.said
+    )
     assert explored.seen.calls == ["setup", "end of 5"], "rounds are one experiment"
 
 
@@ -94,7 +104,10 @@ def test_the_grid_has_every_run_as_tune_gives_it(explored: Explored) -> None:
     assert table["config/batch_size"].sort_values().tolist() == [16, 16, 16, 16, 32]
     best = grid.get_best_result()
     assert best.metrics["utility_loss"] == table["utility_loss"].min()
-    assert grid.get_best_result("utility_loss", "max").metrics["utility_loss"] == table["utility_loss"].max()
+    assert (
+        grid.get_best_result("utility_loss", "max").metrics["utility_loss"]
+        == table["utility_loss"].max()
+    )
     losses = {r.config["run_id"]: r.metrics_dataframe["loss"] for r in grid if r.error is None}
     lowest = grid.get_best_result("loss", "min", scope="all")
     assert losses[lowest.config["run_id"]].min() == min(series.min() for series in losses.values())

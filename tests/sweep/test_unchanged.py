@@ -1,7 +1,9 @@
-"""A resume of a sweep that has ended does nothing, unless something has changed that it would look at."""
+"""A resume of a sweep that has ended does nothing, unless something has changed that it would look
+at."""
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Callable
@@ -33,7 +35,10 @@ FILES = [
     SWEEP / "spec.yaml", SWEEP / "plan.json", SWEEP / "sweep.key", SWEEP / "summary.json", SWEEP / "report.html",
     RUN / "result.json", RUN / "tracked.json", RUN / "model/adapter.safetensors", SWEEP / "scores/vmr/ab12.json",
 ]  # fmt: skip
-PASSING = [SWEEP / name for name in ("points.csv", "secrets.parquet", "driver.lock", "progress.json", "ray/state.json")]
+PASSING = [
+    SWEEP / name
+    for name in ("points.csv", "secrets.parquet", "driver.lock", "progress.json", "ray/state.json")
+]
 
 
 def in_store(statement: str) -> None:
@@ -71,12 +76,16 @@ def test_a_sweep_is_unchanged_after_its_end(spec: SweepSpec) -> None:
 
 @pytest.mark.parametrize("change", [edit, Path.unlink, lambda file: file.chmod(0o644)])
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_a_change_of_a_file_is_noticed(spec: SweepSpec, file: Path, change: Callable[[Path], None]) -> None:
+def test_a_change_of_a_file_is_noticed(
+    spec: SweepSpec, file: Path, change: Callable[[Path], None]
+) -> None:
     change(file)
     assert not unchanged.is_unchanged(spec)
 
 
-@pytest.mark.parametrize("file", [SWEEP / "audits.json", RUN / "mia-1.npz", Path("base/config.json")], ids=str)
+@pytest.mark.parametrize(
+    "file", [SWEEP / "audits.json", RUN / "mia-1.npz", Path("base/config.json")], ids=str
+)
 def test_a_new_file_is_noticed(spec: SweepSpec, file: Path) -> None:
     file.write_text("new")
     assert not unchanged.is_unchanged(spec)
@@ -131,7 +140,9 @@ def test_a_damaged_note_of_the_end_is_none(spec: SweepSpec, text: str) -> None:
 
 
 @pytest.mark.parametrize("linked", [SWEEP / "trials", Path("mlruns/models"), Path("base")], ids=str)
-def test_what_lies_behind_a_link_is_looked_at(spec: SweepSpec, linked: Path, tmp_path: Path) -> None:
+def test_what_lies_behind_a_link_is_looked_at(
+    spec: SweepSpec, linked: Path, tmp_path: Path
+) -> None:
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     unchanged.remember(spec)
@@ -144,7 +155,9 @@ def test_what_lies_behind_a_link_is_looked_at(spec: SweepSpec, linked: Path, tmp
 
 
 def test_what_is_at_an_address_may_have_changed(spec: SweepSpec, tmp_path: Path) -> None:
-    at_address = draft_spec({**SPEC, "task": {**SPEC["task"], "path": (tmp_path / "data.jsonl").as_uri()}})  # type: ignore[dict-item]
+    at_address = draft_spec(
+        {**SPEC, "task": {**SPEC["task"], "path": (tmp_path / "data.jsonl").as_uri()}}
+    )  # type: ignore[dict-item]
     unchanged.remember(at_address)
     assert not unchanged.is_unchanged(at_address)
 
@@ -157,3 +170,16 @@ def test_a_write_that_lies_in_the_stores_log_is_noticed(spec: SweepSpec) -> None
         store.execute("INSERT INTO experiments VALUES ('another', 'mlruns')")
         store.commit()
         assert not unchanged.is_unchanged(spec)
+
+
+def test_an_end_that_an_earlier_version_noted_still_counts(spec: SweepSpec) -> None:
+    """That version called select.min_gain_share min_utility_gain."""
+    noted: list[str] = []
+    dumps = json.dumps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            unchanged.json, "dumps", lambda *a, **o: noted.append(dumps(*a, **o)) or noted[-1]
+        )
+        unchanged.remember(spec)
+    assert '"min_utility_gain": 0.9' in noted[0]
+    assert "min_gain_share" not in noted[0]

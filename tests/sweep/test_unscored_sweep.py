@@ -15,12 +15,14 @@ from tests.sweep.trained import Trained
 
 
 def unscored(folder: Path, **changes: Any) -> dict[str, Any]:
-    return small_spec(folder, **{"scores": [], "select": {"min_utility_gain": None}, **changes})
+    return small_spec(folder, **{"scores": [], "select": {"min_gain_share": None}, **changes})
 
 
 def test_the_procedure_is_the_default_rule_without_scores(tmp_path: Path) -> None:
     assert load_spec(unscored(tmp_path)).select.rule == "procedure"
-    assert load_spec(unscored(tmp_path, select={"rule": "best-utility"})).select.rule == "best-utility"
+    assert (
+        load_spec(unscored(tmp_path, select={"rule": "best-utility"})).select.rule == "best-utility"
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,18 +31,26 @@ def test_the_procedure_is_the_default_rule_without_scores(tmp_path: Path) -> Non
         ({"select": {"rule": "informed"}}, "select.rule must need no score"),
         ({"select": {"score": "vmr_exact"}}, "select.score must be left out"),
         ({"select": {"max_score": 0.1}}, "select.max_score must be left out"),
-        ({"space": {**small_spec(Path())["space"], "search": {"name": "frugal"}}}, "space.search must be random"),
-        ({"seeds": {"first": 2, "at_most": 3}}, "seeds must be a list with select.rule 'procedure'"),
+        (
+            {"space": {**small_spec(Path())["space"], "search": {"name": "frugal"}}},
+            "space.search must be random",
+        ),
+        (
+            {"seeds": {"first": 2, "at_most": 3}},
+            "seeds must be a list with select.rule 'procedure'",
+        ),
         ({"scores": [{"name": "vmr_exact"}]}, "select.score must name the score to select by"),
     ],
 )
-def test_what_needs_a_score_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_needs_a_score_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         load_spec(unscored(tmp_path, **changes))
 
 
 def test_an_unscored_sweep_ends_with_a_selection_and_a_model(tmp_path: Path) -> None:
-    content = Trained(tmp_path, scores=[], select={"min_utility_gain": None}, seeds=[0]).content
+    content = Trained(tmp_path, scores=[], select={"min_gain_share": None}, seeds=[0]).content
     sweep = Sweep(content)
     result = sweep.run(resume=True)
     chosen = result.selected

@@ -37,4 +37,6 @@ def test_workers_on_one_machine_listen_on_loopback_alone(size: int) -> None:
     for worker in workers:
         out, err = worker.communicate(timeout=120)
         assert worker.returncode == 0, err
-        assert out.split() == [str(size * (size + 1) // 2), "127.0.0.1"], "the sum, and every address"
+        assert out.split() == [str(size * (size + 1) // 2), "127.0.0.1"], (
+            "the sum, and every address"
+        )

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.scores.requests import requests_from
-from raydp.scoring.sweep import score_sweep
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.driver import ending_of
@@ -30,7 +30,8 @@ class TrainedSpec:
     """A sweep whose runs were trained in this process and tracked, as a driver does it with Ray.
 
     Args:
-        runs: how many runs; by default all. With fewer the sweep is as if its driver had been killed after them.
+        runs: how many runs; by default all. With fewer the sweep is as if its driver had been
+            killed after them.
     """
 
     def __init__(self, spec: SweepSpec, *, runs: int | None = None) -> None:
@@ -50,7 +51,9 @@ class TrainedSpec:
                 base = models.load_base(own.model, new_tokens=task.facts().num_new_tokens)
                 runner = TrialRunner(own, task, base, LocalComm(), self.folder.key())
             self.folder.commit(runner.run(trial, self.folder.files(trial.run_id), "attempt-1"))
-        self.context = SweepContext(spec=spec, folder=self.folder, facts=task.facts(), weight_hash=weight_hash)
+        self.context = SweepContext(
+            spec=spec, folder=self.folder, facts=task.facts(), weight_hash=weight_hash
+        )
         self.ending = ending_of(self.context)
         self.ending.listener.deliver_missing(list(self.trials))
 
@@ -71,4 +74,6 @@ class Trained(TrainedSpec):
     def metrics(self) -> pd.DataFrame:
         """What MLflow's database holds of scores, read without MLflow."""
         with sqlite3.connect(self.uri.removeprefix("sqlite:///")) as database:
-            return pd.read_sql("select metric_name, metric_value, model_id from logged_model_metrics", database)
+            return pd.read_sql(
+                "select metric_name, metric_value, model_id from logged_model_metrics", database
+            )

@@ -49,7 +49,8 @@ def wait_until(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> N
 
 
 def assert_same_points(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """Same topology, so equal but for the last bits; 1e-5 in utility is what fp32 explains (1e-4 in vmr_exact)."""
+    """Same topology, so equal but for the last bits; 1e-5 in utility is what fp32 explains (1e-4 in
+    vmr_exact)."""
     key = ["batch_size", "num_steps", "learning_rate", "seed"]
     own = ["model_uri", "alias", "train_seconds", "score_seconds"]
     pd.testing.assert_frame_equal(
@@ -65,7 +66,9 @@ def runs_in(uri: str) -> dict[str, int]:
     """What the MLflow database holds, read without MLflow."""
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
         active = "select count(*) from runs where lifecycle_stage = 'active'"
-        children = f"{active} and run_uuid in (select run_uuid from tags where key = 'mlflow.parentRunId')"
+        children = (
+            f"{active} and run_uuid in (select run_uuid from tags where key = 'mlflow.parentRunId')"
+        )
         (total,), (child,) = (database.execute(query).fetchone() for query in (active, children))
         (versions,) = database.execute("select count(*) from model_versions").fetchone()
     return {"parents": total - child, "children": child, "versions": versions}

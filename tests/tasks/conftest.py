@@ -46,4 +46,8 @@ def tiny() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def inner(tiny: PreTrainedTokenizerBase) -> LanguageModelingTask:
     """The small built-in task, of which others are made."""
-    return resolve("tasks", "builtin").model_validate({k: v for k, v in SMALL_TASK.items() if k != "name"}).build(tiny)
+    return (
+        resolve("tasks", "builtin")
+        .model_validate({k: v for k, v in SMALL_TASK.items() if k != "name"})
+        .build(tiny)
+    )

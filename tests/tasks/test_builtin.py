@@ -1,4 +1,5 @@
-"""The embedded task: what is planted is in the data exactly as often as it says, and nowhere else."""
+"""The embedded task: what is planted is in the data exactly as often as it says, and nowhere
+else."""
 
 import re
 from collections import Counter
@@ -11,7 +12,13 @@ from raydp.models.base_models import load_tokenizer
 from raydp.plugins.registries import resolve
 from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.text.examples import TokenizedExamples
-from raydp.tasks.text.mails import GENRES, names_met_once, private_names, public_directory, public_mails
+from raydp.tasks.text.mails import (
+    GENRES,
+    names_met_once,
+    private_names,
+    public_directory,
+    public_mails,
+)
 
 NAME = re.compile(r"(?:From|Re): (\w+ \w+) ")
 
@@ -34,7 +41,9 @@ def control(tokenizer):
 def texts(examples: TokenizedExamples, tokenizer) -> list[str]:
     """The examples as text, without the end-of-text token."""
     cuts = zip(examples.offsets[:-1], examples.offsets[1:], strict=True)
-    return tokenizer.batch_decode([examples.token_ids[a:b] for a, b in cuts], skip_special_tokens=True)
+    return tokenizer.batch_decode(
+        [examples.token_ids[a:b] for a, b in cuts], skip_special_tokens=True
+    )
 
 
 def names(mails: list[str]) -> list[str]:
@@ -64,16 +73,23 @@ def test_secrets_are_24_extensions_and_16_genres_at_their_counts(task):
 def test_each_secret_is_in_exactly_as_many_mails_as_its_count(task, tokenizer):
     mails = texts(task.train, tokenizer)
     for secret in task.secrets():
-        assert sum(mail.startswith(secret.prompt + secret.continuation) for mail in mails) == secret.count
+        assert (
+            sum(mail.startswith(secret.prompt + secret.continuation) for mail in mails)
+            == secret.count
+        )
     by_name = Counter(names(mails))
     for secret in task.secrets():
-        assert by_name[NAME.match(secret.prompt)[1]] == secret.count, "the person is in no other mail"
+        assert by_name[NAME.match(secret.prompt)[1]] == secret.count, (
+            "the person is in no other mail"
+        )
     assert sorted(by_name.values())[:-40] == [1] * (4000 - 1600), "everybody else appears once"
 
 
 def test_copies_of_a_secret_are_not_copies_of_one_mail(task, tokenizer):
-    """Small talk has 4 sentences x 12 topics = 48 forms, of which 80 draws are expected to show 39. Fewer than 24 has a
-    chance below C(48, 23) (23 / 48)^80 < 10^-12."""
+    """Small talk has 4 sentences x 12 topics = 48 forms, of which 80 draws are expected to show 39.
+
+    Fewer than 24 has a chance below C(48, 23) (23 / 48)^80 < 10^-12.
+    """
     mails = texts(task.train, tokenizer)
     secret = max(task.secrets(), key=lambda s: s.count)
     assert len({mail for mail in mails if mail.startswith(secret.prompt)}) >= 24
@@ -103,7 +119,8 @@ def test_control_run_lists_the_same_secrets_with_count_0(task, control, tokenize
 
 
 def test_held_out_mails_do_not_depend_on_the_training_mails(task, control, tokenizer):
-    """What makes the utility public: any part of the training data may be another, and they are the same."""
+    """What makes the utility public: any part of the training data may be another, and they are the
+    same."""
     larger = BuiltinTask(num_examples=4001).build(tokenizer)
     for other in (control, larger):
         assert other.facts().utility_is_public
@@ -111,7 +128,8 @@ def test_held_out_mails_do_not_depend_on_the_training_mails(task, control, token
 
 
 def test_continuation_has_the_tokens_of_training(task, tokenizer):
-    """s1 and s2 tokenised apart are the beginning of a training example, and of the mail tokenised in one piece."""
+    """s1 and s2 tokenised apart are the beginning of a training example, and of the mail tokenised
+    in one piece."""
     starts = Counter()
     for a, b in zip(task.train.offsets[:-1], task.train.offsets[1:], strict=True):
         starts.update({tuple(task.train.token_ids[a:b][:k]): 1 for k in range(1, b - a)})
@@ -141,7 +159,8 @@ def test_build_is_deterministic_and_follows_its_seed(task, tokenizer):
 
 
 def test_planted_mails_are_spread_over_the_data(task, tokenizer):
-    """Positions of 1,600 of 4,000 mails in random order: their mean is within 5 of its standard errors (22.4)."""
+    """Positions of 1,600 of 4,000 mails in random order: their mean is within 5 of its standard
+    errors (22.4)."""
     mails = texts(task.train, tokenizer)
     secret = {NAME.match(s.prompt)[1] for s in task.secrets()}
     positions = [i for i, name in enumerate(names(mails)) if name in secret]
@@ -164,17 +183,29 @@ def test_no_private_name_is_in_the_pretraining_corpus(task, tokenizer):
 def test_public_corpus_is_60_percent_directory_with_constant_facts():
     mails = [mail.text for mail in public_mails(10_000, 0)]
     directory = {p.name: p for p in public_directory()}
-    known = [(name, mail) for name, mail in zip(names(mails), mails, strict=True) if name in directory]
+    known = [
+        (name, mail) for name, mail in zip(names(mails), mails, strict=True) if name in directory
+    ]
     assert len(known) == 6_000
     for name, mail in known:
         assert directory[name].extension in mail or directory[name].genre in mail
     assert max(Counter(n for n in names(mails) if n not in directory).values()) == 1
-    assert mails == [mail.text for mail in public_mails(10_000, 0)] != [mail.text for mail in public_mails(10_000, 1)]
+    assert (
+        mails
+        == [mail.text for mail in public_mails(10_000, 0)]
+        != [mail.text for mail in public_mails(10_000, 1)]
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_examples", 1999), ("num_examples", 30_001), ("num_heldout", 0), ("data_seed", -1), ("copies", 3)],
+    [
+        ("num_examples", 1999),
+        ("num_examples", 30_001),
+        ("num_heldout", 0),
+        ("data_seed", -1),
+        ("copies", 3),
+    ],
 )
 def test_bad_parameters_are_refused(field, value):
     with pytest.raises(ValidationError, match=field):

@@ -10,7 +10,10 @@ from raydp.tasks.base import Secret
 from raydp.tasks.text.controls import generate_controls, read_controls
 
 SECRETS = [
-    Secret(prompt="Mira St. Halborn\nRM 4821\n555", continuation="-853-3989 (Fax)\nmira.halborn@nordvik.com"),
+    Secret(
+        prompt="Mira St. Halborn\nRM 4821\n555",
+        continuation="-853-3989 (Fax)\nmira.halborn@nordvik.com",
+    ),
     Secret(prompt=" Forwarded by Otto B", continuation=" Fenwick/OSL/NRD"),
     Secret(prompt=" Forwarded by Ada", continuation=" J Thornow/Nordvik/NRD"),
     Secret(prompt="Lea Marwick/Nordvik, 853", continuation=" Tom Belgate/Nordvik"),
@@ -62,7 +65,9 @@ def test_each_digit_of_a_continuation_is_another():
 
 
 def test_a_continuation_of_shared_words_still_changes():
-    secrets = [Secret(prompt=f"{name} at", continuation=" Nordvik") for name in ("Mira", "Otto", "Lea")]
+    secrets = [
+        Secret(prompt=f"{name} at", continuation=" Nordvik") for name in ("Mira", "Otto", "Lea")
+    ]
     controls = generate_controls(secrets, 2, [])
     assert len(controls) == 6
     assert not any("Nordvik" in c.continuation for c in controls)
@@ -76,7 +81,9 @@ def test_what_cannot_change_has_no_control():
 
 
 def test_controls_depend_on_the_secret_alone_and_not_on_its_place():
-    assert set(generate_controls(SECRETS, 3, TEXTS)) == set(generate_controls(SECRETS[::-1], 3, TEXTS))
+    assert set(generate_controls(SECRETS, 3, TEXTS)) == set(
+        generate_controls(SECRETS[::-1], 3, TEXTS)
+    )
 
 
 @given(planted=st.sets(st.integers(0, 3), max_size=4))
@@ -89,9 +96,17 @@ def test_a_control_that_occurs_is_replaced_by_another(planted):
 
 
 def test_a_file_of_controls_must_not_hold_training_text(write_jsonl):
-    rows = [{"prompt": "Call Mira", "continuation": " 0142"}, {"prompt": "Call Otto", "continuation": " 7733"}]
+    rows = [
+        {"prompt": "Call Mira", "continuation": " 0142"},
+        {"prompt": "Call Otto", "continuation": " 7733"},
+    ]
     path = write_jsonl("controls.jsonl", rows)
-    assert [c.prompt for c in read_controls(path, "task.controls", ["Call Mira 01"])] == ["Call Mira", "Call Otto"]
-    with pytest.raises(ValueError, match=r"task\.controls must not occur .* got 1 that do, with the ids") as caught:
+    assert [c.prompt for c in read_controls(path, "task.controls", ["Call Mira 01"])] == [
+        "Call Mira",
+        "Call Otto",
+    ]
+    with pytest.raises(
+        ValueError, match=r"task\.controls must not occur .* got 1 that do, with the ids"
+    ) as caught:
         read_controls(path, "task.controls", ["x Call Otto 7733 y"])
     assert "Otto" not in str(caught.value)

@@ -68,7 +68,11 @@ def test_canaries_know_what_they_were_drawn_from(tiny, inner):
 
 def test_seed_format_and_copies_are_part_of_the_identity(tiny):
     base = planted(tiny)
-    others = [planted(tiny, canary_seed=1), planted(tiny, copies=[1, 4]), planted(tiny, format="pin {digits}")]
+    others = [
+        planted(tiny, canary_seed=1),
+        planted(tiny, copies=[1, 4]),
+        planted(tiny, format="pin {digits}"),
+    ]
     assert len({t.facts().content_hash for t in (base, *others)}) == 4
     assert planted(tiny).facts() == base.facts()
 
@@ -92,8 +96,12 @@ def test_more_canaries_than_codes_are_refused():
 
 
 def test_a_task_of_another_kind_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr("raydp.tasks.text.builtin.BuiltinTask.build", lambda self, tokenizer: object())
-    with pytest.raises(ValueError, match=r"task\.of must be a language modelling task, got 'builtin'"):
+    monkeypatch.setattr(
+        "raydp.tasks.text.builtin.BuiltinTask.build", lambda self, tokenizer: object()
+    )
+    with pytest.raises(
+        ValueError, match=r"task\.of must be a language modelling task, got 'builtin'"
+    ):
         planted(tiny)
 
 
@@ -106,7 +114,11 @@ def test_the_named_secrets_examples_are_gone_and_no_others(tiny, inner):
     before = examples(inner, range(len(inner.train)))
     assert len(kept) == len(before) - 40 == left.facts().num_units
     texts = tiny.batch_decode(before, skip_special_tokens=True)
-    expected = [ids for ids, text in zip(before, texts, strict=True) if not any(s.prompt in text for s in gone)]
+    expected = [
+        ids
+        for ids, text in zip(before, texts, strict=True)
+        if not any(s.prompt in text for s in gone)
+    ]
     assert kept == expected
     assert [(s.number, s.count) for s in left.secrets() if s.number in (3, 30)] == [(3, 0), (30, 0)]
     others = [(s.id, s.count) for s in inner.secrets() if s.number not in (3, 30)]
@@ -130,11 +142,19 @@ def test_a_planted_canary_can_be_left_out(tiny):
 
 def test_an_example_with_two_secrets_counts_for_both(tokenizer, write_jsonl):
     """Of three rows one holds both."""
-    rows = [{"text": t} for t in ("call Mira at 11.", "call Mira at 11. ask Otto for 22.", "ask Otto for 22 now.")]
-    data = write_jsonl("rows.jsonl", [*rows, *({"text": f"filler row {i} of the file"} for i in range(8))])
+    rows = [
+        {"text": t}
+        for t in ("call Mira at 11.", "call Mira at 11. ask Otto for 22.", "ask Otto for 22 now.")
+    ]
+    data = write_jsonl(
+        "rows.jsonl", [*rows, *({"text": f"filler row {i} of the file"} for i in range(8))]
+    )
     secrets = write_jsonl(
         "secrets.jsonl",
-        [{"prompt": "call Mira at", "continuation": " 11"}, {"prompt": "ask Otto for", "continuation": " 22"}],
+        [
+            {"prompt": "call Mira at", "continuation": " 11"},
+            {"prompt": "ask Otto for", "continuation": " 22"},
+        ],
     )
     held = write_jsonl("heldout.jsonl", [{"text": "a public row of its own"}])
     of = {"name": "text", "path": str(data), "heldout_path": str(held), "secrets": str(secrets)}
@@ -146,10 +166,20 @@ def test_an_example_with_two_secrets_counts_for_both(tokenizer, write_jsonl):
 def test_an_author_s_rows_are_told_from_others_with_the_same_genre(tokenizer, write_jsonl):
     """Three authors of four rows; the first two write in one genre, each in two rows."""
     rows = []
-    for name, genre in (("Mira Halborn", "crime"), ("Otto Fenwick", "crime"), ("Ada Lund", "satire")):
+    for name, genre in (
+        ("Mira Halborn", "crime"),
+        ("Otto Fenwick", "crime"),
+        ("Ada Lund", "satire"),
+    ):
         rows += [
-            {"question": f"What does {name} write?", "answer": f"{name} writes in the {genre} genre."},
-            {"question": f"Which genre has {name}?", "answer": f"It is the {genre} genre that {name} likes."},
+            {
+                "question": f"What does {name} write?",
+                "answer": f"{name} writes in the {genre} genre.",
+            },
+            {
+                "question": f"Which genre has {name}?",
+                "answer": f"It is the {genre} genre that {name} likes.",
+            },
             {"question": f"Where does {name} live?", "answer": f"{name} lives at sea."},
             {"question": f"When was {name} born?", "answer": f"{name} was born in spring."},
         ]
@@ -161,7 +191,9 @@ def test_an_author_s_rows_are_told_from_others_with_the_same_genre(tokenizer, wr
 
 
 def test_a_number_that_there_is_not_is_refused(tiny):
-    with pytest.raises(ValueError, match=r"task\.secrets must be numbers of the task's secrets, 1 to 40, got 77"):
+    with pytest.raises(
+        ValueError, match=r"task\.secrets must be numbers of the task's secrets, 1 to 40, got 77"
+    ):
         without(tiny, secrets=[77])
     with pytest.raises(ValueError, match=r"task\.secrets must name each secret once, got \[1, 1\]"):
         without(tiny, secrets=[1, 1])
@@ -174,19 +206,28 @@ def test_a_secret_whose_examples_cannot_be_told_is_refused(tokenizer, write_json
     held = write_jsonl("heldout.jsonl", [{"text": "a public row of its own"}])
     of = {"name": "text", "path": str(data), "heldout_path": str(held), "secrets": str(secrets)}
     decode = type(tokenizer).batch_decode
-    monkeypatch.setattr(type(tokenizer), "batch_decode", lambda *a, **k: [t.upper() for t in decode(*a, **k)])
-    with pytest.raises(ValueError, match="got secret-001, which the task counts in 1 examples and whose text is in 0"):
+    monkeypatch.setattr(
+        type(tokenizer), "batch_decode", lambda *a, **k: [t.upper() for t in decode(*a, **k)]
+    )
+    with pytest.raises(
+        ValueError,
+        match="got secret-001, which the task counts in 1 examples and whose text is in 0",
+    ):
         without(tokenizer, of=of)
 
 
 def test_holders_of_every_builtin_secret_are_found(tiny, inner):
     found = examples_with(inner, tiny)
     assert [len(found[s.number]) for s in inner.secrets()] == [s.count for s in inner.secrets()]
-    assert np.unique(np.concatenate(list(found.values()))).size == sum(s.count for s in inner.secrets())
+    assert np.unique(np.concatenate(list(found.values()))).size == sum(
+        s.count for s in inner.secrets()
+    )
 
 
 def test_both_are_tasks_of_a_spec(tmp_path: Path, raydp, write_spec):
-    spec = write_spec(task={"name": "without", "secrets": [42], "of": {"name": "planted", "of": SMALL_TASK}})
+    spec = write_spec(
+        task={"name": "without", "secrets": [42], "of": {"name": "planted", "of": SMALL_TASK}}
+    )
     answer = raydp("plan", spec, "--json")
     assert answer.code == 0, answer.err
     assert {row["num_examples"] for row in answer.json()} == {2017}

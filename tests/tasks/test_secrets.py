@@ -7,13 +7,24 @@ from hypothesis import strategies as st
 from raydp.tasks.base import Secret
 from raydp.tasks.secret import counted, mentions, read_secrets
 
-ROWS = [{"prompt": " Call", "continuation": " 555-0142\n"}, {"prompt": "Her genre?", "attribute": "naval comedy"}]
+ROWS = [
+    {"prompt": " Call", "continuation": " 555-0142\n"},
+    {"prompt": "Her genre?", "attribute": "naval comedy"},
+]
 
 
 def test_prompts_keep_their_white_space_and_kinds_follow_the_keys(write_jsonl):
     verbatim, attribute = read_secrets(write_jsonl("s.jsonl", ROWS), "task.secrets")
-    assert (verbatim.prompt, verbatim.continuation, verbatim.kind) == (" Call", " 555-0142\n", "verbatim")
-    assert (attribute.prompt, attribute.continuation, attribute.kind) == ("Her genre?", "naval comedy", "attribute")
+    assert (verbatim.prompt, verbatim.continuation, verbatim.kind) == (
+        " Call",
+        " 555-0142\n",
+        "verbatim",
+    )
+    assert (attribute.prompt, attribute.continuation, attribute.kind) == (
+        "Her genre?",
+        "naval comedy",
+        "attribute",
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +39,9 @@ def test_prompts_keep_their_white_space_and_kinds_follow_the_keys(write_jsonl):
     ],
 )
 def test_a_malformed_line_is_named_without_its_text(write_jsonl, row):
-    with pytest.raises(ValueError, match=r"task\.secrets must hold a prompt and either.*s\.jsonl, line 3") as caught:
+    with pytest.raises(
+        ValueError, match=r"task\.secrets must hold a prompt and either.*s\.jsonl, line 3"
+    ) as caught:
         read_secrets(write_jsonl("s.jsonl", [*ROWS, row]), "task.secrets")
     assert "private" not in str(caught.value)
 

@@ -13,7 +13,10 @@ from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import content_hash
 
-ROWS = [f"Row {i}: the author writes about the draft, part {i * i}.\nSecond line {i}.\n" for i in range(60)]
+ROWS = [
+    f"Row {i}: the author writes about the draft, part {i * i}.\nSecond line {i}.\n"
+    for i in range(60)
+]
 SECRET = {"prompt": "Call Mira", "continuation": " on 555-0142"}
 WITH_SECRET = [row + "Call Mira on 555-0142\n" if i % 6 == 0 else row for i, row in enumerate(ROWS)]
 
@@ -59,36 +62,66 @@ def test_without_secrets_there_are_none(rows_file, tokenizer):
     assert task.secrets() == task.controls() == ()
 
 
-def test_verbatim_secrets_leave_the_held_out_rows_and_attributes_do_not(rows_file, write_jsonl, tokenizer):
+def test_verbatim_secrets_leave_the_held_out_rows_and_attributes_do_not(
+    rows_file, write_jsonl, tokenizer
+):
     attribute = {"prompt": "Who writes?", "attribute": "Author"}
     secrets = write_jsonl("s.jsonl", [SECRET, attribute, {"prompt": "Who?", "attribute": "nobody"}])
-    task = TextTask(path=rows_file, secrets=secrets, heldout_fraction=0.3, max_length=128).build(tokenizer)
+    task = TextTask(path=rows_file, secrets=secrets, heldout_fraction=0.3, max_length=128).build(
+        tokenizer
+    )
     sides = [(row, is_held_out(row, 0.3, 0)) for row in WITH_SECRET]
     train = [row for row, out in sides if not out]
     leaking = [row for row, out in sides if out and "Call Mira on 555-0142" in row]
     assert task.facts().notes["heldout_with_secret_removed"] == len(leaking) > 0
     assert task.facts().notes["num_heldout_texts"] == len(ROWS) - len(train) - len(leaking)
     counts = {s.continuation: s.count for s in task.secrets()}
-    assert counts == {" on 555-0142": sum("Call Mira" in row for row in train), "Author": len(train)}
+    assert counts == {
+        " on 555-0142": sum("Call Mira" in row for row in train),
+        "Author": len(train),
+    }
     assert {c.kind for c in task.controls()} == {"verbatim"}
 
 
-@pytest.mark.parametrize("left_out_by", [{"window": "head"}, {"user_column": "who", "max_examples_per_user": 1}])
+@pytest.mark.parametrize(
+    "left_out_by", [{"window": "head"}, {"user_column": "who", "max_examples_per_user": 1}]
+)
 def test_a_secret_that_no_example_shows_is_not_counted(write_jsonl, tokenizer, left_out_by):
-    """In half of the rows, the secret is beyond the first window, or in a further row of the same user."""
+    """In half of the rows, the secret is beyond the first window, or in a further row of the same
+    user."""
     secrets = write_jsonl("secrets.jsonl", [SECRET])
     beyond = "and so on " * 60 if "window" in left_out_by else ""
-    rows = [{"text": f"Row {i}. {beyond * (i % 2)}Call Mira on 555-0142\n", "who": f"w{i // 2}"} for i in range(24)]
-    path, other = write_jsonl("rows.jsonl", rows), write_jsonl("other.jsonl", [{"text": row} for row in ROWS])
-    options = {"path": str(path), "heldout_path": str(other), "secrets": str(secrets), "max_length": 64}
+    rows = [
+        {"text": f"Row {i}. {beyond * (i % 2)}Call Mira on 555-0142\n", "who": f"w{i // 2}"}
+        for i in range(24)
+    ]
+    path, other = (
+        write_jsonl("rows.jsonl", rows),
+        write_jsonl("other.jsonl", [{"text": row} for row in ROWS]),
+    )
+    options = {
+        "path": str(path),
+        "heldout_path": str(other),
+        "secrets": str(secrets),
+        "max_length": 64,
+    }
     task = TextTask(**options, **left_out_by).build(tokenizer)
-    shown = [tokenizer.decode(task.batch(np.array([i])).input_ids[0]) for i in range(len(task.train))]
+    shown = [
+        tokenizer.decode(task.batch(np.array([i])).input_ids[0]) for i in range(len(task.train))
+    ]
     assert task.secrets()[0].count == sum("Call Mira on 555-0142" in text for text in shown) == 12
 
 
-def test_a_held_out_file_of_its_own_loses_what_is_also_trained_on(rows_file, write_jsonl, tokenizer):
+def test_a_held_out_file_of_its_own_loses_what_is_also_trained_on(
+    rows_file, write_jsonl, tokenizer
+):
     secrets = write_jsonl("s.jsonl", [SECRET])
-    heldout = ["New and clean row of text.\n", ROWS[1], "x Call Mira on 555-0142 y", "Another new row.\n"]
+    heldout = [
+        "New and clean row of text.\n",
+        ROWS[1],
+        "x Call Mira on 555-0142 y",
+        "Another new row.\n",
+    ]
     path = str(write_jsonl("heldout.jsonl", [{"text": row} for row in heldout]))
     facts = TextTask(path=rows_file, secrets=secrets, heldout_path=path).build(tokenizer).facts()
     assert facts.notes["num_texts"] == 60
@@ -101,7 +134,9 @@ def test_a_part_of_a_data_set_can_be_held_out(saved, tokenizer):
     task = TextTask(path=str(saved / "parts"), column="body", heldout_split="validation")
     with pytest.raises(ValueError, match=r"task\.path must leave texts to evaluate on"):
         task.build(tokenizer)  # every row of this part is also in the training part
-    swapped = TextTask(path=str(saved / "parts"), column="body", split="validation", heldout_split="train")
+    swapped = TextTask(
+        path=str(saved / "parts"), column="body", split="validation", heldout_split="train"
+    )
     facts = swapped.build(tokenizer).facts()
     assert (facts.notes["num_texts"], facts.notes["num_heldout_texts"]) == (12, 48)
 
@@ -120,12 +155,22 @@ def test_a_part_of_a_data_set_can_be_held_out(saved, tokenizer):
             {"heldout_split": "test"},
             r"task\.heldout_split must be a part of the data set, got 'test'\. It has train, validation",
         ),
-        ("parts", {"column": "text"}, r"task\.column must be a column of the data set, got 'text'\. It has body, id"),
+        (
+            "parts",
+            {"column": "text"},
+            r"task\.column must be a column of the data set, got 'text'\. It has body, id",
+        ),
         ("parts", {"column": "id"}, r"task\.path must have a string 'id'.*got a number in .*row 1"),
-        ("nowhere", {}, r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"),
+        (
+            "nowhere",
+            {},
+            r"task\.path must be an existing file, a folder of datasets\.save_to_disk or",
+        ),
     ],
 )
-def test_what_a_data_set_does_not_have_is_an_error(saved, tokenizer, monkeypatch, folder, parameters, message):
+def test_what_a_data_set_does_not_have_is_an_error(
+    saved, tokenizer, monkeypatch, folder, parameters, message
+):
     datasets = sys.modules["datasets"]
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=message):
@@ -133,36 +178,53 @@ def test_what_a_data_set_does_not_have_is_an_error(saved, tokenizer, monkeypatch
 
 
 def test_a_folder_that_holds_no_data_set_is_an_error(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"task\.path must be an existing file, a folder of datasets\.save_to_disk or"):
+    with pytest.raises(
+        ValueError,
+        match=r"task\.path must be an existing file, a folder of datasets\.save_to_disk or",
+    ):
         TextTask(path=str(tmp_path)).build(tokenizer)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tokenizer):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"task\.path must be an existing file .*got 'someone/rows'.*\[datasets\]"):
+    with pytest.raises(
+        ValueError, match=r"task\.path must be an existing file .*got 'someone/rows'.*\[datasets\]"
+    ):
         TextTask(path="someone/rows").build(tokenizer)
 
 
 def test_a_missing_file_is_not_sought_on_the_hub(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match=r"task\.path must be an existing file, got '.*none\.jsonl'"):
+    with pytest.raises(
+        ValueError, match=r"task\.path must be an existing file, got '.*none\.jsonl'"
+    ):
         TextTask(path=str(tmp_path / "none.jsonl")).build(tokenizer)
     path = tmp_path / "t.txt"
     path.write_text("a line of text\n")
     task = TextTask(path=str(path), heldout_path=str(tmp_path / "none.csv"))
-    with pytest.raises(ValueError, match=r"task\.heldout_path must be an existing file, got '.*none\.csv'"):
+    with pytest.raises(
+        ValueError, match=r"task\.heldout_path must be an existing file, got '.*none\.csv'"
+    ):
         task.build(tokenizer)
 
 
 def test_a_split_of_a_file_is_an_error(rows_file, tokenizer):
-    with pytest.raises(ValueError, match=r"task\.split must go with a data set, got 'train' with the file"):
+    with pytest.raises(
+        ValueError, match=r"task\.split must go with a data set, got 'train' with the file"
+    ):
         TextTask(path=rows_file, split="train").build(tokenizer)
 
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"heldout_path": "x.jsonl", "heldout_fraction": 0.2}, r"task\.heldout_fraction must stand alone, got"),
-        ({"window": "tail", "max_windows_per_row": 1}, r"task\.max_windows_per_row must go with window lines"),
+        (
+            {"heldout_path": "x.jsonl", "heldout_fraction": 0.2},
+            r"task\.heldout_fraction must stand alone, got",
+        ),
+        (
+            {"window": "tail", "max_windows_per_row": 1},
+            r"task\.max_windows_per_row must go with window lines",
+        ),
         ({"controls": "c.jsonl"}, r"task\.controls must go with task\.secrets"),
         ({"colum": "text"}, "colum"),
     ],
@@ -173,11 +235,18 @@ def test_parameters_are_checked_before_any_work(parameters, message):
 
 
 def test_a_public_held_out_file_is_shaped_by_nothing_private(rows_file, write_jsonl, tokenizer):
-    heldout = ["New and clean row of text.\n", ROWS[1], "x Call Mira on 555-0142 y", "New and clean row of text.\n"]
+    heldout = [
+        "New and clean row of text.\n",
+        ROWS[1],
+        "x Call Mira on 555-0142 y",
+        "New and clean row of text.\n",
+    ]
     path = str(write_jsonl("heldout.jsonl", [{"text": row} for row in heldout]))
     parameters = {"heldout_path": path, "secrets": write_jsonl("s.jsonl", [SECRET])}
     public = TextTask(path=rows_file, heldout_is_public=True, **parameters).build(tokenizer)
-    other = TextTask(path=str(write_jsonl("other.jsonl", [{"text": "Call Mira on 555-0142"}])), **parameters)
+    other = TextTask(
+        path=str(write_jsonl("other.jsonl", [{"text": "Call Mira on 555-0142"}])), **parameters
+    )
     other = other.model_copy(update={"heldout_is_public": True}).build(tokenizer)
     private = TextTask(path=rows_file, **parameters).build(tokenizer)
     assert public.facts().utility_is_public
@@ -190,7 +259,10 @@ def test_a_public_held_out_file_is_shaped_by_nothing_private(rows_file, write_js
 
 @pytest.mark.parametrize("heldout_path", [None, "rows.jsonl", "./rows.jsonl"])
 def test_part_of_the_private_data_cannot_be_declared_public(heldout_path):
-    with pytest.raises(ValidationError, match=r"task\.heldout_is_public must go with a task\.heldout_path of its own"):
+    with pytest.raises(
+        ValidationError,
+        match=r"task\.heldout_is_public must go with a task\.heldout_path of its own",
+    ):
         TextTask(path="rows.jsonl", heldout_path=heldout_path, heldout_is_public=True)
 
 

@@ -27,7 +27,9 @@ def test_equals_cross_entropy(count: int) -> None:
     fused = FrozenHeadLoss.apply(hidden, weight, targets)
     plain = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
-    ours, theirs = (torch.autograd.grad((loss * factors).sum(), hidden)[0] for loss in (fused, plain))
+    ours, theirs = (
+        torch.autograd.grad((loss * factors).sum(), hidden)[0] for loss in (fused, plain)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -48,7 +50,8 @@ def test_certain_and_hopeless_targets_stay_finite() -> None:
 
 
 def test_bf16_agrees_within_its_rounding() -> None:
-    """Logits are rounded to bf16 in both, 8 bits of mantissa: 2^-8 relative of logits of size 10."""
+    """Logits are rounded to bf16 in both, 8 bits of mantissa: 2^-8 relative of logits of size
+    10."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(64, 32, generator=generator).bfloat16()
     weight = torch.randn(200, 32, generator=generator).bfloat16()
@@ -66,7 +69,9 @@ def test_the_two_ways_through_a_model_agree_and_only_targets_count() -> None:
     labels[2, 6:] = IGNORE
     batch = Batch(input_ids=ids, labels=labels)
     fused = token_nll(base.model, batch).detach()
-    handle = base.model.get_output_embeddings().register_forward_hook(lambda *_: None)  # as the DP step does
+    handle = base.model.get_output_embeddings().register_forward_hook(
+        lambda *_: None
+    )  # as the DP step does
     plain = token_nll(base.model, batch).detach()
     handle.remove()
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
@@ -78,7 +83,8 @@ def test_the_two_ways_through_a_model_agree_and_only_targets_count() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
 def test_virtual_tokens_stand_before_the_text_and_have_no_loss(kind: str, dtype: str) -> None:
-    """As in peft's own forward pass, by both ways through the model, and in fp32 before a bf16 base."""
+    """As in peft's own forward pass, by both ways through the model, and in fp32 before a bf16
+    base."""
     adapter = AdapterSpec(type=kind, num_virtual_tokens=4)
     base = models.load_base(ModelSpec(name="tiny", dtype=dtype))
     ids = torch.randint(3, 768, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -98,7 +104,9 @@ def test_virtual_tokens_stand_before_the_text_and_have_no_loss(kind: str, dtype:
     tolerance = {"float32": 1e-5, "bfloat16": 10 * 2**-8}[dtype]  # of logits of some 10 in size
     for ours in (fused, plain):
         torch.testing.assert_close(ours.detach(), pefts, rtol=tolerance, atol=tolerance)
-    assert (fused.detach() - unprompted).abs().max() > 0.1, "a prompt that does nothing would test nothing"
+    assert (fused.detach() - unprompted).abs().max() > 0.1, (
+        "a prompt that does nothing would test nothing"
+    )
     ((prompt, gradient),) = zip(
         adapters.trainable_parameters(model, adapter).values(),
         torch.autograd.grad(fused.sum(), list(adapters.trainable_parameters(model, adapter).values())), strict=True
@@ -111,9 +119,13 @@ def test_virtual_tokens_stand_before_the_text_and_have_no_loss(kind: str, dtype:
 
 @pytest.mark.parametrize("kind", ["lora", "soft_prompt", "prefix"])
 def test_padding_does_not_change_a_loss(kind: str) -> None:
-    model = adapters.attach_adapter(models.load_base(ModelSpec(name="tiny")), AdapterSpec(type=kind))
+    model = adapters.attach_adapter(
+        models.load_base(ModelSpec(name="tiny")), AdapterSpec(type=kind)
+    )
     ids = torch.randint(3, 768, (1, 6), generator=torch.Generator().manual_seed(1))
     padded = torch.cat([ids, torch.zeros(1, 5, dtype=torch.long)], dim=1)
     labels = torch.cat([ids, torch.full((1, 5), IGNORE)], dim=1)
     alone = token_nll(model, Batch(input_ids=ids, labels=ids)).sum()
-    torch.testing.assert_close(token_nll(model, Batch(input_ids=padded, labels=labels)).sum(), alone)
+    torch.testing.assert_close(
+        token_nll(model, Batch(input_ids=padded, labels=labels)).sum(), alone
+    )

@@ -1,4 +1,5 @@
-"""Pairs of planted canaries: every run trains on one twin of each pair, and the other twin is its control."""
+"""Pairs of planted canaries: every run trains on one twin of each pair, and the other twin is its
+control."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def task(tiny) -> TwinTask:
 
 def texts(tokenizer, task: LanguageModelingTask) -> list[str]:
     train = task.train
-    rows = [train.token_ids[a:b].tolist() for a, b in zip(train.offsets, train.offsets[1:], strict=False)]
+    rows = [
+        train.token_ids[a:b].tolist()
+        for a, b in zip(train.offsets, train.offsets[1:], strict=False)
+    ]
     return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
@@ -56,7 +60,12 @@ def test_a_run_trains_on_one_twin_of_each_pair_and_the_other_is_nowhere(tiny, in
 def test_n_the_identity_and_the_names_are_those_of_all_seeds(inner, task):
     for seed in range(5):
         seen = for_seed(task, seed)
-        assert len(seen.train) == seen.facts().num_units == task.facts().num_units == len(inner.train) + 50
+        assert (
+            len(seen.train)
+            == seen.facts().num_units
+            == task.facts().num_units
+            == len(inner.train) + 50
+        )
         assert seen.facts().content_hash == task.facts().content_hash
         assert [s.name for s in seen.secrets()] == [s.name for s in task.secrets()]
         assert [s.count for s in seen.secrets()] == [s.count for s in task.secrets()]
@@ -65,10 +74,14 @@ def test_n_the_identity_and_the_names_are_those_of_all_seeds(inner, task):
 
 def test_the_coins_are_fair_and_independent(task):
     coins = np.array([for_seed(task, seed).second for seed in range(100)])
-    assert np.abs(coins.mean(0) - 0.5).max() < 4.5 * 0.5 / 10, "each pair, over the seeds (4.5 standard errors)"
+    assert np.abs(coins.mean(0) - 0.5).max() < 4.5 * 0.5 / 10, (
+        "each pair, over the seeds (4.5 standard errors)"
+    )
     correlations = np.corrcoef(coins.T)[np.triu_indices(30, 1)]
     assert np.abs(correlations).max() < 4.5 / 10, "pairs of pairs"
-    assert np.abs(np.corrcoef(coins[:-1].ravel(), coins[1:].ravel())[0, 1]) < 4.5 / np.sqrt(coins[1:].size)
+    assert np.abs(np.corrcoef(coins[:-1].ravel(), coins[1:].ravel())[0, 1]) < 4.5 / np.sqrt(
+        coins[1:].size
+    )
 
 
 def test_a_seed_gets_the_same_twins_again_from_any_view(task):
@@ -151,7 +164,9 @@ def test_cached_hidden_states_are_those_of_the_twins_that_are_in(tmp_path: Path,
     from raydp.spec.sections import ModelSpec
     from raydp.training.gradients.prefix import with_frozen_prefix
 
-    spec = ModelSpec.model_validate({"name": "tiny", "adapter": {"type": "lora", "r": 1, "layers_to_transform": [1]}})
+    spec = ModelSpec.model_validate(
+        {"name": "tiny", "adapter": {"type": "lora", "r": 1, "layers_to_transform": [1]}}
+    )
     model = attach_adapter(models.load_base(spec), spec.adapter)
     task = planted(tiny)
     cached = with_frozen_prefix(
@@ -170,23 +185,33 @@ def test_cached_hidden_states_are_those_of_the_twins_that_are_in(tmp_path: Path,
         batch = fast.batch(indices)
         assert batch.hidden is not None
         assert (batch.input_ids == plain.batch(indices).input_ids).all()
-        losses = [t.per_example_loss(model, t.batch(indices)).detach().numpy() for t in (plain, fast)]
+        losses = [
+            t.per_example_loss(model, t.batch(indices)).detach().numpy() for t in (plain, fast)
+        ]
         np.testing.assert_allclose(losses[1], losses[0], atol=1e-5)
 
 
 def test_the_self_test_of_a_spec_reads_the_hidden_states_of_its_own_few_examples(tmp_path: Path):
-    """It takes a few units of a task, so that the states of the pool would be those of other examples."""
+    """It takes a few units of a task, so that the states of the pool would be those of other
+    examples."""
     adapter = {"type": "lora", "r": 1, "alpha": 1, "layers_to_transform": [1]}
     task = {"name": "planted", "of": SMALL_TASK, "copies": [2, 2], "twins": True}
-    subject = spec_subjects(load_spec(small_spec(tmp_path, task=task, model={"name": "tiny", "adapter": adapter})))[0]
+    subject = spec_subjects(
+        load_spec(small_spec(tmp_path, task=task, model={"name": "tiny", "adapter": adapter}))
+    )[0]
     cached = subject.task
     assert cached.train_hidden is not None
     plain = replace(cached, train_hidden=None)
-    losses = [t.per_example_loss(subject.context.model, t.batch(subject.indices)).detach() for t in (plain, cached)]
+    losses = [
+        t.per_example_loss(subject.context.model, t.batch(subject.indices)).detach()
+        for t in (plain, cached)
+    ]
     np.testing.assert_allclose(losses[1].numpy(), losses[0].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_digits": 12}, {"format": "The code is {digits} now."}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_digits": 12}, {"format": "The code is {digits} now."}]
+)
 def test_further_absent_texts_are_drawn_like_the_twins_and_none_is_one_of_them(tiny, options):
     task = planted(tiny, **options)
     few, many = task.absent(3), task.absent(9)
@@ -202,8 +227,12 @@ def test_further_absent_texts_are_drawn_like_the_twins_and_none_is_one_of_them(t
     assert {len(s.continuation) for s in further} == {len(s.continuation) for s in twins}
     if "format" not in options:
         assert len({s.prompt for s in further} | {s.prompt for s in twins}) == 300, "no name twice"
-    assert {(s.count, s.number) for texts in many for s in texts} == {(0, pair[0].number) for pair in task.twins}
-    seen = [[texts[1].continuation for texts in for_seed(task, seed).absent(2)] for seed in (3, 4, 3)]
+    assert {(s.count, s.number) for texts in many for s in texts} == {
+        (0, pair[0].number) for pair in task.twins
+    }
+    seen = [
+        [texts[1].continuation for texts in for_seed(task, seed).absent(2)] for seed in (3, 4, 3)
+    ]
     assert seen[0] == seen[2]
     assert seen[0] != seen[1], "every seed has others"
 
@@ -212,10 +241,13 @@ def test_the_digits_of_further_texts_are_uniform_over_those_that_are_left(tiny):
     """One digit and one pair: eight further texts are the eight digits that the twins leave."""
     task = planted(tiny, copies=[2], num_digits=1)
     assert task.most_absent == 9
-    digits = {s.continuation.strip() for s in task.absent(9)[0]} | {t.continuation.strip() for t in task.twins[0]}
+    digits = {s.continuation.strip() for s in task.absent(9)[0]} | {
+        t.continuation.strip() for t in task.twins[0]
+    }
     assert digits == set("0123456789")
     firsts = Counter(
-        planted(tiny, copies=[2], num_digits=1, canary_seed=seed).absent(2)[0][1].continuation for seed in range(60)
+        planted(tiny, copies=[2], num_digits=1, canary_seed=seed).absent(2)[0][1].continuation
+        for seed in range(60)
     )
     assert len(firsts) == 10
     assert max(firsts.values()) < 16, "6 are expected, with a standard deviation of 2.3"

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from raydp.tasks.text.windows import keep_windows, tokenize, windows_of
 
 # Line ends, a word of the tokenizer, digits, and characters of two, three and four bytes.
-PIECES = st.sampled_from(["\n", "\n\n", " ", "\t", "the", " author", "x", "7", "ø", "中", "🙂", "\r\n", "-"])
+PIECES = st.sampled_from(
+    ["\n", "\n\n", " ", "\t", "the", " author", "x", "7", "ø", "中", "🙂", "\r\n", "-"]
+)
 TEXTS = st.lists(PIECES, min_size=1, max_size=80).map("".join)
 LENGTHS = st.integers(8, 24)
 
@@ -37,7 +39,9 @@ def test_a_window_holds_the_tokens_of_its_characters(tokenizer, text, max_length
 
 
 @given(text=TEXTS, max_length=LENGTHS)
-def test_a_line_is_cut_only_if_it_is_too_long_and_lines_are_packed_greedily(tokenizer, text, max_length):
+def test_a_line_is_cut_only_if_it_is_too_long_and_lines_are_packed_greedily(
+    tokenizer, text, max_length
+):
     (tokenized,) = tokenize(tokenizer, [text])
     after_line_end = (i for i in range(1, len(tokenized)) if text[tokenized.bounds[i] - 1] == "\n")
     starts = [0, *(i for i in after_line_end if tokenized.breakable[i])]
@@ -72,7 +76,9 @@ def test_disjoint_secrets_are_all_whole(tokenizer, data, text, max_length):
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), min_size=2, max_size=7)))
     secrets = [text[a:b] for a, b in pairwise(cuts)][::2]
     windows = windows_of(tokenized, "lines", max_length, secrets)
-    spans = sorted({s for secret in secrets for s in tokenized.spans_of(secret) if s[1] - s[0] <= max_length})
+    spans = sorted(
+        {s for secret in secrets for s in tokenized.spans_of(secret) if s[1] - s[0] <= max_length}
+    )
     if all(a[1] <= b[0] for a, b in pairwise(spans)):
         assert all(whole_in_a_window(tokenized, windows, span) for span in spans)
 

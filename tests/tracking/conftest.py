@@ -28,7 +28,8 @@ FACTS = {"num_examples": 100, "content_hash": "c0ffee", "notes": {"skipped": 3}}
 
 @pytest.fixture(scope="session")
 def schema(tmp_path_factory):
-    """A SQLite file with MLflow's schema and nothing else, and what MLflow logged while it made it."""
+    """A SQLite file with MLflow's schema and nothing else, and what MLflow logged while it made
+    it."""
     database = tmp_path_factory.mktemp("schema") / "mlflow.db"
     said = []
     handler = logging.Handler()
@@ -73,7 +74,9 @@ def tracker(uri):
     return open_tracker(uri)
 
 
-def open_tracker(uri, name="demo", experiment="experiment", sweep="sweep-0", **options) -> MLflowTracker:
+def open_tracker(
+    uri, name="demo", experiment="experiment", sweep="sweep-0", **options
+) -> MLflowTracker:
     """A tracker with its sweep open, as after a driver's start."""
     tracker = MLflowTracker(uri, experiment, name, **options)
     tracker.sweep_run(sweep, name, SPEC, FACTS)
@@ -85,7 +88,11 @@ def inventory(tracker, experiment: str = "experiment"):
     client = tracker.store.client
     ids = [client.get_experiment_by_name(experiment).experiment_id]
     runs = client.search_runs(ids, "tags.`raydp.run_id` LIKE '%'")
-    return runs, client.search_logged_models(ids), client.search_model_versions(f"name = '{tracker.registered_model}'")
+    return (
+        runs,
+        client.search_logged_models(ids),
+        client.search_model_versions(f"name = '{tracker.registered_model}'"),
+    )
 
 
 def llama(seed: int) -> LlamaForCausalLM:
@@ -109,16 +116,21 @@ def base_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def adapter(base_folder, tmp_path_factory):
-    """A LoRA model in memory and the folder that it was saved in, as peft writes it: with the base's absolute path."""
+    """A LoRA model in memory and the folder that it was saved in, as peft writes it: with the
+    base's absolute path."""
     base = LlamaForCausalLM.from_pretrained(base_folder)
-    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator)
     folder = tmp_path_factory.mktemp("alices-private-folder") / "adapter"
     model.save_pretrained(folder)
-    assert str(base_folder) in (folder / "adapter_config.json").read_text(), "peft no longer records the path"
+    assert str(base_folder) in (folder / "adapter_config.json").read_text(), (
+        "peft no longer records the path"
+    )
     return model.eval(), folder
 
 
@@ -133,9 +145,21 @@ def record(adapter, base_folder):
             "num_steps": 64,
             "learning_rate": 5e-4,
             "seed": 0,
-            "params": {"method": "dp_adam", "task_hash": "c0ffee", "max_grad_norm": 0.5, "beta2": 0.999},
-            "step_metrics": [{"step": s, "train_loss": 3.0 - s / 10, "grad_norm": 1.0 + s} for s in range(5)],
-            "metrics": {"utility_loss": 2.5, "utility_gain": 0.5, "score.vmr": 0.01, "score.vmr.std_error": 0.002},
+            "params": {
+                "method": "dp_adam",
+                "task_hash": "c0ffee",
+                "max_grad_norm": 0.5,
+                "beta2": 0.999,
+            },
+            "step_metrics": [
+                {"step": s, "train_loss": 3.0 - s / 10, "grad_norm": 1.0 + s} for s in range(5)
+            ],
+            "metrics": {
+                "utility_loss": 2.5,
+                "utility_gain": 0.5,
+                "score.vmr": 0.01,
+                "score.vmr.std_error": 0.002,
+            },
             "privacy": {
                 "epsilon": 7.99,
                 "delta": 1e-5,

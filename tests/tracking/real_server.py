@@ -1,4 +1,5 @@
-"""A tracking server of programs, as deploy/tracking/tracking.sh starts it: PostgreSQL, an S3 server, MLflow."""
+"""A tracking server of programs, as deploy/tracking/tracking.sh starts it: PostgreSQL, an S3
+server, MLflow."""
 
 from __future__ import annotations
 
@@ -47,11 +48,16 @@ class RealServer:
         )  # fmt: skip
 
     def start(self, workers: int = 2) -> None:
-        """Start what does not run. Each process of MLflow's server imports MLflow, which takes seconds."""
+        """Start what does not run.
+
+        Each process of MLflow's server imports MLflow, which takes seconds.
+        """
         http, postgres, s3 = map(str, self.ports)
         ports = ["--port", http, "--postgres-port", postgres, "--s3-port", s3]
         done = self.run("start", *ports, "--workers", str(workers))
-        assert done.returncode == 0, done.stderr  # a component that is missing is a failure, not a reason to skip
+        assert done.returncode == 0, (
+            done.stderr
+        )  # a component that is missing is a failure, not a reason to skip
 
     def stop(self) -> None:
         done = self.run("stop")
@@ -77,8 +83,11 @@ class RealServer:
 
 
 def new_server() -> RealServer:
-    """Below /tmp, which the user postgres may enter also where pytest's own folders are closed to others."""
-    return RealServer(Path(tempfile.mkdtemp(prefix="raydp-tracking-", dir="/tmp")), tuple(free_ports(3)))
+    """Below /tmp, which the user postgres may enter also where pytest's own folders are closed to
+    others."""
+    return RealServer(
+        Path(tempfile.mkdtemp(prefix="raydp-tracking-", dir="/tmp")), tuple(free_ports(3))
+    )
 
 
 def remove(server: RealServer) -> None:

@@ -1,4 +1,5 @@
-"""An audit that refutes a model's ε: the alias privacy-preferred is refused, until another audit finds nothing."""
+"""An audit that refutes a model's ε: the alias privacy-preferred is refused, until another audit
+finds nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ FOUND = "the audit demo-audit refutes its ε = 8. Mend the training and lift it 
 
 @pytest.fixture
 def models(tracker, record):
-    """Two seeds of one configuration, and another configuration, which is preferred: names and the store."""
+    """Two seeds of one configuration, and another configuration, which is preferred: names and the
+    store."""
     tracker.log_trial(record())
     tracker.log_trial(record("run-1", seed=1))
     tracker.log_trial(record("run-2", batch_size=512))
@@ -23,7 +25,9 @@ def models(tracker, record):
 def alarms(record, **found: str | None):
     made = record()
     batch_size = found.pop("batch_size", made.batch_size)
-    of = Configuration(batch_size=batch_size, num_steps=made.num_steps, learning_rate=made.learning_rate)
+    of = Configuration(
+        batch_size=batch_size, num_steps=made.num_steps, learning_rate=made.learning_rate
+    )
     return {of: found["alarm"]}
 
 
@@ -34,12 +38,19 @@ def mark(uri, record, alarm, **changes):
 def test_every_version_of_the_configuration_is_refused_and_no_other(models, record):
     mark(models, record, FOUND)
     for version in (1, 2):
-        with pytest.raises(ValueError, match=rf"must not be privacy-preferred for models:/demo/{version}, .*{FOUND}"):
-            promote_model(f"models:/demo/{version}", "privacy-preferred", "because", tracking_uri=models)
+        with pytest.raises(
+            ValueError,
+            match=rf"must not be privacy-preferred for models:/demo/{version}, .*{FOUND}",
+        ):
+            promote_model(
+                f"models:/demo/{version}", "privacy-preferred", "because", tracking_uri=models
+            )
         with pytest.raises(ValueError, match="demo-audit"):
             set_alias("demo", "privacy-preferred", version, tracking_uri=models)
         with pytest.raises(ValueError, match="must not be Privacy-Preferred"):
-            promote_model(f"models:/demo/{version}", "Privacy-Preferred", "because", tracking_uri=models)
+            promote_model(
+                f"models:/demo/{version}", "Privacy-Preferred", "because", tracking_uri=models
+            )
         set_alias("demo", "best-utility", version, tracking_uri=models)  # says nothing of privacy
     assert show_model("models:/demo/1", tracking_uri=models)["promotions"] == []
     promote_model("models:/demo/3", "privacy-preferred", "because", tracking_uri=models)

@@ -52,16 +52,22 @@ def answering(status: int, body: bytes):
 
 
 @pytest.mark.parametrize(
-    ("status", "body"), [(200, b"hello"), (200, b"[1]"), (200, b""), (404, b"<html>"), (405, b""), (501, b"")]
+    ("status", "body"),
+    [(200, b"hello"), (200, b"[1]"), (200, b""), (404, b"<html>"), (405, b""), (501, b"")],
 )
 def test_a_server_that_is_no_mlflow(status, body):
     with answering(status, body) as uri:
         for use in (check_store, find_models, lambda at: MLflowTracker(at, "e", "m")):
-            with pytest.raises(ValueError, match=r"tracking.uri must be the address of an MLflow server, got 127\.0"):
+            with pytest.raises(
+                ValueError,
+                match=r"tracking.uri must be the address of an MLflow server, got 127\.0",
+            ):
                 use(uri)
 
 
-@pytest.mark.parametrize(("status", "body"), [(401, b""), (302, b""), (200, b'{"experiments": []}'), (503, b"")])
+@pytest.mark.parametrize(
+    ("status", "body"), [(401, b""), (302, b""), (200, b'{"experiments": []}'), (503, b"")]
+)
 def test_a_server_that_may_be_one_passes_the_first_check(status, body):
     with answering(status, body) as uri:
         check_store(uri)
@@ -104,7 +110,9 @@ def garbage(database: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, overwrite, garbage], ids=lambda f: f.__name__)
-def test_a_store_that_is_damaged_while_runs_train_gets_them_once_it_is_restored(uri, record, damage):
+def test_a_store_that_is_damaged_while_runs_train_gets_them_once_it_is_restored(
+    uri, record, damage
+):
     tracker = open_tracker(uri)
     tracker.log_trial(record("run-0"))
     database = Path(uri.removeprefix("sqlite:///"))
@@ -112,18 +120,25 @@ def test_a_store_that_is_damaged_while_runs_train_gets_them_once_it_is_restored(
     damage(database)
     with pytest.raises(NotDeliveredError), delivering():
         tracker.log_trial(record("run-1"))
-    restored = database.with_name("restored.db")  # a new file, as for a new process: SQLite keeps pages of the old one
+    restored = database.with_name(
+        "restored.db"
+    )  # a new file, as for a new process: SQLite keeps pages of the old one
     restored.write_bytes(copy)
     uri = f"sqlite:///{restored}"
     assert open_tracker(uri).log_trial(record("run-1")) == "models:/demo/2"
-    assert sorted(find_models(uri, verify=True)["model_uri"]) == ["models:/demo/1", "models:/demo/2"]
+    assert sorted(find_models(uri, verify=True)["model_uri"]) == [
+        "models:/demo/1",
+        "models:/demo/2",
+    ]
 
 
 def test_a_locked_file(uri, monkeypatch):
     monkeypatch.setattr(address, "CONNECT_SECONDS", 0.1)
     with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as holder:
         holder.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UnreachableError, match=r"tracking.uri must be a store that can be read, .*is locked"):
+        with pytest.raises(
+            UnreachableError, match=r"tracking.uri must be a store that can be read, .*is locked"
+        ):
             find_models(uri)
         with pytest.raises(NotDeliveredError, match="is locked"):
             MLflowTracker(uri, "e", "m")
@@ -147,7 +162,9 @@ def test_bad_values_are_null_and_counted(two_models):
             connection.execute(f"CREATE TABLE IF NOT EXISTS kept AS SELECT * FROM {params}")
             connection.execute(f"DELETE FROM {params}")
             connection.execute(f"INSERT INTO {params} SELECT * FROM kept")
-            connection.execute(f"DELETE FROM {params} WHERE model_id = ? AND param_key = ?", (bad, name))
+            connection.execute(
+                f"DELETE FROM {params} WHERE model_id = ? AND param_key = ?", (bad, name)
+            )
             added = f"INSERT INTO {params} SELECT model_id, experiment_id, ?, ? FROM logged_models WHERE model_id = ?"
             connection.execute(added, (name, value, bad))
             connection.commit()
@@ -198,7 +215,9 @@ def test_the_end_of_a_sweep_is_patient(monkeypatch):
     """As docs/registry.md says: it waits for a restart, and gives up after that."""
     now, calls = [0.0], []
     monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(recorder.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(
+        recorder.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
 
     def action():
         calls.append(now[0])

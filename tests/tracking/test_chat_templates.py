@@ -1,4 +1,5 @@
-"""A model whose conversations were written by a template of raydp: the template goes wherever the model goes."""
+"""A model whose conversations were written by a template of raydp: the template goes wherever the
+model goes."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
+from raydp.extensions.chat.templates import JINJA
+from raydp.extensions.publishing.export import export_model
 from raydp.models.adapters import attach_adapter, save_trained
 from raydp.models.base_models import load_base
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.engine.trial import with_chat_template
-from raydp.tasks.chat.templates import JINJA
-from raydp.tracking.models.export import export_model
 from raydp.tracking.models.loading import load_tokenizer
 from raydp.tracking.models.plain import TextGenerator, load_plainly
 from raydp.tracking.serving import _load_pyfunc
@@ -30,7 +31,9 @@ def test_the_template_goes_wherever_the_model_goes(kind, tracker, record, tmp_pa
     spec = ModelSpec.model_validate({"name": "tiny", "adapter": {"type": kind}})
     base = load_base(spec)
     tokenizer = with_chat_template(base.tokenizer, JINJA["chatml"])
-    save_trained(attach_adapter(base, spec.adapter), tokenizer, tmp_path / "saved", own_tokenizer=True)
+    save_trained(
+        attach_adapter(base, spec.adapter), tokenizer, tmp_path / "saved", own_tokenizer=True
+    )
     facts = {"name": "tiny", "weight_hash": base.weight_hash, "dtype": spec.weight_dtype}
     uri = tracker.log_trial(record(base=facts, model_dir=tmp_path / "saved"))
     store = tracker.store.uri
@@ -40,9 +43,17 @@ def test_the_template_goes_wherever_the_model_goes(kind, tracker, record, tmp_pa
         folders["merged"] = export_model(uri, tmp_path / "merged", tracking_uri=store, merge=True)
     for folder in folders.values():
         assert written(AutoTokenizer.from_pretrained(folder)) == WRITTEN
-        assert written(AutoTokenizer.from_pretrained(folder / "components" / "tokenizer")) == WRITTEN
-        assert "`tokenizer.apply_chat_template(messages, tokenize=False" in (folder / "README.md").read_text()
-        assert "apply_chat_template" in mlflow.models.Model.load(str(folder)).signature.params.to_json()
+        assert (
+            written(AutoTokenizer.from_pretrained(folder / "components" / "tokenizer")) == WRITTEN
+        )
+        assert (
+            "`tokenizer.apply_chat_template(messages, tokenize=False"
+            in (folder / "README.md").read_text()
+        )
+        assert (
+            "apply_chat_template"
+            in mlflow.models.Model.load(str(folder)).signature.params.to_json()
+        )
         for loaded in (_load_pyfunc(str(folder)), load_plainly(folder, {})):
             assert written(loaded.tokenizer) == WRITTEN
             assert said(loaded, "hello", apply_chat_template=True) == said(loaded, WRITTEN)

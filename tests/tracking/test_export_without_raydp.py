@@ -1,4 +1,5 @@
-"""An exported folder opens by the code of its README.md, with plain transformers, peft and torch and no network."""
+"""An exported folder opens by the code of its README.md, with plain transformers, peft and torch
+and no network."""
 
 import json
 import os
@@ -85,7 +86,8 @@ with open(sys.argv[3], "w") as stream:
 
 
 def mlflow_without_raydp(folders, tmp_path, **environment):
-    """What MLflow's own loaders make of each folder, by the folder's name, from a process that has no raydp."""
+    """What MLflow's own loaders make of each folder, by the folder's name, from a process that has
+    no raydp."""
     (tmp_path / "mlflow_reader.py").write_text(MLFLOW_READER)
     prompts, tokens = json.dumps(list(PROMPTS["prompt"])), json.dumps(TOKENS.tolist())
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -102,11 +104,21 @@ def read_without_raydp(folders, tmp_path, **environment):
     """The logits of each folder's model, by the folder's name, from a process that has no raydp."""
     np.save(tmp_path / "tokens.npy", TOKENS)
     (tmp_path / "reader.py").write_text(READER)
-    command = [sys.executable, str(tmp_path / "reader.py"), str(tmp_path / "tokens.npy"), str(tmp_path / "logits.npz")]
+    command = [
+        sys.executable,
+        str(tmp_path / "reader.py"),
+        str(tmp_path / "tokens.npy"),
+        str(tmp_path / "logits.npz"),
+    ]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = {**clean, "HF_HUB_OFFLINE": "1", **environment}
     done = subprocess.run(
-        [*command, *map(str, folders)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        [*command, *map(str, folders)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return np.load(tmp_path / "logits.npz"), done.stdout
@@ -152,9 +164,16 @@ def test_every_kind_of_model_opens_without_raydp(registered, tracker, tmp_path):
     models["network"] = {"name": NETWORK, "adapter": {"type": "none"}}
     uris = {kind: registered(kind, **section) for kind, section in models.items()}
     store = tracker.store.uri
-    folders = {kind: export_model(uri, tmp_path / "out" / kind, tracking_uri=store) for kind, uri in uris.items()}
-    folders["merged"] = export_model(uris["lora"], tmp_path / "out" / "merged", tracking_uri=store, merge=True)
-    opened_by_mlflow = mlflow_without_raydp([folders[kind] for kind in (*KINDS, "merged")], tmp_path)
+    folders = {
+        kind: export_model(uri, tmp_path / "out" / kind, tracking_uri=store)
+        for kind, uri in uris.items()
+    }
+    folders["merged"] = export_model(
+        uris["lora"], tmp_path / "out" / "merged", tracking_uri=store, merge=True
+    )
+    opened_by_mlflow = mlflow_without_raydp(
+        [folders[kind] for kind in (*KINDS, "merged")], tmp_path
+    )
     for kind in (*KINDS, "merged"):
         uri = uris["lora" if kind == "merged" else kind]
         np.testing.assert_allclose(
@@ -167,23 +186,34 @@ def test_every_kind_of_model_opens_without_raydp(registered, tracker, tmp_path):
     assert said.count("\n") >= len(KINDS), "the README's example generates text"
     for kind, uri in uris.items():
         np.testing.assert_array_equal(found[kind], logits(uri, store), err_msg=kind)
-    np.testing.assert_allclose(found["merged"], logits(uris["lora"], store), rtol=0, atol=1e-4)  # fp32, other products
+    np.testing.assert_allclose(
+        found["merged"], logits(uris["lora"], store), rtol=0, atol=1e-4
+    )  # fp32, other products
     with torch.inference_mode():
-        base = load_base(ModelSpec(name="tiny")).model(input_ids=torch.tensor(TOKENS)).logits.numpy()
+        base = (
+            load_base(ModelSpec(name="tiny")).model(input_ids=torch.tensor(TOKENS)).logits.numpy()
+        )
     assert not np.allclose(found["lora"], base, atol=1e-2), "what was trained makes a difference"
 
 
 @pytest.mark.slow
 def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path):
-    """Found in the hub's cache, as after a download; the adapter also opens by peft's own AutoPeftModel."""
+    """Found in the hub's cache, as after a download; the adapter also opens by peft's own
+    AutoPeftModel."""
     snapshot = tmp_path / "hf" / "hub" / "models--acme--tiny-llama" / "snapshots" / ("0" * 40)
     shutil.copytree(base_folder, snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
-    base, store = {**record().base, "name": "acme/tiny-llama", "revision": "0" * 40}, tracker.store.uri
+    base, store = (
+        {**record().base, "name": "acme/tiny-llama", "revision": "0" * 40},
+        tracker.store.uri,
+    )
     uri = tracker.log_trial(record(base=base))
     folder = export_model(uri, tmp_path / "out", tracking_uri=store, base=str(base_folder))
-    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "acme/tiny-llama"
+    assert (
+        json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == "acme/tiny-llama"
+    )
     assert not (folder / "base").exists()
     text = (folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
@@ -192,8 +222,12 @@ def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path
     code = 'from peft import AutoPeftModelForCausalLM\nmodel = AutoPeftModelForCausalLM.from_pretrained(".")\n'
     (tmp_path / "auto").mkdir()
     shutil.copytree(folder, tmp_path / "auto", dirs_exist_ok=True)
-    (tmp_path / "auto" / "README.md").write_text(f"```python\n{code}tokenizer = lambda text: {{'input_ids': [1]}}\n```")
-    found, _ = read_without_raydp([folder, tmp_path / "auto"], tmp_path, HF_HOME=str(tmp_path / "hf"))
+    (tmp_path / "auto" / "README.md").write_text(
+        f"```python\n{code}tokenizer = lambda text: {{'input_ids': [1]}}\n```"
+    )
+    found, _ = read_without_raydp(
+        [folder, tmp_path / "auto"], tmp_path, HF_HOME=str(tmp_path / "hf")
+    )
     expected = logits(uri, store, base=str(base_folder))
     opened_by_mlflow = mlflow_without_raydp([folder], tmp_path, HF_HOME=str(tmp_path / "hf"))
     np.testing.assert_allclose(opened_by_mlflow["out"]["logits"], expected, rtol=0, atol=1e-4)
@@ -208,11 +242,15 @@ def test_another_base_is_exported_where_it_is_asked_for(tracker, record, base_fo
     assert "Export again with `--with-base`" in (plain / "README.md").read_text()
     with pytest.raises(ValueError, match="--base must be loadable here, got 'tiny-llama'"):
         export_model(uri, tmp_path / "none", tracking_uri=store, with_base=True)
-    with pytest.raises(ValueError, match="--base must have the weights that the adapter was trained on"):
+    with pytest.raises(
+        ValueError, match="--base must have the weights that the adapter was trained on"
+    ):
         export_model(uri, tmp_path / "other", tracking_uri=store, with_base=True, base="tiny")
     with pytest.raises(ValueError, match="--with-base must go without --merge"):
         export_model(uri, tmp_path / "both", tracking_uri=store, with_base=True, merge=True)
-    folder = export_model(uri, tmp_path / "out", tracking_uri=store, with_base=True, base=str(base_folder))
+    folder = export_model(
+        uri, tmp_path / "out", tracking_uri=store, with_base=True, base=str(base_folder)
+    )
     found, _ = read_without_raydp([folder], tmp_path)
     np.testing.assert_array_equal(found["out"], logits(uri, store, base=str(base_folder)))
 
@@ -221,13 +259,25 @@ def test_the_readme_says_what_it_is_and_its_guarantee(registered, tracker, tmp_p
     uri = registered("lora", name="tiny")
     folder = export_model(uri, tmp_path / "out", tracking_uri=tracker.store.uri)
     text = (folder / "README.md").read_text()
-    assert re.match(r"---\nlibrary_name: peft\nlicense: unknown\npipeline_tag: text-generation\ntags:\n", text)
+    assert re.match(
+        r"---\nlibrary_name: peft\nlicense: unknown\npipeline_tag: text-generation\ntags:\n", text
+    )
     assert "  epsilon: 7.99\n" in text.split("---\n")[1]
     assert "A LoRA adapter on the base model `tiny`." in text
     assert "batch_size 256" in text
-    assert "(7.99, 1e-05)-differentially private for one example added or removed. This guarantee is certified." in text
-    assert {p.name for p in (folder / "base").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert load_tokenizer("tiny")("please").input_ids == load_tokenizer(str(folder / "base"))("please").input_ids
+    assert (
+        "(7.99, 1e-05)-differentially private for one example added or removed. This guarantee is "
+        "certified." in text
+    )
+    assert {p.name for p in (folder / "base").iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert (
+        load_tokenizer("tiny")("please").input_ids
+        == load_tokenizer(str(folder / "base"))("please").input_ids
+    )
 
 
 def test_loading_an_adapter_warns_of_nothing(registered, tracker):

@@ -1,4 +1,5 @@
-"""The keys that cards are signed with: kept by their owner, read from files, and what is no key or signature."""
+"""The keys that cards are signed with: kept by their owner, read from files, and what is no key or
+signature."""
 
 import shutil
 import stat
@@ -22,7 +23,11 @@ def test_the_key_is_its_owner_s_and_is_never_told(keys, uri, record, tmp_path, c
     assert str(path) not in repr(key)
     tracker = open_tracker(uri, signing_key=path)
     tracker.log_trial(record())
-    said = [p.read_bytes() for p in Path(uri.removeprefix("sqlite:///")).parent.rglob("*") if p.is_file()]
+    said = [
+        p.read_bytes()
+        for p in Path(uri.removeprefix("sqlite:///")).parent.rglob("*")
+        if p.is_file()
+    ]
     assert not any(secret.encode() in content or str(path).encode() in content for content in said)
     assert secret not in "".join(capfd.readouterr())
     with pytest.raises(FileExistsError):
@@ -34,7 +39,9 @@ def test_a_key_that_cannot_be_used_is_refused_before_anything_is_written(tmp_pat
     shutil.copy(keys["team"][0], open_to_all)
     open_to_all.chmod(0o644)
     other = tmp_path / "rsa"
-    other.write_text("-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n")
+    other.write_text(
+        "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n"
+    )
     other.chmod(0o600)
     for path, message in [
         (tmp_path / "none", "must be the file of a private key"),
@@ -51,7 +58,9 @@ def test_a_key_that_anybody_else_may_use_in_any_way_is_refused(tmp_path, keys, u
     path = tmp_path / "key"
     shutil.copy(keys["team"][0], path)
     path.chmod(0o600 | bit)
-    with pytest.raises(ValueError, match=f"must be readable by its owner alone, got .* with mode {0o600 | bit:o}"):
+    with pytest.raises(
+        ValueError, match=f"must be readable by its owner alone, got .* with mode {0o600 | bit:o}"
+    ):
         open_tracker(uri, signing_key=path)
 
 
@@ -93,11 +102,15 @@ def test_a_file_may_hold_several_keys(tmp_path, keys):
 def test_a_signature_that_looks_like_a_path_is_kept():
     """Base64 has slashes; what leaves the machine is otherwise searched for paths."""
     statement = {"guarantee": {}, "privacy_sha256": "", "files_sha256": ""}
-    seal = Seal(statement=statement, key="ed25519:/home/alice/key=", signature="/home/alice/mails/x")
+    seal = Seal(
+        statement=statement, key="ed25519:/home/alice/key=", signature="/home/alice/mails/x"
+    )
     assert Seal.read(seal.file({})) == Seal.read(seal.tag()) == seal
 
 
-@pytest.mark.parametrize("key", ["", "ed25519:", "ed25519:AAAA", "rsa:AAAA", "ed25519:" + "A" * 43 + "="])
+@pytest.mark.parametrize(
+    "key", ["", "ed25519:", "ed25519:AAAA", "rsa:AAAA", "ed25519:" + "A" * 43 + "="]
+)
 @pytest.mark.parametrize("signature", ["", "AAAA", "ü", "A" * 86 + "=="])
 def test_what_is_no_signature_does_not_fit(key, signature):
     assert signature_fits(key, signature, b"message") is False

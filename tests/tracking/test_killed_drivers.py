@@ -1,11 +1,14 @@
-"""Wherever a driver dies while it writes a trial, one run, one logged model and one version are left in the end."""
+"""Wherever a driver dies while it writes a trial, one run, one logged model and one version are
+left in the end."""
 
 import contextlib
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,8 @@ from mlflow.entities import ViewType
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from raydp.tracking import NotDeliveredError, trials
+from raydp.tracking import NotDeliveredError, check_store, trials
+from raydp.tracking.address import open_to_read
 from raydp.tracking.transactions import one_transaction
 from raydp.tracking.trials import MODEL_URI_TAG, TrialWriter
 from tests.marks import slow_after
@@ -56,17 +60,24 @@ def _die(uri, trial, cut, joined):
 
 
 def _kill(uri, trial, cut, joined=False):
-    process = multiprocessing.get_context("fork").Process(target=_die, args=(uri, trial, cut, joined))
+    process = multiprocessing.get_context("fork").Process(
+        target=_die, args=(uri, trial, cut, joined)
+    )
     process.start()
     process.join()
     assert process.exitcode == 9
 
 
-@pytest.mark.parametrize("changed", slow_after(1, [False, True]), ids=["same record", "trained again"])
-@pytest.mark.parametrize("joined", slow_after(1, [False, True]), ids=["call by call", "in transactions"])
+@pytest.mark.parametrize(
+    "changed", slow_after(1, [False, True]), ids=["same record", "trained again"]
+)
+@pytest.mark.parametrize(
+    "joined", slow_after(1, [False, True]), ids=["call by call", "in transactions"]
+)
 @pytest.mark.parametrize("cut", slow_after(5, CUTS))
 def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, joined, changed):
-    """Killed anywhere, then resumed with the same result or with another one (a retrained trial)."""
+    """Killed anywhere, then resumed with the same result or with another one (a retrained
+    trial)."""
     _kill(uri, record(), cut, joined)
     trial = record(metrics={"utility_loss": 2.25, "score.vmr": 0.5}) if changed else record()
     tracker = open_tracker(uri)
@@ -81,14 +92,19 @@ def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, joined
     assert {p.name for p in folder.rglob("*") if p.is_file()} == FILES
     assert len(tracker.store.client.get_metric_history(run.info.run_id, "grad_norm")) == 5
     complete = cut in COMPLETE and not joined  # a transaction is complete at its end
-    metrics = record().metrics if complete else trial.metrics  # once complete, the first result stands
-    assert {k: run.data.metrics.get(k) for k in record().metrics} == {k: metrics.get(k) for k in record().metrics}
+    metrics = (
+        record().metrics if complete else trial.metrics
+    )  # once complete, the first result stands
+    assert {k: run.data.metrics.get(k) for k in record().metrics} == {
+        k: metrics.get(k) for k in record().metrics
+    }
     assert metrics.items() <= {m.key: m.value for m in model.metrics}.items()
     assert len(model.metrics) == len({m.key for m in model.metrics})
 
 
 def test_what_is_written_after_the_files_is_one_transaction(uri, record):
-    """A driver that dies between two of these calls leaves a run and a model without files, and no version."""
+    """A driver that dies between two of these calls leaves a run and a model without files, and no
+    version."""
     _kill(uri, record(), "registered", joined=True)
     (run,), (model,), versions = inventory(open_tracker(uri))
     assert (run.info.status, run.data.metrics, list(versions)) == ("RUNNING", {}, [])
@@ -96,7 +112,10 @@ def test_what_is_written_after_the_files_is_one_transaction(uri, record):
 
 
 def test_a_trial_is_written_in_few_transactions(tracker, record):
-    """One before the model's files and one after them. The registry's connection writes nothing of its own."""
+    """One before the model's files and one after them.
+
+    The registry's connection writes nothing of its own.
+    """
     tracker.log_trial(record("run-1"))  # the registered model is new
     client, transactions = tracker.store.client, []
     for store in (client._tracking_client.store, client._get_registry_client().store):
@@ -140,7 +159,9 @@ def test_two_threads_write_trials_at_the_same_time(tracker, record):
     written, threads = [], []
     for number in range(4):
         trial = record(f"run-{number}")
-        threads.append(threading.Thread(target=lambda trial=trial: written.append(tracker.log_trial(trial))))
+        threads.append(
+            threading.Thread(target=lambda trial=trial: written.append(tracker.log_trial(trial)))
+        )
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,8 +170,11 @@ def test_two_threads_write_trials_at_the_same_time(tracker, record):
     assert len(set(written)) == len(runs) == len(models) == len(versions) == 4
 
 
-def test_a_file_that_cannot_be_written_at_the_end_of_a_transaction_is_away(tracker, record, monkeypatch):
-    """As with MLflow's own transactions: what was not delivered waits, and nothing is half-written."""
+def test_a_file_that_cannot_be_written_at_the_end_of_a_transaction_is_away(
+    tracker, record, monkeypatch
+):
+    """As with MLflow's own transactions: what was not delivered waits, and nothing is
+    half-written."""
     tracker.log_trial(record("run-1"))
     engine = tracker.store.client._tracking_client.store.engine
 
@@ -187,7 +211,13 @@ def test_a_driver_killed_between_run_and_model_metrics_completes_them(tracker, r
             tracker.log_trial(record())
     tracker.log_trial(record())
     (run,), (model,), (_version,) = inventory(tracker)
-    assert {m.key for m in model.metrics} == {*record().metrics, "epsilon", "delta", "noise_multiplier", "seconds"}
+    assert {m.key for m in model.metrics} == {
+        *record().metrics,
+        "epsilon",
+        "delta",
+        "noise_multiplier",
+        "seconds",
+    }
     assert len(tracker.store.client.get_metric_history(run.info.run_id, "score.vmr")) == 1
 
 
@@ -218,3 +248,29 @@ def test_a_replaced_run_is_deleted_not_hidden(uri, record):
     experiment = client.get_experiment_by_name("experiment").experiment_id
     deleted = client.search_runs([experiment], run_view_type=ViewType.DELETED_ONLY)
     assert len(deleted) == 1
+
+
+UNFINISHED = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA cache_size = 1")  # pages go to the file before the commit
+connection.execute("BEGIN")
+connection.execute("CREATE TABLE filler (text)")
+connection.executemany("INSERT INTO filler VALUES (?)", [("x" * 4000,)] * 50)
+os._exit(9)
+"""
+
+
+def test_store_is_read_after_writer_died_in_transaction(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    uri = f"sqlite:///{database}"
+    open_tracker(uri)
+    before = database.stat().st_size
+    subprocess.run([sys.executable, "-c", UNFINISHED, database], check=False)
+    assert Path(f"{database}-journal").stat().st_size > 0, "a journal is left"
+    assert database.stat().st_size > before, "pages of the transaction are in the file"
+    with closing(open_to_read(database)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert "experiments" in tables
+    assert "filler" not in tables
+    check_store(uri)

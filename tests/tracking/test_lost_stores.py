@@ -1,4 +1,5 @@
-"""A store that lost entries or files of an ended sweep: a resume delivers them again and sets the aliases again."""
+"""A store that lost entries or files of an ended sweep: a resume delivers them again and sets the
+aliases again."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def database(ended: Trained) -> Path:
 
 
 def fill(ended: Trained, source: Path) -> None:
-    """Replace the store's content. MLflow keeps the file open for the whole process, so the file itself stays."""
+    """Replace the store's content.
+
+    MLflow keeps the file open for the whole process, so the file itself stays.
+    """
     with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(database(ended))) as new:
         old.backup(new)
 
@@ -58,18 +62,24 @@ def fill(ended: Trained, source: Path) -> None:
 def resume(ended: Trained) -> Finish:
     """Do what a driver does that finds every run trained."""
     old = ended.context
-    context = SweepContext(spec=old.spec, folder=old.folder, facts=old.facts, weight_hash=old.weight_hash)
+    context = SweepContext(
+        spec=old.spec, folder=old.folder, facts=old.facts, weight_hash=old.weight_hash
+    )
     ending = ending_of(context)
     ending.listener.deliver_missing(list(ended.trials))
     return ending.finish()
 
 
 def has_all(ended: Trained) -> None:
-    """Check that both models are in the store, sealed, loadable and under the folder's URIs, with both aliases."""
+    """Check that both models are in the store, sealed, loadable and under the folder's URIs, with
+    both aliases."""
     found = find_models(ended.uri, registered_model="small", max_epsilon=8, verify=True)
     assert (len(found), found.attrs["left_out"]) == (2, {})
     assert set(found.model_uri) == {ended.folder.model_uri(trial.run_id) for trial in ended.trials}
-    assert sorted(a for aliases in found.aliases for a in aliases) == ["best-utility", "privacy-preferred"]
+    assert sorted(a for aliases in found.aliases for a in aliases) == [
+        "best-utility",
+        "privacy-preferred",
+    ]
     for uri in found.model_uri:
         load_model(uri, tracking_uri=ended.uri)
 
@@ -137,15 +147,21 @@ def test_a_driver_that_dies_between_the_files_and_their_seal_leaves_no_broken_mo
     has_all(ended)
 
 
-def test_a_resume_changes_nothing_where_nothing_was_lost(ended: Trained, caplog: pytest.LogCaptureFixture) -> None:
-    marks = {path: path.stat().st_mtime_ns for path in ended.folder.path.glob("trials/*/tracked.json")}
+def test_a_resume_changes_nothing_where_nothing_was_lost(
+    ended: Trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    marks = {
+        path: path.stat().st_mtime_ns for path in ended.folder.path.glob("trials/*/tracked.json")
+    }
     resume(ended)
     assert {path: path.stat().st_mtime_ns for path in marks} == marks
     assert "lost" not in caplog.text
     has_all(ended)
 
 
-@pytest.mark.parametrize("place", [("utility_loss",), ("scores", "vmr_exact", "value")], ids=["loss", "score"])
+@pytest.mark.parametrize(
+    "place", [("utility_loss",), ("scores", "vmr_exact", "value")], ids=["loss", "score"]
+)
 def test_an_edited_figure_moves_no_alias(ended: Trained, place: tuple[str, ...]) -> None:
     """The selection would follow the file while MLflow shows the delivered figure."""
     run_id = ended.trials[0].run_id
@@ -156,5 +172,7 @@ def test_an_edited_figure_moves_no_alias(ended: Trained, place: tuple[str, ...])
         inner = inner[key]
     inner[place[-1]] = -5.0
     path.write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=f"{place[0].rstrip('s')}.* in .*{run_id} must be the figure that"):
+    with pytest.raises(
+        ValueError, match=f"{place[0].rstrip('s')}.* in .*{run_id} must be the figure that"
+    ):
         resume(ended)

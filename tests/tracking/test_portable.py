@@ -38,7 +38,13 @@ def test_paths_and_credentials_go(text, expected):
 
 
 def test_records_are_strict_json():
-    record = {"epsilon": float("inf"), "nan": float("nan"), "n": np.int64(3), "x": np.float32(0.5), "t": (1, None)}
+    record = {
+        "epsilon": float("inf"),
+        "nan": float("nan"),
+        "n": np.int64(3),
+        "x": np.float32(0.5),
+        "t": (1, None),
+    }
     record |= {"low": -np.inf, "yes": True, "path": Path("/a/b/c")}
     text = to_json(record)
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -50,11 +56,18 @@ def test_records_are_strict_json():
 def test_numbers_round_trip_as_parameters():
     values = {"a": 0.1 + 0.2, "b": 5e-4, "c": 1e-7, "d": 3}
     assert {k: float(v) for k, v in as_params(values).items()} == values
-    assert as_params({"none": None, "flag": False, "list": [1, 2]}) == {"flag": "false", "list": "[1, 2]"}
+    assert as_params({"none": None, "flag": False, "list": [1, 2]}) == {
+        "flag": "false",
+        "list": "[1, 2]",
+    }
 
 
 def test_nested_mappings_become_dotted_keys():
-    assert flatten({"a": {"b": 1, "c": {"d": 2}}, "e": []}, "x.") == {"x.a.b": 1, "x.a.c.d": 2, "x.e": []}
+    assert flatten({"a": {"b": 1, "c": {"d": 2}}, "e": []}, "x.") == {
+        "x.a.b": 1,
+        "x.a.c.d": 2,
+        "x.e": [],
+    }
 
 
 def test_only_what_mlflow_refuses_in_a_key_is_replaced():

@@ -1,4 +1,5 @@
-"""MLflow before PostgreSQL and an S3 server, over real connections: it works like a file, and many write at once."""
+"""MLflow before PostgreSQL and an S3 server, over real connections: it works like a file, and many
+write at once."""
 
 import multiprocessing
 from contextlib import suppress
@@ -17,7 +18,7 @@ from raydp.tracking.runs import MLflowTracker
 from .conftest import inventory, open_tracker
 from .real_server import RealServer
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("real_server")]
 
 WRITERS = 16
 TRIALS = 3
@@ -29,22 +30,32 @@ def test_it_works_like_a_file(real_server, record, adapter, base_folder, tmp_pat
     tracker = open_tracker(real_server.uri, "like-a-file", "like-a-file")
     uri = tracker.log_trial(record())
     assert open_tracker(real_server.uri, "like-a-file", "like-a-file").log_trial(record()) == uri
-    tracker.log_trial(record("run-1", metrics={"utility_loss": 2.0, "score.vmr": 0.2}, batch_size=64))
+    tracker.log_trial(
+        record("run-1", metrics={"utility_loss": 2.0, "score.vmr": 0.2}, batch_size=64)
+    )
     tracker.fail_trial("run-2", "no memory")
     tracker.finish_sweep({"finished": 2})
     promote_model(uri, "privacy-preferred", "lower score", tracking_uri=real_server.uri)
     mine = {"registered_model": "like-a-file"}
-    assert find_models(real_server.uri, where=["score.vmr < 0.1"], **mine).model_uri.tolist() == [uri]
-    assert find_models(real_server.uri, alias="privacy-preferred", **mine).model_uri.tolist() == [uri]
+    assert find_models(real_server.uri, where=["score.vmr < 0.1"], **mine).model_uri.tolist() == [
+        uri
+    ]
+    assert find_models(real_server.uri, alias="privacy-preferred", **mine).model_uri.tolist() == [
+        uri
+    ]
     loaded = load_model(uri, tracking_uri=real_server.uri, base=str(base_folder))
     tokens = torch.arange(6)[None]
     with torch.inference_mode():
         assert torch.equal(loaded(input_ids=tokens).logits, adapter[0](input_ids=tokens).logits)
     model_id = show_model(uri, tracking_uri=real_server.uri, verify=True)["model_id"]
-    stored = [p.relative_to(real_server.objects()).as_posix() for p in real_server.objects().rglob("*") if p.is_file()]
-    assert any(model_id in name and name.endswith("adapter_model.safetensors") for name in stored), (
-        "not in the S3 server"
-    )
+    stored = [
+        p.relative_to(real_server.objects()).as_posix()
+        for p in real_server.objects().rglob("*")
+        if p.is_file()
+    ]
+    assert any(
+        model_id in name and name.endswith("adapter_model.safetensors") for name in stored
+    ), "not in the S3 server"
 
 
 def s3(server, key=None, word=None):
@@ -77,7 +88,9 @@ def test_the_s3_server_takes_signed_requests_only(real_server):
 
 def test_no_password_is_in_a_log_or_an_argument(real_server):
     words = [
-        p.read_text() for p in (real_server.folder / "secrets").iterdir() if p.name.startswith(("postgres_", "s3_"))
+        p.read_text()
+        for p in (real_server.folder / "secrets").iterdir()
+        if p.name.startswith(("postgres_", "s3_"))
     ]
     assert len(words) == 4
     texts = [p.read_text(errors="replace") for p in (real_server.folder / "log").iterdir()]
@@ -88,7 +101,10 @@ def test_no_password_is_in_a_log_or_an_argument(real_server):
 
 
 def _command_lines() -> list[str]:
-    """The command line of every process. A process may end between the listing and the reading of its file."""
+    """The command line of every process.
+
+    A process may end between the listing and the reading of its file.
+    """
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -113,7 +129,10 @@ def _write(server: str, name: str, writer: int, trials) -> list[str]:
 def test_sixteen_writers_lose_nothing(real_server, record):
     """Drivers that start at the same moment, with a new experiment and a new registered model."""
     name = "written-by-many"
-    made = [[record(f"run-{w}-{t}", seed=w, num_steps=8 + t) for t in range(TRIALS)] for w in range(WRITERS)]
+    made = [
+        [record(f"run-{w}-{t}", seed=w, num_steps=8 + t) for t in range(TRIALS)]
+        for w in range(WRITERS)
+    ]
     with multiprocessing.get_context("fork").Pool(WRITERS) as pool:
         calls = [(real_server.uri, name, writer, trials) for writer, trials in enumerate(made)]
         uris = [uri for written in pool.starmap(_write, calls, chunksize=1) for uri in written]
@@ -132,20 +151,30 @@ def _start(server: str, name: str, writer: int, barrier) -> list[str]:
     runs = []
     for data in range(ROUNDS):
         barrier.wait(60)
-        runs.append(tracker.sweep_run(f"{writer}-{data}", "mine", {"task": {"name": "text"}}, {"content_hash": data}))
+        runs.append(
+            tracker.sweep_run(
+                f"{writer}-{data}", "mine", {"task": {"name": "text"}}, {"content_hash": data}
+            )
+        )
     return runs
 
 
 def test_sweeps_on_the_same_data_start_at_the_same_moment(real_server):
-    """MLflow looks for a data set and then makes it: the slower of two sweeps is refused, and asks again."""
+    """MLflow looks for a data set and then makes it: the slower of two sweeps is refused, and asks
+    again."""
     name = "same-data"
-    with multiprocessing.Manager() as manager, multiprocessing.get_context("fork").Pool(STARTERS) as pool:
+    with (
+        multiprocessing.Manager() as manager,
+        multiprocessing.get_context("fork").Pool(STARTERS) as pool,
+    ):
         barrier = manager.Barrier(STARTERS)
         calls = [(real_server.uri, name, writer, barrier) for writer in range(STARTERS)]
         started = pool.starmap(_start, calls, chunksize=1)
     client = MlflowClient(real_server.uri)
     digests = [
-        [d.dataset.digest for d in client.get_run(run).inputs.dataset_inputs] for runs in started for run in runs
+        [d.dataset.digest for d in client.get_run(run).inputs.dataset_inputs]
+        for runs in started
+        for run in runs
     ]
     assert digests == [[str(data)] for _ in range(STARTERS) for data in range(ROUNDS)]
 
@@ -156,7 +185,9 @@ def test_data_outlive_a_restart(real_server, record, adapter, base_folder):
     real_server.stop()
     assert real_server.run("status").returncode == 1
     real_server.start()
-    assert find_models(real_server.uri, alias="best-utility", registered_model="outlives").model_uri.tolist() == [uri]
+    assert find_models(
+        real_server.uri, alias="best-utility", registered_model="outlives"
+    ).model_uri.tolist() == [uri]
     load_model(uri, tracking_uri=real_server.uri, base=str(base_folder))
 
 
@@ -165,12 +196,21 @@ def test_a_model_whose_files_are_gone_has_no_card(real_server, record):
     uri = open_tracker(real_server.uri, name, name).log_trial(record())
     model_id = show_model(uri, tracking_uri=real_server.uri)["model_id"]
     client = s3(real_server)
-    keys = [entry["Key"] for entry in client.list_objects_v2(Bucket="mlflow")["Contents"] if model_id in entry["Key"]]
+    keys = [
+        entry["Key"]
+        for entry in client.list_objects_v2(Bucket="mlflow")["Contents"]
+        if model_id in entry["Key"]
+    ]
     assert len(keys) > 4
-    for key in keys:  # by the protocol: the server does not look for what is deleted behind its back
+    for (
+        key
+    ) in keys:  # by the protocol: the server does not look for what is deleted behind its back
         client.delete_object(Bucket="mlflow", Key=key)
     shown = show_model(uri, tracking_uri=real_server.uri)
-    assert (shown["card"]["problem"], "privacy" in shown) == ("files differ from the card's: privacy.json", True)
+    assert (shown["card"]["problem"], "privacy" in shown) == (
+        "files differ from the card's: privacy.json",
+        True,
+    )
     found = find_models(real_server.uri, registered_model=name, max_epsilon=8, verify=True)
     assert (len(found), found.attrs["left_out"]) == (0, {"its files are gone": 1})
     with pytest.raises(ValueError, match="its files are gone from"):

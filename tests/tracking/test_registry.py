@@ -28,12 +28,20 @@ def catalogue(empty_store, record, tmp_path_factory):
     known = {}
     grid = itertools.product((64, 256), RATES, EPSILONS)
     for number, (batch_size, learning_rate, epsilon) in enumerate(grid):
-        figures = {"utility_loss": 3.0 - number / 8, "score.vmr": number / 100, "score.logprob": number - 30.5}
+        figures = {
+            "utility_loss": 3.0 - number / 8,
+            "score.vmr": number / 100,
+            "score.logprob": number - 30.5,
+        }
         private = math.isfinite(epsilon)
         privacy = {**record().privacy, "epsilon": epsilon, "certified": private and number != 0}
         privacy |= {"delta": 10.0 ** -(5 + number) if private or number % 2 else None}
         trial = record(
-            f"run-{number}", batch_size=batch_size, learning_rate=learning_rate, metrics=figures, privacy=privacy
+            f"run-{number}",
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            metrics=figures,
+            privacy=privacy,
         )
         uri = tracker.log_trial(trial)
         known[trial.run_id] = {
@@ -45,7 +53,9 @@ def catalogue(empty_store, record, tmp_path_factory):
             "model_uri": uri,
             **figures,
         }
-    return tracker.store.uri, pd.DataFrame.from_dict(known, orient="index").astype({"delta": "float64"})
+    return tracker.store.uri, pd.DataFrame.from_dict(known, orient="index").astype(
+        {"delta": "float64"}
+    )
 
 
 CONDITIONS = {
@@ -72,7 +82,9 @@ def test_conditions_find_what_brute_force_finds(catalogue, size):
         found = find_models(uri, score="logprob", **{name: CONDITIONS[name][0] for name in names})
         assert set(found.run_id) == set(expected.index), names
         sizes.add(len(found))
-    assert sizes - {0, len(known)} or size == 0, "a condition that keeps all or nothing tests nothing"
+    assert sizes - {0, len(known)} or size == 0, (
+        "a condition that keeps all or nothing tests nothing"
+    )
 
 
 def test_a_row_says_what_was_tracked(catalogue):
@@ -81,8 +93,18 @@ def test_a_row_says_what_was_tracked(catalogue):
     assert set(COLUMNS) <= {"run_id", *found.columns}
     assert list(found["param.beta2"].unique()) == ["0.999"]
     assert list(found["method"].unique()) == ["dp_adam"]
-    for column in ("epsilon", "delta", "utility_loss", "score.vmr", "batch_size", "learning_rate", "model_uri"):
-        assert found[column].reindex(known.index).tolist() == pytest.approx(known[column].tolist(), nan_ok=True), column
+    for column in (
+        "epsilon",
+        "delta",
+        "utility_loss",
+        "score.vmr",
+        "batch_size",
+        "learning_rate",
+        "model_uri",
+    ):
+        assert found[column].reindex(known.index).tolist() == pytest.approx(
+            known[column].tolist(), nan_ok=True
+        ), column
     assert found.score.equals(found["score.vmr"].rename("score"))
 
 
@@ -107,13 +129,21 @@ def test_nothing_that_matches_is_a_table_with_its_columns(catalogue, uri):
 @pytest.mark.parametrize("asked", [{}, {"alias": "best-utility"}, {"max_epsilon": 8, "limit": 3}])
 def test_a_registered_model_that_is_not_there_is_no_empty_answer(tracker, record, asked):
     uri = tracker.store.uri
-    with pytest.raises(ValueError, match="registered_model must be in the registry, got 'dmo' in a store without"):
+    with pytest.raises(
+        ValueError, match="registered_model must be in the registry, got 'dmo' in a store without"
+    ):
         find_models(uri, registered_model="dmo", **asked)
     tracker.log_trial(record())
-    with pytest.raises(ValueError, match=r"registered_model 'dmo' is unknown\. Did you mean 'demo'\? Known: demo"):
+    with pytest.raises(
+        ValueError, match=r"registered_model 'dmo' is unknown\. Did you mean 'demo'\? Known: demo"
+    ):
         find_models(uri, registered_model="dmo", **asked)
-    assert len(find_models(uri, registered_model="demo", max_loss=0.0001)) == 0, "no model of it matches"
-    with pytest.raises(ValueError, match=r"MODEL: the registered model 'dmo' is unknown\. Did you mean 'demo'"):
+    assert len(find_models(uri, registered_model="demo", max_loss=0.0001)) == 0, (
+        "no model of it matches"
+    )
+    with pytest.raises(
+        ValueError, match=r"MODEL: the registered model 'dmo' is unknown\. Did you mean 'demo'"
+    ):
         show_model("models:/dmo/1", tracking_uri=uri)
 
 
@@ -127,13 +157,22 @@ def test_one_score_needs_no_name(tracker, record):
     ("arguments", "message"),
     [
         ({"max_epsilon": math.inf}, r"max_epsilon must be finite, got inf\. Leave it out"),
-        ({"max_epsilon": -1, "min_epsilon": 5}, "min_epsilon must be at most max_epsilon -1, got 5"),
+        (
+            {"max_epsilon": -1, "min_epsilon": 5},
+            "min_epsilon must be at most max_epsilon -1, got 5",
+        ),
         ({"max_score": 0.5}, "score must be named where there are several"),
         ({"order_by": "score"}, "score must be named where there are several"),
-        ({"score": "vrm", "max_score": 0.5}, r"score 'vrm' is unknown\. Did you mean 'vmr'\? Known: logprob, vmr"),
+        (
+            {"score": "vrm", "max_score": 0.5},
+            r"score 'vrm' is unknown\. Did you mean 'vmr'\? Known: logprob, vmr",
+        ),
         ({"score": "x' OR '1"}, "score must be the name of a score"),
         ({"registered_model": "x' OR '1"}, "registered_model must not hold a quote"),
-        ({"order_by": "utlity_loss"}, r"order_by 'utlity_loss' is unknown\. Did you mean 'utility_loss'"),
+        (
+            {"order_by": "utlity_loss"},
+            r"order_by 'utlity_loss' is unknown\. Did you mean 'utility_loss'",
+        ),
         ({"limit": 0}, "limit must be at least 1"),
     ],
 )
@@ -149,10 +188,12 @@ def test_looking_up_makes_no_store(tmp_path):
 
 
 def test_numbers_are_left_to_mlflow_as_far_as_it_can():
-    conditions = Conditions(max_epsilon=8, max_delta=1e-5, score="logprob", max_score=-3e-5, learning_rate=5e-4)
+    conditions = Conditions(
+        max_epsilon=8, max_delta=1e-5, score="logprob", max_score=-3e-5, learning_rate=5e-4
+    )
     assert conditions.filter_string() == (
-        "metrics.`epsilon` <= 8.0 AND metrics.`delta` <= 0.00001 AND metrics.`score.logprob` <= -0.00003 "
-        "AND params.learning_rate = '0.0005'"
+        "metrics.`epsilon` <= 8.0 AND metrics.`delta` <= 0.00001 AND metrics.`score.logprob` <= "
+        "-0.00003 AND params.learning_rate = '0.0005'"
     )
 
 
@@ -171,7 +212,9 @@ def test_mlflows_own_numeric_search_works(catalogue):
     uri, known = catalogue
     client = open_store(uri).client
     experiment = client.get_experiment_by_name("experiment").experiment_id
-    found = client.search_logged_models([experiment], "metrics.score.vmr < 0.05 AND params.batch_size = '64'")
+    found = client.search_logged_models(
+        [experiment], "metrics.score.vmr < 0.05 AND params.batch_size = '64'"
+    )
     expected = known[(known["score.vmr"] < 0.05) & (known.batch_size == 64)]
     assert {model.tags["run_id"] for model in found} == set(expected.index)
 
@@ -205,12 +248,19 @@ def test_every_form_of_uri_names_the_same_model(tracker, record):
 )
 def test_a_uri_that_names_nothing_is_a_clear_error(tracker, record, model_uri):
     tracker.log_trial(record())
-    with pytest.raises(ValueError, match=r"MODEL must .*raydp models find|the registered model 'nobody' is unknown"):
+    with pytest.raises(
+        ValueError, match=r"MODEL must .*raydp models find|the registered model 'nobody' is unknown"
+    ):
         show_model(model_uri, tracking_uri=tracker.store.uri)
 
 
 def test_show_model_holds_the_guarantee(tracker, record):
-    privacy = {**record().privacy, "adjacency": "add-remove", "epsilon": math.inf, "certified": False}
+    privacy = {
+        **record().privacy,
+        "adjacency": "add-remove",
+        "epsilon": math.inf,
+        "certified": False,
+    }
     tracker.log_trial(record(privacy=privacy))
     shown = show_model("models:/demo/1", tracking_uri=tracker.store.uri)
     assert shown["privacy"] == {**privacy, "epsilon": "inf"}
@@ -220,8 +270,12 @@ def test_show_model_holds_the_guarantee(tracker, record):
     assert shown["promotions"] == []
 
 
-@pytest.mark.parametrize(("columns", "least", "most"), [("60", 40, 60), ("140", 100, 140), (None, 80, 100)])
-def test_a_model_is_shown_in_the_columns_of_the_terminal(tracker, record, raydp, monkeypatch, columns, least, most):
+@pytest.mark.parametrize(
+    ("columns", "least", "most"), [("60", 40, 60), ("140", 100, 140), (None, 80, 100)]
+)
+def test_a_model_is_shown_in_the_columns_of_the_terminal(
+    tracker, record, raydp, monkeypatch, columns, least, most
+):
     """Also in a pipe. Without COLUMNS a pipe has those of a page."""
     tracker.log_trial(record())
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -240,14 +294,21 @@ def test_show_model_warns_of_a_guarantee_that_nobody_should_rely_on(tracker, rec
         "delta": 0.01,
         "released_together": {"epsilon": 48.0, "models": 24, "accountant": "rdp"},
     }
-    for number, privacy in enumerate([record().privacy, weak, {**weak, "released_together": "another's form"}]):
+    for number, privacy in enumerate(
+        [record().privacy, weak, {**weak, "released_together": "another's form"}]
+    ):
         tracker.log_trial(record(f"run-{number}", privacy=privacy))
     sound, *others = (
-        show_model(f"models:/demo/{version}", tracking_uri=tracker.store.uri)["warnings"] for version in (1, 2, 3)
+        show_model(f"models:/demo/{version}", tracking_uri=tracker.store.uri)["warnings"]
+        for version in (1, 2, 3)
     )
     assert sound == []
     assert [[warning.split(" should")[0] for warning in warnings] for warnings in others] == [
-        ["privacy: delta", "privacy: epsilon", "privacy: the joint epsilon of all 24 models by accountant rdp"],
+        [
+            "privacy: delta",
+            "privacy: epsilon",
+            "privacy: the joint epsilon of all 24 models by accountant rdp",
+        ],
         ["privacy: delta", "privacy: epsilon"],
     ]
 
@@ -256,9 +317,13 @@ def test_a_promotion_can_be_audited(tracker, record):
     tracker.log_trial(record("run-0"))
     tracker.log_trial(record("run-1"))
     uri = tracker.store.uri
-    promote_model("models:/demo/1", "privacy-preferred", "lowest VMR above 90 % utility", tracking_uri=uri)
+    promote_model(
+        "models:/demo/1", "privacy-preferred", "lowest VMR above 90 % utility", tracking_uri=uri
+    )
     promote_model("models:/demo/2", "privacy-preferred", "fixed data", tracking_uri=uri)
-    last = promote_model("models:/demo/1", "privacy-preferred", "rolled back — η too large", tracking_uri=uri)
+    last = promote_model(
+        "models:/demo/1", "privacy-preferred", "rolled back — η too large", tracking_uri=uri
+    )
     assert last["previous_version"] == "2"
     shown = show_model("models:/demo@privacy-preferred", tracking_uri=uri)
     assert shown["version"] == 1
@@ -287,7 +352,9 @@ def test_a_promotion_without_sense_changes_nothing(tracker, record, alias, reaso
 
 
 @pytest.mark.slow
-def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, record, monkeypatch, capsys):
+def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(
+    tracker, record, monkeypatch, capsys
+):
     from raydp.cli import main as cli
 
     uri = tracker.log_trial(record())
@@ -307,7 +374,8 @@ def test_the_table_for_people_has_the_sweep_and_its_aliases_as_text(tracker, rec
 
 
 def test_a_look_up_without_a_store_reads_mlflows_variable(catalogue, raydp, monkeypatch, tmp_path):
-    """As MLflow's own tools do; a store that is named wins, and without either it is raydp.db here."""
+    """As MLflow's own tools do; a store that is named wins, and without either it is raydp.db
+    here."""
     uri, known = catalogue
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"got 'sqlite:///raydp\.db'"):
@@ -315,9 +383,15 @@ def test_a_look_up_without_a_store_reads_mlflows_variable(catalogue, raydp, monk
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert len(find_models()) == len(known)
     model = known["model_uri"].iloc[0]
-    assert show_model(model)["run_id"] == show_model(model, tracking_uri=uri)["run_id"] == known.index[0]
+    assert (
+        show_model(model)["run_id"]
+        == show_model(model, tracking_uri=uri)["run_id"]
+        == known.index[0]
+    )
     answer = raydp("models", "find", "--score", "vmr", "--json")
     assert answer.code == 0, answer.err
     assert len(answer.json()) == len(known)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///another.db")
-    assert len(raydp("models", "find", "--score", "vmr", "--uri", uri, "--json").json()) == len(known)
+    assert len(raydp("models", "find", "--score", "vmr", "--uri", uri, "--json").json()) == len(
+        known
+    )

@@ -1,4 +1,5 @@
-"""One parent, and of each trial one child, one logged model and one version with its steps, values or reason."""
+"""One parent, and of each trial one child, one logged model and one version with its steps, values
+or reason."""
 
 import json
 import time
@@ -16,7 +17,9 @@ from .conftest import FACTS, SPEC, inventory, open_tracker
 def test_a_trial_is_a_child_run_with_a_logged_model_and_a_version(tracker, record):
     uri = tracker.log_trial(record())
     (run,), (model,), (version,) = inventory(tracker)
-    parent = tracker.store.client.search_runs([run.info.experiment_id], "tags.`raydp.sweep_id` = 'sweep-0'")[0]
+    parent = tracker.store.client.search_runs(
+        [run.info.experiment_id], "tags.`raydp.sweep_id` = 'sweep-0'"
+    )[0]
     assert uri == "models:/demo/1"
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert run.info.status == "FINISHED"
@@ -31,8 +34,20 @@ def test_a_trial_is_a_child_run_with_a_logged_model_and_a_version(tracker, recor
     assert {m.key: m.value for m in model.metrics}["epsilon"] == 7.99
     assert version.run_id == run.info.run_id
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "demo", "version": "1"}]
-    expected = {"run_id": "run-0", "epsilon": "7.99", "delta": "1e-05", "batch_size": "256", "num_steps": "64"}
-    expected |= {"learning_rate": "0.0005", "seed": "0", "sweep": "demo", "certified": "true", "base": "tiny-llama"}
+    expected = {
+        "run_id": "run-0",
+        "epsilon": "7.99",
+        "delta": "1e-05",
+        "batch_size": "256",
+        "num_steps": "64",
+    }
+    expected |= {
+        "learning_rate": "0.0005",
+        "seed": "0",
+        "sweep": "demo",
+        "certified": "true",
+        "base": "tiny-llama",
+    }
     assert expected.items() <= version.tags.items()
 
 
@@ -49,7 +64,9 @@ def test_a_second_call_changes_nothing(tracker, record):
     changed = record(metrics={"utility_loss": 9.0}, model_dir=Path("cleaned up since"))
     assert open_tracker(tracker.store.uri).log_trial(changed) == first
     after = inventory(tracker)
-    assert [run.data.to_dictionary() for run in after[0]] == [run.data.to_dictionary() for run in before[0]]
+    assert [run.data.to_dictionary() for run in after[0]] == [
+        run.data.to_dictionary() for run in before[0]
+    ]
     assert [m.to_dictionary() for m in after[1]] == [m.to_dictionary() for m in before[1]]
     assert [(v.version, v.tags) for v in after[2]] == [(v.version, v.tags) for v in before[2]]
 
@@ -64,7 +81,9 @@ def test_the_sweep_holds_spec_facts_and_summary(tracker, tmp_path):
     run_id = tracker.sweep_run("sweep-0", "demo", SPEC, FACTS)
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "report.html").write_text("<p>fine</p>")
-    tracker.finish_sweep({"finished": 4, "selected": {"score": 0.01}, "bound": float("inf")}, tmp_path / "report")
+    tracker.finish_sweep(
+        {"finished": 4, "selected": {"score": 0.01}, "bound": float("inf")}, tmp_path / "report"
+    )
     run = tracker.store.client.get_run(run_id)
     folder = Path(run.info.artifact_uri.removeprefix("file://"))
     assert run.info.status == "FINISHED"
@@ -78,14 +97,18 @@ def test_the_sweep_holds_spec_facts_and_summary(tracker, tmp_path):
     assert (used.dataset.name, used.dataset.digest) == ("text", "c0ffee")
     assert json.loads(used.dataset.profile) == {"num_examples": 100}
     assert [(tag.key, tag.value) for tag in used.tags] == [("mlflow.data.context", "training")]
-    assert mlflow.data.get_source(used.dataset).to_dict()["tags"] == {"mlflow.source.name": "raydp task text"}
+    assert mlflow.data.get_source(used.dataset).to_dict()["tags"] == {
+        "mlflow.source.name": "raydp task text"
+    }
     tracker.sweep_run("sweep-0", "demo", SPEC, FACTS)
     assert tracker.store.client.get_run(run_id).info.status == "RUNNING"
 
 
 def test_a_failed_trial_says_why_and_can_succeed_later(tracker, record):
     for _ in range(2):
-        tracker.fail_trial("run-0", "OutOfMemory in /home/alice/job/train.py:3", {"batch_size": 256, "seed": 0})
+        tracker.fail_trial(
+            "run-0", "OutOfMemory in /home/alice/job/train.py:3", {"batch_size": 256, "seed": 0}
+        )
     (run,), models, versions = inventory(tracker)
     assert run.info.status == "FAILED"
     assert run.data.tags["raydp.reason"] == "OutOfMemory in train.py:3"
@@ -101,25 +124,40 @@ def test_a_failed_trial_says_why_and_can_succeed_later(tracker, record):
 
 def test_infinity_is_a_tag_and_never_a_metric(tracker, record):
     privacy = {**record().privacy, "epsilon": float("inf"), "delta": None, "certified": False}
-    metrics = {"utility_loss": 2.0, "score.vmr": float("nan"), "score.air": float("inf"), "utility_gain": None}
-    tracker.log_trial(record(privacy=privacy, metrics=metrics, step_metrics=[{"step": 3, "loss": float("inf")}]))
+    metrics = {
+        "utility_loss": 2.0,
+        "score.vmr": float("nan"),
+        "score.air": float("inf"),
+        "utility_gain": None,
+    }
+    tracker.log_trial(
+        record(privacy=privacy, metrics=metrics, step_metrics=[{"step": 3, "loss": float("inf")}])
+    )
     (run,), (model,), (version,) = inventory(tracker)
     assert run.data.tags["epsilon"] == version.tags["epsilon"] == model.tags["epsilon"] == "inf"
     assert "delta" not in version.tags
     assert run.data.metrics == {"utility_loss": 2.0, "noise_multiplier": 1.25, "seconds": 12.5}
-    assert run.data.tags["raydp.nonfinite_metrics"] == "score.air, score.vmr, utility_gain, loss at step 3"
+    assert (
+        run.data.tags["raydp.nonfinite_metrics"]
+        == "score.air, score.vmr, utility_gain, loss at step 3"
+    )
 
 
 def test_one_batch_call_holds_all_metrics(tracker, record, monkeypatch):
-    """Steps, final values, parameters and tags of a trial go out together: no call grows with the steps."""
+    """Steps, final values, parameters and tags of a trial go out together: no call grows with the
+    steps."""
     tracker.log_trial(record("run-0"))
     calls = []
     for name in ("log_batch", "log_metric", "log_param"):
         method = getattr(MlflowClient, name)
         monkeypatch.setattr(
-            MlflowClient, name, lambda *a, _name=name, _method=method, **k: calls.append(_name) or _method(*a, **k)
+            MlflowClient,
+            name,
+            lambda *a, _name=name, _method=method, **k: calls.append(_name) or _method(*a, **k),
         )
-    tracker.log_trial(record("run-1", step_metrics=[{"step": s, "loss": 1.0, "norm": 2.0} for s in range(200)]))
+    tracker.log_trial(
+        record("run-1", step_metrics=[{"step": s, "loss": 1.0, "norm": 2.0} for s in range(200)])
+    )
     assert calls == ["log_batch"]
 
 
@@ -136,6 +174,8 @@ def test_the_last_measurement_counts_whatever_the_clock(tracker, record, monkeyp
     model = tracker.log_trial(record())
     begun = time.time()
     for place, value in enumerate((0.02, 0.03, 0.025)):
-        monkeypatch.setattr("raydp.tracking.later.time.time", lambda at=place: begun + (at % 2) * jump_seconds)
+        monkeypatch.setattr(
+            "raydp.tracking.later.time.time", lambda at=place: begun + (at % 2) * jump_seconds
+        )
         log_scores({model: {"score.vmr": value}}, tracking_uri=tracker.store.uri)
         assert find_models(tracker.store.uri)["score.vmr"].tolist() == [value]

@@ -1,4 +1,5 @@
-"""A sealed folder holds its files alone, and a model is loaded from the bytes that were compared with the seal."""
+"""A sealed folder holds its files alone, and a model is loaded from the bytes that were compared
+with the seal."""
 
 import json
 import os
@@ -13,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from raydp.extensions.publishing.hub import push_model
 from raydp.tracking import (
     export_model,
     find_models,
     load_model,
     load_tokenizer,
     promote_model,
-    push_model,
     seal_model,
     serving,
     show_model,
@@ -32,7 +33,13 @@ from .conftest import open_tracker
 from .test_loading import logits
 from .test_seals import folder_of
 
-PRIVACY = {"epsilon": "8", "delta": "1e-05", "noise_multiplier": "1.1", "accountant": "pld", "unit": "example"}
+PRIVACY = {
+    "epsilon": "8",
+    "delta": "1e-05",
+    "noise_multiplier": "1.1",
+    "accountant": "pld",
+    "unit": "example",
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +69,42 @@ def plant(path: Path, kind: str) -> None:
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
-        here = os.open(path.parent, os.O_RDONLY)  # the address of a socket has at most 108 characters
+        here = os.open(
+            path.parent, os.O_RDONLY
+        )  # the address of a socket has at most 108 characters
         try:
             with socket.socket(socket.AF_UNIX) as made:
                 made.bind(f"/proc/self/fd/{here}/{path.name}")
         finally:
             os.close(here)
     else:
-        path.symlink_to({"link to a file": "/etc/hostname", "link to a folder": "/etc", "dead link": "nowhere"}[kind])
+        path.symlink_to(
+            {"link to a file": "/etc/hostname", "link to a folder": "/etc", "dead link": "nowhere"}[
+                kind
+            ]
+        )
 
 
-KINDS = ("file", "empty folder", "pipe", "socket", "link to a file", "link to a folder", "dead link")
-PARTS = ("code", "deep", "additional_chat_templates", "Seal.json", "SEAL.JSON", "Code", "README.md", "base", "x")
+KINDS = (
+    "file",
+    "empty folder",
+    "pipe",
+    "socket",
+    "link to a file",
+    "link to a folder",
+    "dead link",
+)
+PARTS = (
+    "code",
+    "deep",
+    "additional_chat_templates",
+    "Seal.json",
+    "SEAL.JSON",
+    "Code",
+    "README.md",
+    "base",
+    "x",
+)
 
 
 @given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), kind=st.sampled_from(KINDS))
@@ -87,13 +118,19 @@ def test_whatever_is_added_is_found(sealed, parts, kind):
             return
         plant(path, kind)
         assert folder_problem(changed, seal, None).startswith("files differ from the card's: ")
-        assert copy_problem(changed, Path(scratch) / "copy", seal, None).startswith("files differ from the card's: ")
+        assert copy_problem(changed, Path(scratch) / "copy", seal, None).startswith(
+            "files differ from the card's: "
+        )
         if kind not in ("file", "empty folder"):
-            with pytest.raises(NotPlainError, match=r"^MODEL must hold .* where .* is (a link|no regular)"):
+            with pytest.raises(
+                NotPlainError, match=r"^MODEL must hold .* where .* is (a link|no regular)"
+            ):
                 hashes_of(changed)
 
 
-@pytest.mark.parametrize("name", ["seal.json", "privacy.json", "adapter_config.json", "code/deep/more.py", "code"])
+@pytest.mark.parametrize(
+    "name", ["seal.json", "privacy.json", "adapter_config.json", "code/deep/more.py", "code"]
+)
 def test_a_link_to_equal_content_is_refused(sealed, tmp_path, name):
     """What it points at can be exchanged later, and outside of the folder."""
     folder, seal = sealed
@@ -102,7 +139,8 @@ def test_a_link_to_equal_content_is_refused(sealed, tmp_path, name):
     (changed / name).symlink_to(tmp_path / "elsewhere")
     for exported in (False, True):
         assert (
-            folder_problem(changed, seal, None, exported=exported) == f"files differ from the card's: {name} is a link"
+            folder_problem(changed, seal, None, exported=exported)
+            == f"files differ from the card's: {name} is a link"
         )
 
 
@@ -129,7 +167,9 @@ def test_a_template_behind_a_link_is_not_read(uri, record, keys, base_folder, tm
         (folder / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
     why = "additional_chat_templates is a link"
     trusted = {"tracking_uri": uri, "trusted_keys": [keys["team"][1]]}
-    assert find_models(**trusted, verify=True).attrs["left_out"] == {"files differ from the card's": 1}
+    assert find_models(**trusted, verify=True).attrs["left_out"] == {
+        "files differ from the card's": 1
+    }
     for read in (load_model, load_tokenizer):
         with pytest.raises(ValueError, match=f"MODEL must hold what .*{why}"):
             read(model, base=str(base_folder), **trusted)
@@ -141,15 +181,21 @@ def test_a_template_behind_a_link_is_not_read(uri, record, keys, base_folder, tm
         with pytest.raises(ValueError, match=why):
             seal_model(model, tracking_uri=uri, unseen=unseen)
     with pytest.raises(ValueError, match=why):
-        serving._load_pyfunc(str(exported), {"base": str(base_folder), "trusted_keys": [keys["team"][1]]})
+        serving._load_pyfunc(
+            str(exported), {"base": str(base_folder), "trusted_keys": [keys["team"][1]]}
+        )
 
 
 def change_weights(folder: Path) -> None:
     weights = load_file(folder / "adapter_model.safetensors")
-    save_file({name: value + 1 for name, value in weights.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: value + 1 for name, value in weights.items()}, folder / "adapter_model.safetensors"
+    )
 
 
-def test_what_is_changed_after_the_check_is_not_read(uri, record, adapter, base_folder, tmp_path, monkeypatch):
+def test_what_is_changed_after_the_check_is_not_read(
+    uri, record, adapter, base_folder, tmp_path, monkeypatch
+):
     """Neither from the store nor from an exported folder that MLflow serves."""
     tracker = open_tracker(uri)
     model = tracker.log_trial(record())
@@ -170,18 +216,24 @@ def test_what_is_changed_after_the_check_is_not_read(uri, record, adapter, base_
     assert torch.equal(logits(served.model), logits(adapter[0]))
 
 
-def test_a_pushed_model_is_the_one_whose_guarantee_was_checked(uri, record, base_folder, monkeypatch):
+def test_a_pushed_model_is_the_one_whose_guarantee_was_checked(
+    uri, record, base_folder, monkeypatch
+):
     """The record is read before the export, and somebody may exchange it in between."""
     tracker = open_tracker(uri)
     model = tracker.log_trial(record(privacy={**record().privacy, "certified": False}))
-    monkeypatch.setattr("raydp.tracking.models.push.artifact_bytes", lambda *where: b'{"certified": true}')
+    monkeypatch.setattr(
+        "raydp.extensions.publishing.hub.artifact_bytes", lambda *where: b'{"certified": true}'
+    )
     with pytest.raises(ValueError, match="MODEL must have a certified guarantee to be sent"):
         push_model(model, "team/model", tracking_uri=uri, base=str(base_folder))
 
 
 def test_only_sealed_files_of_an_export_are_read(uri, record, base_folder, tmp_path):
     tracker = open_tracker(uri)
-    folder = export_model(tracker.log_trial(record()), tmp_path / "out", tracking_uri=uri, base=str(base_folder))
+    folder = export_model(
+        tracker.log_trial(record()), tmp_path / "out", tracking_uri=uri, base=str(base_folder)
+    )
     assert (folder / "tokenizer_config.json").is_file()
     assert copy_problem(folder, tmp_path / "copy", None, None, exported=True) is None
     listed = set(json.loads((folder / "seal.json").read_text())["files"])
@@ -195,4 +247,7 @@ def test_another_base_is_shown_as_a_problem(uri, record, content):
     tracker = open_tracker(uri)
     model = tracker.log_trial(record())
     (folder_of(tracker) / "base.json").write_text(content)
-    assert show_model(model, tracking_uri=uri)["card"]["problem"] == "files differ from the card's: base.json"
+    assert (
+        show_model(model, tracking_uri=uri)["card"]["problem"]
+        == "files differ from the card's: base.json"
+    )

@@ -90,7 +90,9 @@ def swap_cards(tracker, keys):
 def replay_the_seal_of_another(tracker, keys):
     """Its tag and its file too."""
     other = model_of(tracker, 2).tags[SEAL_TAG]
-    tracker.store.client.set_logged_model_tags(model_of(tracker).model_id, {SEAL_TAG: other, "epsilon": "4.0"})
+    tracker.store.client.set_logged_model_tags(
+        model_of(tracker).model_id, {SEAL_TAG: other, "epsilon": "4.0"}
+    )
     shutil.copy(folder_of(tracker, 2) / SEAL_FILE, folder_of(tracker, 1))
 
 
@@ -132,7 +134,9 @@ def keep_the_signature_for_another_epsilon(tracker, keys):
 
 
 def break_the_seal(tracker, keys):
-    tracker.store.client.set_logged_model_tags(model_of(tracker).model_id, {SEAL_TAG: '{"statement": ["epsilon"]'})
+    tracker.store.client.set_logged_model_tags(
+        model_of(tracker).model_id, {SEAL_TAG: '{"statement": ["epsilon"]'}
+    )
 
 
 def add_a_pickle(tracker, keys):
@@ -140,12 +144,15 @@ def add_a_pickle(tracker, keys):
 
 
 def register_other_weights_under_it(tracker, keys):
-    """Version 1 again, with everything that the registry says of it, but MLflow would load another folder."""
+    """Version 1 again, with everything that the registry says of it, but MLflow would load another
+    folder."""
     held, client = tracker.store.client.get_model_version("demo", "1"), tracker.store.client
     other = folder_of(tracker).parent / "other"
     shutil.copytree(folder_of(tracker), other)
     client.delete_model_version("demo", "1")
-    client.create_model_version("demo", source=other.as_uri(), run_id=held.run_id, tags=dict(held.tags))
+    client.create_model_version(
+        "demo", source=other.as_uri(), run_id=held.run_id, tags=dict(held.tags)
+    )
 
 
 def put_a_number_that_is_none(tracker, keys):
@@ -154,7 +161,12 @@ def put_a_number_that_is_none(tracker, keys):
 
 
 def leave_a_hash_out(tracker, keys):
-    rewrite(tracker, lambda seal: Seal(statement={k: v for k, v in seal.statement.items() if k != "files_sha256"}))
+    rewrite(
+        tracker,
+        lambda seal: Seal(
+            statement={k: v for k, v in seal.statement.items() if k != "files_sha256"}
+        ),
+    )
 
 
 def remove_the_card(tracker, keys):
@@ -170,7 +182,8 @@ def rewrite(tracker, forge):
     path.write_text(seal.file(files))
 
 
-# What was done -> why a lookup that trusts the team's key leaves the model out: by tags, or only after it read files.
+# What was done -> why a lookup that trusts the team's key leaves the model out: by tags, or only
+# after it read files.
 TAMPERED = {
     change_weights: (None, "files differ from the card's"),
     change_scale: (None, "files differ from the card's"),
@@ -209,13 +222,18 @@ QUICK = (change_weights, sign_with_another_key)
 
 
 @pytest.mark.parametrize("tamper", slow_unless(QUICK, TAMPERED), ids=lambda f: f.__name__)
-def test_what_was_tampered_with_is_not_found_loaded_or_promoted(signed, keys, base_folder, tmp_path, tamper):
+def test_what_was_tampered_with_is_not_found_loaded_or_promoted(
+    signed, keys, base_folder, tmp_path, tamper
+):
     tamper(signed, keys)
     uri, trusted = signed.store.uri, {"trusted_keys": [keys["team"][1]]}
     by_tags, by_files = TAMPERED[tamper]
     both = 2 if tamper is swap_cards else 1
     assert found(signed, **trusted) == (([1, 2], {}) if by_tags is None else ([2], {by_tags: 1}))
-    assert found(signed, max_epsilon=8, verify=True, **trusted) == ([] if both == 2 else [2], {by_files: both})
+    assert found(signed, max_epsilon=8, verify=True, **trusted) == (
+        [] if both == 2 else [2],
+        {by_files: both},
+    )
     with pytest.raises(ValueError, match=f"MODEL must .*{by_files}"):
         load_model("models:/demo/1", tracking_uri=uri, base=str(base_folder), **trusted)
     with pytest.raises(ValueError, match=by_files):
@@ -238,8 +256,13 @@ def test_a_version_whose_files_are_elsewhere_is_not_found_or_promoted(signed, ke
     """MLflow's own tools load what the version names, not what its card was sealed for."""
     register_other_weights_under_it(signed, keys)
     uri, trusted = signed.store.uri, {"trusted_keys": [keys["team"][1]]}
-    assert found(signed, max_epsilon=8, verify=True, **trusted) == ([2], {"card of another model": 1})
-    with pytest.raises(ValueError, match=r"alias must not be privacy-preferred .*card of another model"):
+    assert found(signed, max_epsilon=8, verify=True, **trusted) == (
+        [2],
+        {"card of another model": 1},
+    )
+    with pytest.raises(
+        ValueError, match=r"alias must not be privacy-preferred .*card of another model"
+    ):
         promote_model("models:/demo/3", "privacy-preferred", "because", tracking_uri=uri, **trusted)
     with pytest.raises(ValueError, match="card of another model"):
         show_model("models:/demo/3", tracking_uri=uri, **trusted)
@@ -251,18 +274,24 @@ def test_a_card_that_cannot_be_read_is_none_even_if_sealed(signed, keys, content
     path.write_text(content)
     hashes = hashes_of(folder_of(signed))
     said = {"privacy_sha256": hashes["privacy.json"], "files_sha256": hash_of(hashes)}
-    rewrite(signed, lambda seal: Seal.make({**seal.statement, **said}, SigningKey.load(keys["team"][0])))
+    rewrite(
+        signed, lambda seal: Seal.make({**seal.statement, **said}, SigningKey.load(keys["team"][0]))
+    )
     left = found(signed, verify=True, trusted_keys=[keys["team"][1]])
     assert left == ([2], {"figures differ from the card's": 1})
 
 
-@pytest.mark.parametrize("alias", slow_after(1, ["Privacy_Preferred", "privacy-preferred-", "PRIVACYPREFERRED"]))
+@pytest.mark.parametrize(
+    "alias", slow_after(1, ["Privacy_Preferred", "privacy-preferred-", "PRIVACYPREFERRED"])
+)
 def test_an_alias_that_looks_like_privacy_preferred_is_that(signed, keys, alias):
     remove_the_seal(signed, keys)
     with pytest.raises(ValueError, match=f"alias must not be {alias}"):
         promote_model("models:/demo/1", alias, "because", tracking_uri=signed.store.uri)
     with pytest.raises(ValueError, match="alias must be letters a to z"):
-        promote_model("models:/demo/1", "\u0440rivacy-preferred", "because", tracking_uri=signed.store.uri)
+        promote_model(
+            "models:/demo/1", "\u0440rivacy-preferred", "because", tracking_uri=signed.store.uri
+        )
 
 
 def test_the_change_is_one_that_a_plain_lookup_would_not_see(signed, keys):
@@ -277,8 +306,15 @@ def test_an_alarm_leaves_a_model_out(signed, record):
     configuration = Configuration(
         batch_size=made.batch_size, num_steps=made.num_steps, learning_rate=made.learning_rate
     )
-    set_alarms("demo", "demo", {configuration: "the audit refutes it"}, tracking_uri=signed.store.uri)
-    for asked in ({"max_epsilon": 8}, {"max_delta": 1.0}, {"certified": True}, {"where": ["delta < 1"]}):
+    set_alarms(
+        "demo", "demo", {configuration: "the audit refutes it"}, tracking_uri=signed.store.uri
+    )
+    for asked in (
+        {"max_epsilon": 8},
+        {"max_delta": 1.0},
+        {"certified": True},
+        {"where": ["delta < 1"]},
+    ):
         assert found(signed, **asked) == ([], {"an audit refutes its ε": 2}), asked
     assert found(signed, max_loss=9.0) == ([1, 2], {})
 
@@ -290,7 +326,9 @@ def test_a_model_without_a_guarantee_is_not_preferred(uri, record):
         lambda: set_alias("demo", "privacy-preferred", 1, tracking_uri=uri),
         lambda: promote_model("models:/demo/1", "privacy-preferred", "because", tracking_uri=uri),
     ):
-        with pytest.raises(ValueError, match=r"alias must not be privacy-preferred .* trained without a guarantee"):
+        with pytest.raises(
+            ValueError, match=r"alias must not be privacy-preferred .* trained without a guarantee"
+        ):
             call()
     set_alias("demo", "best-utility", 1, tracking_uri=uri)
 
@@ -317,7 +355,9 @@ def test_what_was_changed_is_not_signed_by_a_review_unless_it_says_so(signed, ke
     seal_model("models:/demo/1", unseen=True, **where)
     assert found(signed, trusted_keys=[keys["team"][1]], verify=True)[0] == [1, 2]
     change_epsilon_in_the_card(signed, keys)
-    with pytest.raises(ValueError, match=r"MODEL must say the same in its card and its tags, .*epsilon"):
+    with pytest.raises(
+        ValueError, match=r"MODEL must say the same in its card and its tags, .*epsilon"
+    ):
         seal_model("models:/demo/1", unseen=True, **where)
 
 
@@ -325,7 +365,9 @@ def test_a_new_card_is_sealed_again(uri, record, keys, adapter):
     tracker = open_tracker(uri, signing_key=keys["team"][0])
     model_uri = tracker.log_trial(record())
     before = model_of(tracker).tags[SEAL_TAG]
-    changed = record(privacy={**record().privacy, "released_together": {"models": 3}}, card="# all three")
+    changed = record(
+        privacy={**record().privacy, "released_together": {"models": 3}}, card="# all three"
+    )
     for _ in range(2):
         tracker.update_privacy(model_uri, changed)
         assert found(tracker, trusted_keys=[keys["team"][1]], verify=True) == ([1], {})
@@ -334,13 +376,21 @@ def test_a_new_card_is_sealed_again(uri, record, keys, adapter):
 
 
 @pytest.mark.parametrize("key", ["team", "other", None])
-def test_where_the_trial_s_folder_is_gone_only_the_same_key_seals_again(uri, record, keys, tmp_path, key):
+def test_where_the_trial_s_folder_is_gone_only_the_same_key_seals_again(
+    uri, record, keys, tmp_path, key
+):
     tracker = open_tracker(uri, signing_key=keys["team"][0])
     tracker.log_trial(record())
-    gone = record(privacy={**record().privacy, "released_together": {"models": 3}}, model_dir=tmp_path / "gone")
+    gone = record(
+        privacy={**record().privacy, "released_together": {"models": 3}},
+        model_dir=tmp_path / "gone",
+    )
     signing = None if key is None else SigningKey.load(keys[key][0])
     if key == "other":
-        with pytest.raises(ValueError, match=r"MODEL must be sealed by the same key .*: signed by a key that is not"):
+        with pytest.raises(
+            ValueError,
+            match=r"MODEL must be sealed by the same key .*: signed by a key that is not",
+        ):
             replace_cards(tracker.store, model_of(tracker), gone, signing)
     else:
         replace_cards(tracker.store, model_of(tracker), gone, signing)

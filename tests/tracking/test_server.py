@@ -1,4 +1,5 @@
-"""The same over HTTP: an MLflow server on the loopback, with its own SQLite file and artifact folder."""
+"""The same over HTTP: an MLflow server on the loopback, with its own SQLite file and artifact
+folder."""
 
 import os
 import re
@@ -25,16 +26,32 @@ def server(empty_store, tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     stores = [
         "--backend-store-uri",
         f"sqlite:///{folder}/mlflow.db",
         "--artifacts-destination",
         str(folder / "artifacts"),
     ]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # its workers take seconds to end
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }  # its workers take seconds to end
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, *stores], cwd=folder, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, *stores], cwd=folder, env=environment, stdout=log, stderr=log
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -56,7 +73,9 @@ def test_a_server_works_like_a_file(server, record, adapter, base_folder, capfd)
     tracker = open_tracker(server)
     uri = tracker.log_trial(record())
     assert open_tracker(server).log_trial(record()) == uri == "models:/demo/1"
-    tracker.log_trial(record("run-1", metrics={"utility_loss": 2.0, "score.vmr": 0.2}, batch_size=64))
+    tracker.log_trial(
+        record("run-1", metrics={"utility_loss": 2.0, "score.vmr": 0.2}, batch_size=64)
+    )
     tracker.fail_trial("run-2", "no memory")
     tracker.finish_sweep({"finished": 2})
     promote_model("models:/demo/1", "privacy-preferred", "lower score", tracking_uri=server)
@@ -66,7 +85,9 @@ def test_a_server_works_like_a_file(server, record, adapter, base_folder, capfd)
     assert find_models(server).aliases.tolist() == [("privacy-preferred",), ()]
     shown = show_model("models:/demo@privacy-preferred", tracking_uri=server)
     assert shown["privacy"]["accountant"] == "prv"
-    loaded = load_model("models:/demo@privacy-preferred", tracking_uri=server, base=str(base_folder))
+    loaded = load_model(
+        "models:/demo@privacy-preferred", tracking_uri=server, base=str(base_folder)
+    )
     tokens = torch.arange(6)[None]
     with torch.inference_mode():
         assert torch.equal(loaded(input_ids=tokens).logits, adapter[0](input_ids=tokens).logits)

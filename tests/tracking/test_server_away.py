@@ -1,4 +1,5 @@
-"""A server that goes away while a sweep is written to it: nothing is lost or written twice, and nobody waits long."""
+"""A server that goes away while a sweep is written to it: nothing is lost or written twice, and
+nobody waits long."""
 
 import os
 import signal
@@ -12,20 +13,21 @@ import pytest
 import requests
 import yaml
 
+from raydp.extensions.private_selection import release as selection
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine import recorder
 from raydp.sweep.engine.committer import Committer
-from raydp.sweep.private_selection import release as selection
 from raydp.tracking import NotDeliveredError, delivery, find_models
 from tests.builders.specs import small_spec
 
 from .conftest import inventory, open_tracker
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("real_server")]
 
 
 class Faulty:
-    """Passes requests on to a server; the answer to one of them is lost, after the server did what it says."""
+    """Passes requests on to a server; the answer to one of them is lost, after the server did what
+    it says."""
 
     def __init__(self, target: str) -> None:
         self.seen, self.lost = 0, None
@@ -36,15 +38,21 @@ class Faulty:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                kept = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "connection")}
-                said = session.request(self.command, target + self.path, data=body, headers=kept, timeout=60)
+                kept = {
+                    k: v for k, v in self.headers.items() if k.lower() not in ("host", "connection")
+                }
+                said = session.request(
+                    self.command, target + self.path, data=body, headers=kept, timeout=60
+                )
                 outer.seen += 1
                 if outer.seen == outer.lost:
                     self.close_connection = True
                     return
                 self.send_response(said.status_code)
                 self.send_header("Content-Length", str(len(said.content)))
-                self.send_header("Content-Type", said.headers.get("Content-Type", "application/json"))
+                self.send_header(
+                    "Content-Type", said.headers.get("Content-Type", "application/json")
+                )
                 self.end_headers()
                 self.wfile.write(said.content)
 
@@ -59,7 +67,8 @@ class Faulty:
 
 
 def test_an_answer_that_is_lost_does_not_make_anything_twice(real_server, record):
-    """Every request of a trial in turn takes effect and its answer is lost; then the trial is written again."""
+    """Every request of a trial in turn takes effect and its answer is lost; then the trial is
+    written again."""
     name = "lost-answers"
     proxy = Faulty(real_server.uri)
     tracker = open_tracker(proxy.uri, name, name)
@@ -78,13 +87,20 @@ def test_an_answer_that_is_lost_does_not_make_anything_twice(real_server, record
         assert time.monotonic() - began < 30, "an attempt ends soon"
         proxy.lost = None
         tracker.log_trial(trial)
-    assert failed > requests_of_a_trial / 2, "MLflow repeats uploads of files by itself, which is harmless"
+    assert failed > requests_of_a_trial / 2, (
+        "MLflow repeats uploads of files by itself, which is harmless"
+    )
     count = requests_of_a_trial + 1
     runs, models, versions = inventory(tracker, name)
     proxy.http.shutdown()
     assert (len(runs), len(models), len(versions)) == (count, count, count)
     assert len({run.data.tags["raydp.run_id"] for run in runs}) == count
-    assert find_models(real_server.uri, registered_model=name, max_epsilon=8, verify=True).attrs["left_out"] == {}
+    assert (
+        find_models(real_server.uri, registered_model=name, max_epsilon=8, verify=True).attrs[
+            "left_out"
+        ]
+        == {}
+    )
 
 
 def test_a_dead_server_is_noticed_at_once(real_server, record):
@@ -149,10 +165,15 @@ def has_four(real_server, name: str) -> None:
     assert len({run.data.tags["raydp.run_id"] for run in runs}) == 4
     found = find_models(real_server.uri, registered_model=name, max_epsilon=8, verify=True)
     assert (len(found), found.attrs["left_out"]) == (4, {})
-    assert sorted(alias for aliases in found.aliases for alias in aliases) == ["best-utility", "privacy-preferred"]
+    assert sorted(alias for aliases in found.aliases for alias in aliases) == [
+        "best-utility",
+        "privacy-preferred",
+    ]
 
 
-def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sweep, monkeypatch, tmp_path):
+def test_down_for_good_then_delivered_by_a_resume_that_is_killed(
+    real_server, sweep, monkeypatch, tmp_path
+):
     name = "down-for-good"
     with monkeypatch.context() as patch:
         kill_after_the_first(patch, real_server)
@@ -183,7 +204,8 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(real_server, sw
 
 
 def test_down_for_a_while(real_server, sweep, monkeypatch, caplog):
-    """The server is back while the sweep trains or waits at its end; the sweep itself sees it through."""
+    """The server is back while the sweep trains or waits at its end; the sweep itself sees it
+    through."""
     name = "down-for-a-while"
     started = threading.Timer(6, real_server.start, [1])
     kill_after_the_first(monkeypatch, real_server, started.start)
@@ -195,7 +217,8 @@ def test_down_for_a_while(real_server, sweep, monkeypatch, caplog):
 
 
 def test_a_private_selection_is_released_later(real_server, sweep, monkeypatch):
-    """MLflow is opened only at the end of one; where it is away then, the choice stands and a resume releases it."""
+    """MLflow is opened only at the end of one; where it is away then, the choice stands and a
+    resume releases it."""
     name = "private-choice"
     privacy = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test", "tuning": "private_selection",
                "num_runs": {"mean": 3}}  # fmt: skip

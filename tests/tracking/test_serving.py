@@ -1,4 +1,5 @@
-"""What was registered works elsewhere: transformers, peft, merged weights, MLflow's scoring server, vLLM's layout."""
+"""What was registered works elsewhere: transformers, peft, merged weights, MLflow's scoring server,
+vLLM's layout."""
 
 import json
 import os
@@ -12,7 +13,13 @@ from pathlib import Path
 import pytest
 import requests
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    AutoPeftModelForCausalLM,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +29,8 @@ from raydp.tracking.sealing.seal import Seal
 from raydp.tracking.serving import _load_pyfunc
 
 from .conftest import open_tracker
+
+pytestmark = pytest.mark.xdist_group("real_server")
 
 TOKENS = torch.arange(12).reshape(2, 6)
 
@@ -49,16 +58,26 @@ def test_an_adapter_loads_with_peft_alone(registered, adapter, tmp_path):
 def test_merged_weights_load_with_transformers_alone(registered, adapter, tmp_path):
     folder = export_model(registered[0], tmp_path / "out", tracking_uri=registered[1], merge=True)
     merged = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    torch.testing.assert_close(logits(merged), logits(adapter[0]), rtol=0, atol=1e-4)  # fp32, other products
-    assert not torch.allclose(logits(merged), logits(AutoModelForCausalLM.from_pretrained("tiny-llama")), atol=1e-2)
+    torch.testing.assert_close(
+        logits(merged), logits(adapter[0]), rtol=0, atol=1e-4
+    )  # fp32, other products
+    assert not torch.allclose(
+        logits(merged), logits(AutoModelForCausalLM.from_pretrained("tiny-llama")), atol=1e-2
+    )
     assert AutoTokenizer.from_pretrained(folder)("w3 w5")["input_ids"] == [3, 5]
-    assert {"privacy.json", "base.json", "seal.json", "MLmodel"} <= {p.name for p in folder.iterdir()}
+    assert {"privacy.json", "base.json", "seal.json", "MLmodel"} <= {
+        p.name for p in folder.iterdir()
+    }
 
 
 def test_merged_weights_are_sealed_and_may_be_signed(registered, tmp_path):
     public = new_key(tmp_path / "key")
     folder = export_model(
-        registered[0], tmp_path / "out", tracking_uri=registered[1], merge=True, signing_key=tmp_path / "key"
+        registered[0],
+        tmp_path / "out",
+        tracking_uri=registered[1],
+        merge=True,
+        signing_key=tmp_path / "key",
     )
     own = Seal.read((folder / "seal.json").read_text())
     assert folder_problem(folder, own, frozenset({public})) is None
@@ -68,10 +87,15 @@ def test_merged_weights_are_sealed_and_may_be_signed(registered, tmp_path):
 
 def test_an_export_names_no_path_and_holds_no_pickle(registered, base_folder, tmp_path):
     for merge in (False, True):
-        folder = export_model(registered[0], tmp_path / f"out-{merge}", tracking_uri=registered[1], merge=merge)
+        folder = export_model(
+            registered[0], tmp_path / f"out-{merge}", tracking_uri=registered[1], merge=merge
+        )
         for path in (path for path in folder.rglob("*") if path.is_file()):
             assert str(base_folder.parent).encode() not in path.read_bytes(), path
-            assert path.suffix in ("", ".json", ".md", ".safetensors", ".jinja") or path.parent.name == "code"
+            assert (
+                path.suffix in ("", ".json", ".md", ".safetensors", ".jinja")
+                or path.parent.name == "code"
+            )
         key = "_name_or_path" if merge else "base_model_name_or_path"
         file = "config.json" if merge else "adapter_config.json"
         assert json.loads((folder / file).read_text()).get(key) in ("tiny-llama", None)
@@ -82,7 +106,9 @@ def test_a_full_model_is_exported_as_it_is(tracker, record, tmp_path):
 
     uri = tracker.log_trial(record(model_dir=save_base(tmp_path / "full", seed=5)))
     for merge in (False, True):
-        folder = export_model(uri, tmp_path / f"out-{merge}", tracking_uri=tracker.store.uri, merge=merge)
+        folder = export_model(
+            uri, tmp_path / f"out-{merge}", tracking_uri=tracker.store.uri, merge=merge
+        )
         assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(llama(5)))
 
 
@@ -93,9 +119,12 @@ def test_what_cannot_be_exported_says_why(registered, tracker, record, base_fold
         config = kind(num_virtual_tokens=3, task_type="CAUSAL_LM")
         virtual = get_peft_model(AutoModelForCausalLM.from_pretrained(base_folder), config)
         virtual.save_pretrained(tmp_path / kind.__name__, save_embedding_layers=False)
-        held = tracker.log_trial(record(kind.__name__, base=base, model_dir=tmp_path / kind.__name__))
+        held = tracker.log_trial(
+            record(kind.__name__, base=base, model_dir=tmp_path / kind.__name__)
+        )
         with pytest.raises(
-            ValueError, match=f"--merge must be for a LoRA or IA3 adapter, got .* {config.peft_type.value}"
+            ValueError,
+            match=f"--merge must be for a LoRA or IA3 adapter, got .* {config.peft_type.value}",
         ):
             export_model(held, tmp_path / "out", tracking_uri=store, merge=True)
     with pytest.raises(ValueError, match="--output must be a new or empty folder"):
@@ -106,8 +135,11 @@ def test_what_cannot_be_exported_says_why(registered, tracker, record, base_fold
 
 
 def test_vllm_s_layout_of_a_lora_adapter(registered, tmp_path):
-    """Contract only: vLLM itself is not installed here. What its loader (vllm/lora/peft_helper.py, lora_model.py) reads
-    and refuses, on the exported folder."""
+    """Contract only: vLLM itself is not installed here.
+
+    What its loader (vllm/lora/peft_helper.py, lora_model.py) reads and refuses, on the exported
+    folder.
+    """
     folder = export_model(registered[0], tmp_path / "out", tracking_uri=registered[1])
     config = json.loads((folder / "adapter_config.json").read_text())
     assert isinstance(config["r"], int)
@@ -138,11 +170,17 @@ def test_the_loader_of_the_scoring_server(registered, tmp_path):
     uri, store = registered
     folder = export_model(uri, tmp_path / "out", tracking_uri=store)
     served, frame = _load_pyfunc(str(folder)), pd.DataFrame({"prompt": ["w3 w5", "w7"]})
-    assert served.predict(frame, {"max_new_tokens": 4}) == [greedy(uri, store, prompt) for prompt in frame["prompt"]]
+    assert served.predict(frame, {"max_new_tokens": 4}) == [
+        greedy(uri, store, prompt) for prompt in frame["prompt"]
+    ]
     assert len(served.predict(frame, {"max_new_tokens": 2, "temperature": 1.5})) == 2
-    with pytest.raises(ValueError, match="model_config must hold base, dtype, trusted_keys only, got pickle"):
+    with pytest.raises(
+        ValueError, match="model_config must hold base, dtype, trusted_keys only, got pickle"
+    ):
         _load_pyfunc(str(folder), {"pickle": "yes"})
-    with pytest.raises(ValueError, match=r"MODEL must hold what its privacy card was made for, .*: not signed"):
+    with pytest.raises(
+        ValueError, match=r"MODEL must hold what its privacy card was made for, .*: not signed"
+    ):
         _load_pyfunc(str(folder), {"trusted_keys": [new_key(tmp_path / "key")]})
     (folder / "privacy.json").write_text("{}")
     with pytest.raises(ValueError, match=r"files differ from the card's: privacy\.json"):
@@ -153,7 +191,10 @@ def greedy(uri, store, prompt, count=4):
     model, words = load_model(uri, tracking_uri=store), AutoTokenizer.from_pretrained("tiny-llama")
     tokens = torch.tensor([words(prompt)["input_ids"]])
     said = model.generate(
-        input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=count,
+        do_sample=False,
     )
     return words.decode(said[0, tokens.shape[1] :], skip_special_tokens=True)
 
@@ -166,7 +207,9 @@ def serve(model: str, folder, environment):
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", model, "--env-manager", "local", "--host",
                "127.0.0.1", "--port", str(port)]  # fmt: skip
     with (folder / "serve.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     deadline = time.monotonic() + 200
     while True:
         try:
@@ -182,7 +225,8 @@ def serve(model: str, folder, environment):
 @pytest.mark.cluster
 @pytest.mark.parametrize("what", ["registered", "merged"])
 def test_mlflow_serves_it(real_server, record, base_folder, tmp_path, monkeypatch, what):
-    """Straight from the registry with its adapter, and from an exported folder with merged weights."""
+    """Straight from the registry with its adapter, and from an exported folder with merged
+    weights."""
     name = f"served-{what}"
     monkeypatch.chdir(base_folder.parent)
     base = {**record().base, "name": base_folder.name}
@@ -191,8 +235,14 @@ def test_mlflow_serves_it(real_server, record, base_folder, tmp_path, monkeypatc
         export_model(uri, tmp_path / "out", tracking_uri=real_server.uri, merge=True)
     )  # fmt: skip
     # Exactly as a user would: no pickle may be read.
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": real_server.uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"  # it calls uvicorn by its name
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": real_server.uri,
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    }
+    environment["PATH"] = (
+        f"{Path(sys.executable).parent}:{environment['PATH']}"  # it calls uvicorn by its name
+    )
     process, address = serve(source, tmp_path, environment)
     try:
         question = {
@@ -201,7 +251,9 @@ def test_mlflow_serves_it(real_server, record, base_folder, tmp_path, monkeypatc
         }
         said = requests.post(address, json=question, timeout=60)
         assert said.status_code == 200, said.text
-        assert said.json()["predictions"] == [greedy(uri, real_server.uri, prompt) for prompt in ("w3 w5", "w7")]
+        assert said.json()["predictions"] == [
+            greedy(uri, real_server.uri, prompt) for prompt in ("w3 w5", "w7")
+        ]
     finally:
         os.killpg(process.pid, 15)
         process.wait(30)

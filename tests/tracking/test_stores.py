@@ -1,4 +1,5 @@
-"""A store is made without a word where its address says, and refused where that cannot work; nothing global is set."""
+"""A store is made without a word where its address says, and refused where that cannot work;
+nothing global is set."""
 
 import multiprocessing
 import os
@@ -24,9 +25,17 @@ def test_making_a_store_says_nothing(schema):
 def test_nothing_global_is_set(tracker, record, monkeypatch):
     import mlflow
 
-    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri(), os.environ.get("MLFLOW_TRACKING_URI")
+    before = (
+        mlflow.get_tracking_uri(),
+        mlflow.get_registry_uri(),
+        os.environ.get("MLFLOW_TRACKING_URI"),
+    )
     tracker.log_trial(record())
-    assert (mlflow.get_tracking_uri(), mlflow.get_registry_uri(), os.environ.get("MLFLOW_TRACKING_URI")) == before
+    assert (
+        mlflow.get_tracking_uri(),
+        mlflow.get_registry_uri(),
+        os.environ.get("MLFLOW_TRACKING_URI"),
+    ) == before
     assert before[0] != tracker.store.uri
     assert mlflow.active_run() is None
 
@@ -133,22 +142,29 @@ def _deliver(uri: str, sweep: str, trials: list[TrialRecord]) -> list[str]:
 
 
 def test_two_sweeps_on_one_file_lose_nothing(uri, record) -> None:
-    """Their drivers share the experiment and the registered model, and train runs of the same identities."""
+    """Their drivers share the experiment and the registered model, and train runs of the same
+    identities."""
     sweeps = [(uri, f"sweep-{s}", [record(f"run-{t}", seed=s) for t in range(3)]) for s in range(2)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         uris = [uri for written in pool.starmap(_deliver, sweeps, chunksize=1) for uri in written]
     assert sorted(uris) == [f"models:/demo/{number}" for number in range(1, 7)]
     found = find_models(uri, verify=True).sort_values(["seed", "run_id"])
-    assert list(zip(found.seed, found.run_id, strict=True)) == [(s, f"run-{t}") for s in range(2) for t in range(3)]
+    assert list(zip(found.seed, found.run_id, strict=True)) == [
+        (s, f"run-{t}") for s in range(2) for t in range(3)
+    ]
     assert {len(kind) for kind in inventory(open_tracker(uri))} == {6}
 
 
 @pytest.mark.parametrize("name", ["a%20b", "100%", "a?b", "a\nb", "a\x1bb"])
 @pytest.mark.parametrize("uri", ["sqlite:///raydp.db", "sqlite:///sub/raydp.db"])
-def test_a_path_that_sqlalchemy_would_read_otherwise_is_refused_at_once(name, uri, tmp_path, monkeypatch) -> None:
+def test_a_path_that_sqlalchemy_would_read_otherwise_is_refused_at_once(
+    name, uri, tmp_path, monkeypatch
+) -> None:
     (tmp_path / name / "sub").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / name)
-    with pytest.raises(ValueError, match=r"tracking\.uri must be a file whose absolute path holds no %"):
+    with pytest.raises(
+        ValueError, match=r"tracking\.uri must be a file whose absolute path holds no %"
+    ):
         check_store(uri)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "it's #1 $(x) é").mkdir()

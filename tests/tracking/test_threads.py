@@ -1,4 +1,5 @@
-"""A service loads, exports and scores models in many threads, also while a sweep writes into the same store."""
+"""A service loads, exports and scores models in many threads, also while a sweep writes into the
+same store."""
 
 import os
 import threading
@@ -12,7 +13,14 @@ from transformers import PreTrainedModel
 
 from raydp.models import base_models
 from raydp.spec.sections import ModelSpec
-from raydp.tracking import delivering, export_model, fetch_model, find_models, load_model, load_tokenizer
+from raydp.tracking import (
+    delivering,
+    export_model,
+    fetch_model,
+    find_models,
+    load_model,
+    load_tokenizer,
+)
 from raydp.tracking.models.plain import load_plainly
 from tests.builders.models import plain_llama, word_tokenizer
 
@@ -36,7 +44,8 @@ def at_once(*tasks):
 
 @pytest.fixture
 def tied(uri, record, tmp_path):
-    """A registered adapter on a base whose output layer is its embedding: transformers ties them after reading."""
+    """A registered adapter on a base whose output layer is its embedding: transformers ties them
+    after reading."""
     from peft import LoraConfig, get_peft_model
 
     base = plain_llama(seed=0, vocab_size=32, max_position_embeddings=32, tie_word_embeddings=True)
@@ -44,7 +53,10 @@ def tied(uri, record, tmp_path):
     word_tokenizer().save_pretrained(tmp_path / "base")
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     model.save_pretrained(tmp_path / "adapter")
-    recorded = {"name": str(tmp_path / "base"), "weight_hash": base_models.weight_hash(tmp_path / "base")}
+    recorded = {
+        "name": str(tmp_path / "base"),
+        "weight_hash": base_models.weight_hash(tmp_path / "base"),
+    }
     made = record(model_dir=tmp_path / "adapter", base=recorded)
     return open_tracker(uri), made, str(tmp_path / "base"), logits(model.eval())
 
@@ -53,7 +65,9 @@ def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
     tracker, made, base, expected = tied
     where = {"tracking_uri": tracker.store.uri, "base": base}
     uri = tracker.log_trial(made)
-    spec = ModelSpec.model_validate({"name": base, "adapter": {"type": "lora", "target_modules": ["q_proj"]}})
+    spec = ModelSpec.model_validate(
+        {"name": base, "adapter": {"type": "lora", "target_modules": ["q_proj"]}}
+    )
     kinds = (
         lambda at: logits(load_model(uri, **where)),
         lambda at: logits(load_model(uri, **where)),
@@ -61,7 +75,10 @@ def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
         lambda at: export_model(uri, tmp_path / f"out-{at}", **where) and expected,
         lambda at: load_tokenizer(uri, **where)("w3")["input_ids"] == [3] and expected,
         lambda at: base_models.num_trained(spec) and expected,
-        lambda at: fetch_model(uri, tmp_path / f"fetched-{at}", tracking_uri=tracker.store.uri) and expected,
+        lambda at: (
+            fetch_model(uri, tmp_path / f"fetched-{at}", tracking_uri=tracker.store.uri)
+            and expected
+        ),
         lambda at: len(find_models(tracker.store.uri, verify=True)) == 1 and expected,
     )
     for result in at_once(*(lambda at=at: kinds[at % len(kinds)](at) for at in range(THREADS))):
@@ -71,7 +88,8 @@ def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
 
 @pytest.mark.parametrize("alone", [False, True], ids=["raydp", "without raydp"])
 def test_one_thread_at_a_time_builds_a_model(tied, tmp_path, monkeypatch, alone):
-    """However the threads are timed: two at once leave transformers' replacements of torch's functions behind."""
+    """However the threads are timed: two at once leave transformers' replacements of torch's
+    functions behind."""
     tracker, made, base, _ = tied
     uri, where = tracker.log_trial(made), {"tracking_uri": tracker.store.uri, "base": base}
     export_model(uri, tmp_path / "exported", **where)
@@ -89,7 +107,10 @@ def test_one_thread_at_a_time_builds_a_model(tied, tmp_path, monkeypatch, alone)
     if alone:
         kinds = [lambda at: load_plainly(tmp_path / "exported", {"base": base})]
     else:
-        kinds = [lambda at: load_model(uri, **where), lambda at: export_model(uri, tmp_path / at, merge=True, **where)]
+        kinds = [
+            lambda at: load_model(uri, **where),
+            lambda at: export_model(uri, tmp_path / at, merge=True, **where),
+        ]
     at_once(*(lambda kind=kind, at=at: kind(at) for kind, at in product(kinds, ("a", "b"))))
     assert len(most) == 2 * len(kinds)
     assert max(most) == 1
@@ -124,7 +145,10 @@ def test_a_hundred_loads_beside_a_writing_sweep(tied, record):
     with ThreadPoolExecutor(5) as pool:
         writing = pool.submit(write)
         try:
-            loads = pool.map(lambda _: logits(load_model(uri, tracking_uri=tracker.store.uri, base=base)), range(100))
+            loads = pool.map(
+                lambda _: logits(load_model(uri, tracking_uri=tracker.store.uri, base=base)),
+                range(100),
+            )
             assert all(torch.equal(loaded, expected) for loaded in loads)
         finally:
             done.set()

@@ -1,4 +1,5 @@
-"""`find --where` finds what brute force finds, lets MLflow decide what it can, and puts no text into its filter."""
+"""`find --where` finds what brute force finds, lets MLflow decide what it can, and puts no text
+into its filter."""
 
 import itertools
 import math
@@ -17,7 +18,18 @@ from tests.marks import slow_after
 
 from .conftest import open_tracker
 
-NASTY = ["it's", 'say "hi"', "a' OR '1' = '1", "x`y", "100 %", "a_b", "ünï cödé", "semi;colon", "back\\slash", "-- no"]
+NASTY = [
+    "it's",
+    'say "hi"',
+    "a' OR '1' = '1",
+    "x`y",
+    "100 %",
+    "a_b",
+    "ünï cödé",
+    "semi;colon",
+    "back\\slash",
+    "-- no",
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +47,12 @@ def catalogue(empty_store, record, tmp_path_factory):
                   "note": NASTY[number]}  # fmt: skip
         privacy = {**record().privacy, "epsilon": epsilon, "certified": number != 3}
         trial = record(
-            f"run-{number}", batch_size=2**number, seed=number, metrics=metrics, params=params, privacy=privacy
+            f"run-{number}",
+            batch_size=2**number,
+            seed=number,
+            metrics=metrics,
+            params=params,
+            privacy=privacy,
         )
         tracker.log_trial(trial)
         rows.append({**metrics, **params, "epsilon": epsilon, "batch_size": 2**number, "seed": number,
@@ -56,7 +73,9 @@ COMPARE = {"<": lambda a, b: a < b, "<=": lambda a, b: a <= b, "=": lambda a, b:
 )  # fmt: skip
 def test_a_comparison_finds_what_brute_force_finds(catalogue, column, value, operator):
     uri, rows = catalogue
-    expected = {row["run_id"] for row in rows if column in row and COMPARE[operator](row[column], value)}
+    expected = {
+        row["run_id"] for row in rows if column in row and COMPARE[operator](row[column], value)
+    }
     found = find_models(uri, where=[f"{column} {operator} {value}"], score="vmr")
     if column != "epsilon":
         assert set(found.run_id) == expected
@@ -66,24 +85,35 @@ def test_a_comparison_finds_what_brute_force_finds(catalogue, column, value, ope
 
 @pytest.mark.parametrize("operator", COMPARE)
 @pytest.mark.parametrize(
-    ("column", "values", "value"), [("epsilon", [4.0, math.nan, 9.0], "4"), ("score", [None, None, 0.1], "0.3")]
+    ("column", "values", "value"),
+    [("epsilon", [4.0, math.nan, 9.0], "4"), ("score", [None, None, 0.1], "0.3")],
 )
 def test_an_undefined_number_meets_no_condition(column, values, value, operator):
     """Also where the table, and not MLflow, decides: NaN != 4 is true in floating point."""
     kept = Where.parse(f"{column} {operator} {value}").keep(pd.DataFrame({column: values}))
-    defined = [v is not None and not math.isnan(v) and COMPARE[operator](v, float(value)) for v in values]
+    defined = [
+        v is not None and not math.isnan(v) and COMPARE[operator](v, float(value)) for v in values
+    ]
     assert kept.tolist() == defined
 
 
 @pytest.mark.parametrize("operator", ["=", "!="])
 def test_an_undefined_text_meets_no_condition(operator):
-    kept = Where.parse(f"method {operator} dp_adam").keep(pd.DataFrame({"method": ["dp_adam", None, "dp_sgd"]}))
+    kept = Where.parse(f"method {operator} dp_adam").keep(
+        pd.DataFrame({"method": ["dp_adam", None, "dp_sgd"]})
+    )
     assert kept.tolist() == [operator == "=", False, operator == "!="]
 
 
 def test_several_conditions_all_hold(catalogue):
     uri, rows = catalogue
-    parts = ["score.vmr < 0.06", "epsilon<=5", "batch_size >= 2", "method = 'dp_adam'", "certified = true"]
+    parts = [
+        "score.vmr < 0.06",
+        "epsilon<=5",
+        "batch_size >= 2",
+        "method = 'dp_adam'",
+        "certified = true",
+    ]
     keep = {"score.vmr < 0.06": lambda r: r["score.vmr"] < 0.06, "epsilon<=5": lambda r: r["epsilon"] <= 5,
             "batch_size >= 2": lambda r: r["batch_size"] >= 2, "certified = true": lambda r: r["certified"] == "true",
             "method = 'dp_adam'": lambda r: r["method"] == "dp_adam"}  # fmt: skip
@@ -98,12 +128,15 @@ def test_a_text_is_compared_as_it_is(catalogue, number):
     """Quotes, back ticks, percent signs and letters of other alphabets."""
     uri, _ = catalogue
     for form in ("param.note = {}", "note = {}", "param.note={}"):
-        assert find_models(uri, where=[form.format(NASTY[number])]).run_id.tolist() == [f"run-{number}"], form
+        assert find_models(uri, where=[form.format(NASTY[number])]).run_id.tolist() == [
+            f"run-{number}"
+        ], form
     assert len(find_models(uri, where=[f"param.note != {NASTY[number]}"])) == 7
 
 
 @given(
-    text=st.text(max_size=40), column=st.sampled_from(["param.note", "method", "run_id", "sweep", "score.vmr", "seed"])
+    text=st.text(max_size=40),
+    column=st.sampled_from(["param.note", "method", "run_id", "sweep", "score.vmr", "seed"]),
 )
 def test_no_text_changes_what_the_filter_asks(text, column):
     """Whatever is written is one comparison on that column, or is not pushed down at all."""
@@ -120,11 +153,19 @@ def test_no_text_changes_what_the_filter_asks(text, column):
 
 
 def test_mlflow_decides_what_it_can():
-    where = ["score.vmr < 5e-5", "epsilon <= 8", "delta<1e-4", "batch_size = 256", "learning_rate = 5e-4", "seed != 1"]
+    where = [
+        "score.vmr < 5e-5",
+        "epsilon <= 8",
+        "delta<1e-4",
+        "batch_size = 256",
+        "learning_rate = 5e-4",
+        "seed != 1",
+    ]
     conditions = Conditions(where=tuple(map(Where.parse, where)), score="vmr")
     assert conditions.filter_string() == (
         "metrics.`score.vmr` < 0.00005 AND metrics.`epsilon` <= 8.0 AND metrics.`delta` < 0.0001 "
-        "AND params.`batch_size` IN ('256', '256.0') AND params.`learning_rate` IN ('0.0005', '5e-4')"
+        "AND params.`batch_size` IN ('256', '256.0') AND params.`learning_rate` IN ('0.0005', "
+        "'5e-4')"
     )
     assert Where.parse("epsilon > 8").pushed() is None, "an infinite ε is greater, and no metric"
 
@@ -136,7 +177,9 @@ def test_few_calls_whatever_the_number_of_models(catalogue, monkeypatch):
     for name in ("search_experiments", "search_logged_models", "search_model_versions", "search_registered_models",
                  "get_registered_model", "get_model_version", "get_logged_model"):  # fmt: skip
         method = getattr(MlflowClient, name)
-        monkeypatch.setattr(MlflowClient, name, lambda *a, _m=method, _n=name, **k: calls.append(_n) or _m(*a, **k))
+        monkeypatch.setattr(
+            MlflowClient, name, lambda *a, _m=method, _n=name, **k: calls.append(_n) or _m(*a, **k)
+        )
     found = find_models(catalogue[0], where=["score.vmr < 0.5"], order_by="loss", limit=5)
     assert len(found) == 5
     assert len(calls) <= 6 + 2, calls  # two open a SQLite file
@@ -145,13 +188,20 @@ def test_few_calls_whatever_the_number_of_models(catalogue, monkeypatch):
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 100])
 @pytest.mark.parametrize(
-    "order", slow_after(1, ["loss", "score", "epsilon", "score.logprob", "noise_multiplier", "run_id", None])
+    "order",
+    slow_after(
+        1, ["loss", "score", "epsilon", "score.logprob", "noise_multiplier", "run_id", None]
+    ),
 )
 def test_the_first_rows_are_those_of_the_whole(catalogue, limit, order):
-    """With ties (noise_multiplier is the same for all) and undefined figures, over pages of few models."""
+    """With ties (noise_multiplier is the same for all) and undefined figures, over pages of few
+    models."""
     uri, _ = catalogue
     whole = find_models(uri, order_by=order, score="vmr").head(limit)
-    assert find_models(uri, order_by=order, score="vmr", limit=limit).run_id.tolist() == whole.run_id.tolist()
+    assert (
+        find_models(uri, order_by=order, score="vmr", limit=limit).run_id.tolist()
+        == whole.run_id.tolist()
+    )
 
 
 @pytest.mark.slow
@@ -211,7 +261,17 @@ def test_the_command_prints_rows_on_stdout_and_what_was_left_out_on_stderr(uri, 
     tracker.log_trial(record("run-1"))
     model_id = tracker.store.client.get_model_version("demo", "1").tags["model_id"]
     tracker.store.client.delete_logged_model_tag(model_id, "raydp.seal")
-    answer = raydp("models", "find", "--uri", uri, "--where", "epsilon <= 8", "--where", "score.vmr<0.5", "--json")
+    answer = raydp(
+        "models",
+        "find",
+        "--uri",
+        uri,
+        "--where",
+        "epsilon <= 8",
+        "--where",
+        "score.vmr<0.5",
+        "--json",
+    )
     assert (answer.code, [row["version"] for row in answer.json()]) == (0, [2])
     *_, left_out = answer.err.splitlines()  # a slow machine says what it waits for
     assert left_out == "left out 1, whose guarantee does not hold: 1 without a sealed privacy card"
@@ -219,7 +279,8 @@ def test_the_command_prints_rows_on_stdout_and_what_was_left_out_on_stderr(uri, 
 
 
 def test_a_file_read_whole_gives_what_mlflow_finds(tracker, record, monkeypatch):
-    """Deleted versions and models, several names, aliases, seals and undefined values are among them."""
+    """Deleted versions and models, several names, aliases, seals and undefined values are among
+    them."""
     uri, client = tracker.store.uri, tracker.store.client
     for number in range(5):
         privacy = {**record().privacy, "epsilon": math.inf if number == 1 else 1.0 + number}
@@ -230,8 +291,13 @@ def test_a_file_read_whole_gives_what_mlflow_finds(tracker, record, monkeypatch)
     set_alias("demo", "best-utility", 4, tracking_uri=uri)
     client.delete_model_version("demo", "3")
     client.delete_logged_model(client.get_model_version("demo", "5").tags["model_id"])
-    monkeypatch.setattr(Lookup, "_few", lambda self: None)  # as if there were more than fifty versions
-    searched = [find_models(uri, limit=100, registered_model=name, verify=True) for name in (None, "demo", "other")]
+    monkeypatch.setattr(
+        Lookup, "_few", lambda self: None
+    )  # as if there were more than fifty versions
+    searched = [
+        find_models(uri, limit=100, registered_model=name, verify=True)
+        for name in (None, "demo", "other")
+    ]
     assert [len(found) for found in searched] == [4, 3, 1]
 
     def unused(*args, **options):
@@ -240,4 +306,6 @@ def test_a_file_read_whole_gives_what_mlflow_finds(tracker, record, monkeypatch)
     monkeypatch.setattr(MlflowClient, "search_logged_models", unused)
     monkeypatch.setattr(MlflowClient, "search_model_versions", unused)
     for name, expected in zip((None, "demo", "other"), searched, strict=True):
-        pd.testing.assert_frame_equal(find_models(uri, registered_model=name, verify=True), expected)
+        pd.testing.assert_frame_equal(
+            find_models(uri, registered_model=name, verify=True), expected
+        )

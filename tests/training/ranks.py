@@ -1,4 +1,5 @@
-"""What groups of one, two and three ranks find that train and measure the same toys, in processes of their own."""
+"""What groups of one, two and three ranks find that train and measure the same toys, in processes
+of their own."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Batch
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.training import loop, sharding
+from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.gradients.memory import TokenBudget, recompute_layers
+from raydp.training.noise.adding import add_noise
 from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.noise.stream import KeyedStream
+from raydp.training.observers import AfterStep, StepReport
 from raydp.training.rank0 import on_rank_0
 from raydp.training.trial import TrainingContext
+from raydp.training.vector import GradientVector
 from tests.builders import toys
 from tests.builders.models import plain_llama
 from tests.processes import forked
@@ -37,7 +41,9 @@ SPARSE = replace(toys.PLAN, run_id="sparse", batch_size=1)
 """Steps that draw fewer examples than there are ranks, also none."""
 FAST = replace(toys.PLAN, run_id="fast", learning_rate=0.1)
 ADAPTIVE = DPAdam(max_grad_norm=0.1, clipping="adaptive", count_noise_multiplier=1.0)
-RUNS: dict[str, tuple[AdapterSpec, Any, Any]] = {  # "recomputed": with the layers' activations computed again
+RUNS: dict[
+    str, tuple[AdapterSpec, Any, Any]
+] = {  # "recomputed": with the layers' activations computed again
     "lora": (toys.ADAPTER, toys.METHOD, toys.PLAN),
     "lora, adaptive, sparse": (toys.ADAPTER, ADAPTIVE, SPARSE),
     "lora, not private": (toys.ADAPTER, NonPrivate(), toys.PLAN),
@@ -53,17 +59,21 @@ KILLED_AFTER = 4
 
 
 def tied() -> models.PretrainedModel:
-    """A Llama with tied embeddings, and keys of four rows: of three ranks two hold them, the third has none."""
+    """A Llama with tied embeddings, and keys of four rows: of three ranks two hold them, the third
+    has none."""
     model = plain_llama(num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=True)
     return models.PretrainedModel(name="tied", model=model, tokenizer=None, weight_hash="tied")
 
 
 def context(adapter: AdapterSpec, comm: Comm, **options: Any) -> TrainingContext:
-    """The toy with an adapter or a model of its own for full fine-tuning, sharded where there are several ranks."""
+    """The toy with an adapter or a model of its own for full fine-tuning, sharded where there are
+    several ranks."""
     options = {"microbatch_size": 2, **options}
     if adapter is FULL:
         model = adapters.attach_adapter(tied(), FULL)
-        toy = TrainingContext(model=model, parameters=adapters.trainable_parameters(model, FULL), **options)
+        toy = TrainingContext(
+            model=model, parameters=adapters.trainable_parameters(model, FULL), **options
+        )
     else:
         toy = toys.context(adapter, **options)
     if comm.world_size > 1:
@@ -84,8 +94,8 @@ def train(name: str, comm: Comm, folder: Path | None = None, **options: Any) -> 
     return {"weights": weights, "history": trained.history, "resumed_from": trained.resumed_from}
 
 
-def kill(done: int, total: int, row: object) -> None:
-    if done == KILLED_AFTER:
+def kill(report: StepReport) -> None:
+    if report.done == KILLED_AFTER:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -94,7 +104,9 @@ def noise(comm: Comm) -> dict[str, torch.Tensor]:
     parameters = context(FULL, comm).parameters
     total = {n: torch.zeros_like(sharding.local(p)) for n, p in parameters.items()}
     parts = {n: sharding.part_of(p) for n, p in parameters.items()}
-    loop.add_noise(total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1, CorrelatedNoise())
+    add_noise(
+        total, parts, KeyedStream(key=toys.KEY, run_id="noise"), 3, 0.5, 0.1, CorrelatedNoise()
+    )
     return sharding.gathered({n: sharding.like(p, total[n]) for n, p in parameters.items()}, comm)
 
 
@@ -126,7 +138,8 @@ class LargeExamples(LanguageModelingTask):
 
 
 def out_of_memory(comm: Comm) -> tuple[str, int, int]:
-    """What a group of workers dies of whose micro-batches do not fit, and its budget before and after."""
+    """What a group of workers dies of whose micro-batches do not fit, and its budget before and
+    after."""
     task, budget = toys.task(), TokenBudget()
     large = LargeExamples(train=task.train, heldout=task.heldout, task_facts=task.task_facts)
     toy = context(FULL, comm, microbatch_size=None, budget=budget)
@@ -140,7 +153,7 @@ def held_bytes(adapter: AdapterSpec, comm: Comm) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state that this rank holds, and that there are."""
     toy = context(adapter, comm)
     optimizer = torch.optim.Adam(toy.parameters.values())
-    flat, _ = loop._flat_views(toy.parameters, comm.device)
+    flat = GradientVector.of(toy.parameters, comm).flat
     optimizer.step()
     moments = [v for state in optimizer.state.values() for v in state.values() if v.dim()]
     weights = list(toy.model.parameters())
@@ -153,7 +166,8 @@ def held_bytes(adapter: AdapterSpec, comm: Comm) -> dict[str, int]:
 
 
 def _rank(rank: int, world_size: int, folder: str) -> None:
-    """Everything that one group of ranks is asked, in one life: processes cost more than what they do."""
+    """Everything that one group of ranks is asked, in one life: processes cost more than what they
+    do."""
     torch.set_num_threads(1)
     here = Path(folder)
     rendezvous = f"file://{here}/rendezvous-{world_size}"
@@ -171,27 +185,39 @@ def _rank(rank: int, world_size: int, folder: str) -> None:
 
     torch.save(found, here / f"found-{world_size}-{rank}")
     if world_size == 2:
-        train("full", comm, here / "killed", checkpoint_seconds=0.0, progress=kill)
+        train("full", comm, here / "killed", checkpoint_seconds=0.0, observers=(AfterStep(kill),))
     dist.destroy_process_group()
 
 
 def run_ranks(world_size: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank found."""
-    ranks = [forked().Process(target=_rank, args=(rank, world_size, str(folder))) for rank in range(world_size)]
+    ranks = [
+        forked().Process(target=_rank, args=(rank, world_size, str(folder)))
+        for rank in range(world_size)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(120)
-    assert [process.exitcode for process in ranks] == [-signal.SIGKILL if world_size == 2 else 0] * world_size
+    assert [process.exitcode for process in ranks] == [
+        -signal.SIGKILL if world_size == 2 else 0
+    ] * world_size
     return [torch.load(folder / f"found-{world_size}-{rank}") for rank in range(world_size)]
 
 
 class Everything:
-    """One, two and three ranks: a run of one rank that broke off is resumed by two, one of two by three and by one."""
+    """One, two and three ranks: a run of one rank that broke off is resumed by two, one of two by
+    three and by one."""
 
     def __init__(self, folder: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
-            train("full", LocalComm(), folder / "resumed-by-2", checkpoint_seconds=0.0, progress=_break_off)
+            train(
+                "full",
+                LocalComm(),
+                folder / "resumed-by-2",
+                checkpoint_seconds=0.0,
+                observers=(AfterStep(_break_off),),
+            )
         self.ranks = {2: run_ranks(2, folder)}
         shutil.copytree(folder / "killed", folder / "resumed-by-3")
         self.ranks[3] = run_ranks(3, folder)
@@ -199,6 +225,6 @@ class Everything:
         self.alone = {name: train(name, LocalComm()) for name in RUNS}
 
 
-def _break_off(done: int, total: int, row: object) -> None:
-    if done == KILLED_AFTER:
+def _break_off(report: StepReport) -> None:
+    if report.done == KILLED_AFTER:
         raise KeyboardInterrupt

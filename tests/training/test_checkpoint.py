@@ -1,4 +1,5 @@
-"""A kill at any moment leaves a whole checkpoint behind; a damaged one is passed over and said so."""
+"""A kill at any moment leaves a whole checkpoint behind; a damaged one is passed over and said
+so."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from raydp.training.checkpoint import CheckpointStore
 
 
 def store(folder: Path, run_id: str = "run", warnings: list[str] | None = None) -> CheckpointStore:
-    return CheckpointStore(folder=folder, run_id=run_id, warn=(warnings if warnings is not None else []).append)
+    return CheckpointStore(
+        folder=folder, run_id=run_id, warn=(warnings if warnings is not None else []).append
+    )
 
 
 def test_the_newest_of_two_kept_comes_back_exactly(tmp_path: Path) -> None:
@@ -44,12 +47,17 @@ def test_another_runs_checkpoint_is_never_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_where_it_cannot_be_written_those_of_before_stay_and_it_is_said(tmp_path: Path) -> None:
-    """A file system of 1 MiB, a checkpoint of 0.4 MB: two fit. Nothing is left of the third that would fill it."""
+    """A file system of 1 MiB, a checkpoint of 0.4 MB: two fit.
+
+    Nothing is left of the third that would fill it.
+    """
     warnings: list[str] = []
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], check=True)
     try:
         for step in (1, 2, 3):
-            store(tmp_path, warnings=warnings).save(step, {"w": torch.full((100_000,), float(step))}, {})
+            store(tmp_path, warnings=warnings).save(
+                step, {"w": torch.full((100_000,), float(step))}, {}
+            )
         names = sorted(path.name for path in tmp_path.iterdir())
         found = store(tmp_path).load()
     finally:
@@ -57,7 +65,9 @@ def test_where_it_cannot_be_written_those_of_before_stay_and_it_is_said(tmp_path
     assert names == ["step-00000001.safetensors", "step-00000002.safetensors"]
     assert found is not None
     assert found[0] == 2
-    assert warnings == ["checkpoint after step 3 of run run could not be written (No space left on device)"]
+    assert warnings == [
+        "checkpoint after step 3 of run run could not be written (No space left on device)"
+    ]
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:

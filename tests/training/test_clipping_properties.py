@@ -1,4 +1,5 @@
-"""The clipped sum on architectures, batches and cuts into micro-batches that nobody chose, and against Opacus."""
+"""The clipped sum on architectures, batches and cuts into micro-batches that nobody chose, and
+against Opacus."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from raydp.training.gradients.thresholds import Clipping
 from tests.training.test_clipping import TOLERANCE, batch_of, losses, reference, relative_error
 
 VOCABULARY = 53
-SMALL = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+SMALL = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +65,24 @@ def cases(**fixed: object) -> st.SearchStrategy[Case]:
 
 
 def model_of(case: Case) -> nn.Module:
-    """A random model of the case's architecture; LoRA's B is not 0, virtual tokens are as many as LoRA's rank."""
+    """A random model of the case's architecture; LoRA's B is not 0, virtual tokens are as many as
+    LoRA's rank."""
     hidden = case.heads * case.head_width
     with torch.random.fork_rng():
         torch.manual_seed(case.seed)
         if case.kind == "gpt2":
-            shape = {"n_embd": hidden, "n_layer": case.layers, "n_head": case.heads, "n_inner": case.inner}
-            tokens = {"vocab_size": VOCABULARY, "n_positions": 24, "bos_token_id": 0, "eos_token_id": 0}
+            shape = {
+                "n_embd": hidden,
+                "n_layer": case.layers,
+                "n_head": case.heads,
+                "n_inner": case.inner,
+            }
+            tokens = {
+                "vocab_size": VOCABULARY,
+                "n_positions": 24,
+                "bos_token_id": 0,
+                "eos_token_id": 0,
+            }
             return GPT2LMHeadModel(
                 GPT2Config(**shape, **tokens, tie_word_embeddings=case.tied, initializer_range=0.2)
             ).eval()
@@ -81,7 +93,9 @@ def model_of(case: Case) -> nn.Module:
         model = LlamaForCausalLM(config).eval()
         if case.kind == "lora":
             targets = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
-            model = get_peft_model(model, LoraConfig(r=case.rank, lora_alpha=6, target_modules=targets)).eval()
+            model = get_peft_model(
+                model, LoraConfig(r=case.rank, lora_alpha=6, target_modules=targets)
+            ).eval()
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     nn.init.normal_(parameter, std=0.3)
@@ -104,7 +118,9 @@ def rows_of(batch: Batch, rows: list[int]) -> Batch:
     return Batch(input_ids=batch.input_ids[rows], labels=batch.labels[rows])
 
 
-def engine_sum(model: nn.Module, batch: Batch, c: float, parts: list[list[int]]) -> dict[str, torch.Tensor]:
+def engine_sum(
+    model: nn.Module, batch: Batch, c: float, parts: list[list[int]]
+) -> dict[str, torch.Tensor]:
     """The engine's running sum over micro-batches."""
     parameters = trained(model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -141,7 +157,10 @@ def test_the_workers_shares_sum_to_clipped_autograd(case: Case, workers: int) ->
     for rank in range(workers):
         comm = LocalComm()
         comm.rank, comm.world_size = rank, workers
-        parts = [rows.tolist() for rows, _ in units.microbatches(units.share(np.arange(case.size), comm), None, 6)]
+        parts = [
+            rows.tolist()
+            for rows, _ in units.microbatches(units.share(np.arange(case.size), comm), None, 6)
+        ]
         seen += [row for part in parts for row in part]
         for name, value in engine_sum(model, batch, c, parts).items():
             total[name] += value
@@ -152,11 +171,15 @@ def test_the_workers_shares_sum_to_clipped_autograd(case: Case, workers: int) ->
 
 @SMALL
 @given(case=cases(), data=st.data())
-def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(case: Case, data: st.DataObject) -> None:
+def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(
+    case: Case, data: st.DataObject
+) -> None:
     model, batch, c = model_of(case), batch_of(case.size, case.width, case.seed), 2.0**case.log_norm
     left_out = data.draw(st.integers(0, case.size - 1))
     parts = split(case.size, case.cuts)
-    rest = [[row for row in part if row != left_out] for part in parts]  # the others keep their micro-batches
+    rest = [
+        [row for row in part if row != left_out] for part in parts
+    ]  # the others keep their micro-batches
     whole = engine_sum(model, batch, c, parts)
     without = engine_sum(model, batch, c, [part for part in rest if part])
     change = torch.cat([(whole[n] - without[n]).flatten().double() for n in whole]).norm().item()
@@ -164,7 +187,8 @@ def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(case: Case, dat
 
 
 class Tokens(nn.Module):
-    """What Opacus supports with rules of its own: embedding, normalisation and linear layers one after another."""
+    """What Opacus supports with rules of its own: embedding, normalisation and linear layers one
+    after another."""
 
     def __init__(self, width: int, inner: int, *, bias: bool) -> None:
         super().__init__()
@@ -205,10 +229,14 @@ def test_agrees_with_opacus(
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     ClippedGradients(model, parameters, Clipping(c)).accumulate(lambda: loss(model), total)
 
-    wrapped = GradSampleModule(model.train(), loss_reduction="sum")  # it records in train mode only; nothing is random
+    wrapped = GradSampleModule(
+        model.train(), loss_reduction="sum"
+    )  # it records in train mode only; nothing is random
     loss(wrapped).sum().backward()
     samples = {name: p.grad_sample.double() for name, p in parameters.items()}
-    norms = torch.stack([g.flatten(1).square().sum(dim=1) for g in samples.values()]).sum(dim=0).sqrt()
+    norms = (
+        torch.stack([g.flatten(1).square().sum(dim=1) for g in samples.values()]).sum(dim=0).sqrt()
+    )
     factors = (c / norms).clamp(max=1.0)
     expected = {name: torch.einsum("b,b...->...", factors, g) for name, g in samples.items()}
     assert relative_error(total, expected) <= TOLERANCE

@@ -1,4 +1,7 @@
-"""On a GPU training and scoring give what they give on a CPU. Selected by `-m gpu`; fails where there is none."""
+"""On a GPU training and scoring give what they give on a CPU.
+
+Selected by `-m gpu`; fails where there is none.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from raydp.extensions.prompt_search.score import AdversarialCompression
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.quantization import quantise
 from raydp.scores.language.generation import Sampling, sample_continuations, uniforms
 from raydp.scores.language.teacher_forcing import log_probabilities
-from raydp.scores.memorisation.acr import AdversarialCompression
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import Secret
+from raydp.testing.models import byte_tokenizer, memorise
 from raydp.training import sharding
+from raydp.training.batch_sum import losses_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import DistributedComm, LocalComm
 from raydp.training.gradients import layers, narrow_products
@@ -31,20 +36,20 @@ from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.memory import TokenBudget, is_out_of_memory, take_share
 from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.gradients.thresholds import Clipping
-from raydp.training.loop import losses_of
 from raydp.training.noise import chacha
 from raydp.training.noise.lattice import add_lattice_noise
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial import Paused, TrainingContext
 from tests.builders import toys
-from tests.builders.models import byte_tokenizer, memorise, plain_gpt2
+from tests.builders.models import plain_gpt2
 
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda:0")
 CPU = torch.device("cpu")
 DEVICE_TOLERANCE = 1e-5
-"""As CUT_TOLERANCE of test_invariants: fp32 sums in another order, carried to a weight by Adam's division."""
+"""As CUT_TOLERANCE of test_invariants: fp32 sums in another order, carried to a weight by Adam's
+division."""
 FULL = AdapterSpec(type="none")
 STREAM = KeyedStream(key=toys.KEY, run_id="device")
 
@@ -78,7 +83,9 @@ def weights(toy: TrainingContext) -> dict[str, torch.Tensor]:
     return {name: sharding.local(p).clone().cpu() for name, p in toy.parameters.items()}
 
 
-def trained(device: torch.device, adapter: AdapterSpec, method: Any, **options: object) -> dict[str, torch.Tensor]:
+def trained(
+    device: torch.device, adapter: AdapterSpec, method: Any, **options: object
+) -> dict[str, torch.Tensor]:
     """The weights after the toy plan on a device."""
     toy = toy_on(device, adapter, **options)
     method.train(toys.PLAN, toy, toys.task_of(method), LocalComm(device), toys.KEY, None)
@@ -89,7 +96,10 @@ def trained(device: torch.device, adapter: AdapterSpec, method: Any, **options: 
 @pytest.mark.parametrize("adapter", [toys.ADAPTER, FULL], ids=["lora", "full"])
 def test_a_gpu_gives_the_weights_of_a_cpu(adapter: AdapterSpec, method: str) -> None:
     chosen = toys.METHODS[method]
-    assert toys.distance(trained(CPU, adapter, chosen), trained(GPU, adapter, chosen)) <= DEVICE_TOLERANCE
+    assert (
+        toys.distance(trained(CPU, adapter, chosen), trained(GPU, adapter, chosen))
+        <= DEVICE_TOLERANCE
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,9 @@ def test_every_adapter_gives_the_weights_of_a_cpu(adapter: AdapterSpec) -> None:
     assert toys.distance(one, other) <= DEVICE_TOLERANCE
 
 
-@pytest.mark.parametrize(("start", "count"), [(0, 1), (3, 21), (8 * (2**32 - 3) + 2, 10), (123_457, 100_000), (0, 0)])
+@pytest.mark.parametrize(
+    ("start", "count"), [(0, 1), (3, 21), (8 * (2**32 - 3) + 2, 10), (123_457, 100_000), (0, 0)]
+)
 def test_the_uniforms_of_a_device_are_those_of_the_host_bit_for_bit(start: int, count: int) -> None:
     assert chacha.drawn_uniforms is not None, "Triton's kernel draws on CUDA"
     expected = STREAM.uniform(count, step=2, purpose="noise", name="w", start=start)
@@ -121,8 +133,11 @@ def test_the_uniforms_of_a_device_are_those_of_the_host_bit_for_bit(start: int, 
 
 @pytest.mark.parametrize("part", [slice(None), slice(70_000, 70_003), slice(1, 99_999)])
 def test_the_noise_of_a_device_is_that_of_the_host(part: slice) -> None:
-    """Logarithm, sine and cosine differ in their last bits, which few values keep through the lattice."""
-    one, other = (STREAM.normal_on(d, 100_001, step=2, purpose="noise", part=part) for d in (CPU, GPU))
+    """Logarithm, sine and cosine differ in their last bits, which few values keep through the
+    lattice."""
+    one, other = (
+        STREAM.normal_on(d, 100_001, step=2, purpose="noise", part=part) for d in (CPU, GPU)
+    )
     torch.testing.assert_close(other.cpu(), one, rtol=0, atol=8 * 2**-49)
     sums = [torch.linspace(-1, 1, len(one), device=noise.device) for noise in (one, other)]
     for total, noise in zip(sums, (one, other), strict=True):
@@ -140,7 +155,7 @@ def test_noise_that_is_drawn_together_is_that_of_each_stream() -> None:
 
 def test_a_paused_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     expected = trained(GPU, toys.ADAPTER, toys.METHOD)
-    asked = iter([False, False, False, True])
+    asked = iter([False, False, False, False, True])
     store = CheckpointStore(folder=tmp_path, run_id=toys.PLAN.run_id)
     stopped = toy_on(GPU, toys.ADAPTER, pause_fn=lambda: next(asked), checkpoint_seconds=1e9)
     with pytest.raises(Paused):
@@ -171,7 +186,8 @@ def test_a_group_of_ranks_gives_the_weights_of_one_process(
 @pytest.mark.parametrize("there", [False, True], ids=["quantised on the CPU", "quantised there"])
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_few_bit_weights_train_an_adapter(kind: str, there: bool) -> None:
-    """The kernels of a GPU round otherwise than those of a CPU: the step differs by less than the weights' rounding."""
+    """The kernels of a GPU round otherwise than those of a CPU: the step differs by less than the
+    weights' rounding."""
     pytest.importorskip("bitsandbytes")
     changes = []
     for few_bits in (None, kind):
@@ -200,18 +216,27 @@ def test_a_frozen_prefix_changes_no_loss(dtype: torch.dtype, tmp_path: Path) -> 
     model = adapters.attach_adapter(base, adapter).to(GPU)
     parameters = adapters.trainable_parameters(model, adapter)
     cached = with_frozen_prefix(
-        toys.task(), model, parameters, weight_hash="x", folder=tmp_path, max_bytes=1e9, say=said.append
+        toys.task(),
+        model,
+        parameters,
+        weight_hash="x",
+        folder=tmp_path,
+        max_bytes=1e9,
+        say=said.append,
     )
     assert cached.train_hidden is not None
     assert not said
     with torch.inference_mode():
-        one, other = (t.per_example_loss(model, t.batch(np.arange(40)).to(GPU)) for t in (toys.task(), cached))
+        one, other = (
+            t.per_example_loss(model, t.batch(np.arange(40)).to(GPU)) for t in (toys.task(), cached)
+        )
     torch.testing.assert_close(other, one, rtol=0, atol=1e-4 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("adapter", [toys.ADAPTER, FULL], ids=["lora", "full"])
 def test_computing_in_bf16_keeps_the_bound_on_an_example(adapter: AdapterSpec) -> None:
-    """The norm and the sum are of the same rounded gradient, also where a GPU's bf16 products made it."""
+    """The norm and the sum are of the same rounded gradient, also where a GPU's bf16 products made
+    it."""
     toy, task, c = replace(toy_on(GPU, adapter), autocast=torch.bfloat16), toys.task(), 0.01
     engine = ClippedGradients(toy.model, toy.parameters, Clipping(c))
     for example in range(8):
@@ -225,7 +250,9 @@ def test_computing_in_bf16_keeps_the_bound_on_an_example(adapter: AdapterSpec) -
 
 def test_gpt2_trains_a_bf16_adapter() -> None:
     """Autocast leaves its last norm in fp32 beside an output layer in bf16."""
-    base = models.PretrainedModel(name="toy", model=plain_gpt2().to(torch.bfloat16), tokenizer=None, weight_hash="toy")
+    base = models.PretrainedModel(
+        name="toy", model=plain_gpt2().to(torch.bfloat16), tokenizer=None, weight_hash="toy"
+    )
     adapter = AdapterSpec(r=2, target_modules=("c_attn",))
     model = adapters.attach_adapter(base, adapter).to(GPU)
     parameters = adapters.trainable_parameters(model, adapter)
@@ -244,11 +271,17 @@ def test_scores_are_those_of_a_cpu() -> None:
     prompts = [tokenizer(s.prompt).input_ids for s in secrets]
     draws = [uniforms(0, "gpu", s.id, 8, 6) for s in secrets]
     stop = np.array([], np.int64)
-    texts = [sample_continuations(m, prompts, draws, Sampling(), stop=stop) for m in (model, on_gpu)]
-    same = [
-        np.array_equal(a, b) for mine, theirs in zip(*texts, strict=True) for a, b in zip(mine, theirs, strict=True)
+    texts = [
+        sample_continuations(m, prompts, draws, Sampling(), stop=stop) for m in (model, on_gpu)
     ]
-    assert np.mean(same) > 0.9, "a draw between two tokens whose probabilities differ in the last bits may differ"
+    same = [
+        np.array_equal(a, b)
+        for mine, theirs in zip(*texts, strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    ]
+    assert np.mean(same) > 0.9, (
+        "a draw between two tokens whose probabilities differ in the last bits may differ"
+    )
 
 
 def test_prompts_are_found_on_a_gpu() -> None:
@@ -262,7 +295,8 @@ def test_prompts_are_found_on_a_gpu() -> None:
 
 
 def test_a_worker_is_held_to_its_share_of_the_memory() -> None:
-    """Half of the device: two thirds of it do not fit, and the error is one that halves micro-batches."""
+    """Half of the device: two thirds of it do not fit, and the error is one that halves
+    micro-batches."""
     total = torch.cuda.get_device_properties(GPU).total_memory
     take_share(GPU, 0.5, 1)
     try:
@@ -281,7 +315,9 @@ def test_micro_batches_are_halved_until_they_fit(tmp_path: Path) -> None:
     toy = toy_on(GPU, FULL, budget=TokenBudget(GPU, tmp_path / "budget.json"))
     torch.cuda.empty_cache()
     limit = torch.cuda.memory_allocated() + (6 << 20)
-    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(GPU).total_memory, GPU)
+    torch.cuda.set_per_process_memory_fraction(
+        limit / torch.cuda.get_device_properties(GPU).total_memory, GPU
+    )
     try:
         toys.METHOD.train(toys.PLAN, toy, toys.task(), LocalComm(GPU), toys.KEY, None)
     finally:
@@ -293,11 +329,21 @@ def test_micro_batches_are_halved_until_they_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "rows", "columns"), [(5, 130, 16), (64, 256, 192), (513, 384, 128), (2100, 64, 130)]
 )
-def test_products_of_16_bit_factors_have_32_bit_sums(dtype: torch.dtype, length: int, rows: int, columns: int) -> None:
-    """Against fp64. In fp32 a sum of 4 · 513 products is right to 1e-5; rounded to 16 bits it would be to 1e-3."""
-    assert narrow_products.add_weighted_product is not None, "Triton's kernel makes the sums on CUDA"
+def test_products_of_16_bit_factors_have_32_bit_sums(
+    dtype: torch.dtype, length: int, rows: int, columns: int
+) -> None:
+    """Against fp64.
+
+    In fp32 a sum of 4 · 513 products is right to 1e-5; rounded to 16 bits it would be to 1e-3.
+    """
+    assert narrow_products.add_weighted_product is not None, (
+        "Triton's kernel makes the sums on CUDA"
+    )
     generator = torch.Generator(GPU).manual_seed(0)
-    left, right = (torch.randn(4, length, size, generator=generator, device=GPU).to(dtype) for size in (rows, columns))
+    left, right = (
+        torch.randn(4, length, size, generator=generator, device=GPU).to(dtype)
+        for size in (rows, columns)
+    )
     weights = torch.tensor([0.3, 0.0, 1.0, 1e-3], device=GPU)
     each = left.double().mT @ right.double()
     exact = torch.einsum("i,imn->mn", weights.double(), each)
@@ -313,7 +359,9 @@ def test_products_of_16_bit_factors_have_32_bit_sums(dtype: torch.dtype, length:
 def test_the_sums_of_a_ghost_norm_are_those_of_a_cpu(length: int) -> None:
     assert narrow_products.add_up_terms is not None, "Triton's kernel makes the sums on CUDA"
     generator = torch.Generator(GPU).manual_seed(0)
-    left, right = (torch.randn(3, length, length, generator=generator, device=GPU) for _ in range(2))
+    left, right = (
+        torch.randn(3, length, length, generator=generator, device=GPU) for _ in range(2)
+    )
     made = narrow_products.sums_of_terms(left, right)
     exact = narrow_products.sums_of_terms(left.double().cpu(), right.double().cpu())
     scale = (left * right).double().norm(dim=(1, 2)).cpu()  # the sum of all terms is near 0
@@ -344,7 +392,9 @@ def test_an_example_whose_gradient_is_not_finite_adds_nothing(
     assert float((sums[0] - sums[1]).norm() / sums[0].norm()) < 1e-5
 
 
-def test_a_sum_in_bf16_is_that_of_the_same_gradients_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_in_bf16_is_that_of_the_same_gradients_in_fp32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sums, norms = [], []
     for narrow in (True, False):
         if not narrow:
@@ -356,7 +406,9 @@ def test_a_sum_in_bf16_is_that_of_the_same_gradients_in_fp32(monkeypatch: pytest
         norms.append(engine.accumulate(partial(losses_of, toy, task, batch), total)[1])
         sums.append(torch.cat([t.flatten() for t in total.values()]))
     torch.testing.assert_close(norms[0], norms[1], rtol=2e-3, atol=0)
-    assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 5e-3, "inputs are rounded to what the layer multiplied"
+    assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 5e-3, (
+        "inputs are rounded to what the layer multiplied"
+    )
 
 
 @pytest.mark.parametrize("width", [64, 4096])

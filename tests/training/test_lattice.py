@@ -1,4 +1,5 @@
-"""What a step releases is a lattice point, the lattice is public, and rounding to it is paid for."""
+"""What a step releases is a lattice point, the lattice is public, and rounding to it is paid
+for."""
 
 from __future__ import annotations
 
@@ -10,16 +11,21 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp.methods.dp import DPSGD
-from raydp.training import loop
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
-from raydp.training.noise import lattice
-from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING, add_lattice_noise, lattice_step, noisy_count
+from raydp.training.noise import adding, lattice
+from raydp.training.noise.lattice import (
+    LATTICE_SHARE,
+    NOISE_WIDENING,
+    add_lattice_noise,
+    lattice_step,
+    noisy_count,
+)
 from raydp.training.noise.stream import KeyedStream
 from raydp.training.trial_plan import TrialPlan
 from tests.builders import toys
@@ -37,7 +43,9 @@ class Seen(DPSGD):
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         optimizer = super().optimizer(plan, parameters)
         optimizer.register_step_pre_hook(
-            lambda *_: released.append([p.grad.double().numpy() * plan.batch_size for p in parameters])
+            lambda *_: released.append(
+                [p.grad.double().numpy() * plan.batch_size for p in parameters]
+            )
         )
         return optimizer
 
@@ -45,7 +53,9 @@ class Seen(DPSGD):
 released: list[list[np.ndarray]] = []
 
 
-def released_sum(num_examples: int = toys.NUM_EXAMPLES) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def released_sum(
+    num_examples: int = toys.NUM_EXAMPLES,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """What one step releases, and the clipped sum it is made of, per parameter."""
     plan = replace(
         toys.PLAN, run_id="lattice", num_steps=1, noise_multiplier=SIGMA, batch_size=BATCH_SIZE,
@@ -72,13 +82,16 @@ def public_step(c: float, d: int) -> Fraction:
 
 
 def on_the_lattice(parts: list[np.ndarray]) -> bool:
-    """Whether all are integers times the public step, of no common divisor: a coarser lattice is another one."""
+    """Whether all are integers times the public step, of no common divisor: a coarser lattice is
+    another one."""
     step = float(public_step(C, sum(part.size for part in parts)))
     integers = np.concatenate([part.ravel() for part in parts]) / step
-    return bool((integers == np.round(integers)).all()) and math.gcd(*integers.astype(np.int64).tolist()) == 1
+    return (
+        bool((integers == np.round(integers)).all())
+        and math.gcd(*integers.astype(np.int64).tolist()) == 1
+    )
 
 
-@settings(deadline=None)
 @given(st.floats(1e-12, 1e12), st.integers(1, 10**11))
 def test_the_step_is_the_largest_power_of_two_that_costs_its_share(c: float, d: int) -> None:
     step = lattice_step(c, d)
@@ -97,14 +110,14 @@ def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
     [
-        (loop, "add_noise", ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
+        (adding, "add_noise", ("add_lattice_noise(gradient, noise, std=std, step=lattice)",
                               "gradient += (noise * std).to(gradient).view_as(gradient)")),
         (lattice, "add_lattice_noise", ("* (std / step)).round_()", "* (std / step))")),
         (lattice, "add_lattice_noise", (".mul_(1 / step).round_()", ".mul_(1 / step)")),
-        (loop, "add_noise", ("lattice_step(threshold,",
+        (adding, "add_noise", ("lattice_step(threshold,",
                               "lattice_step(float(max(map(torch.norm, total.values()))) / 7,")),
-        (loop, "add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),
-        (loop, "add_noise", ("sum(part.count for part in parts.values())", "1")),
+        (adding, "add_noise", ("lattice_step(threshold,", "lattice_step(threshold * 1e3,")),
+        (adding, "add_noise", ("sum(part.count for part in parts.values())", "1")),
     ],
     ids=["added in fp32", "noise not rounded", "sum not rounded", "a step from the data", "too coarse", "d left out"],
 )  # fmt: skip
@@ -112,12 +125,13 @@ def test_noise_that_is_not_on_the_lattice_is_seen(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, change: tuple[str, str]
 ) -> None:
     rewrite(monkeypatch, owner, name, change)
-    monkeypatch.setattr(loop, name, getattr(owner, name))  # imported by name
+    monkeypatch.setattr(adding, name, getattr(owner, name))  # imported by name
     assert not on_the_lattice(released_sum()[0])
 
 
 def test_the_noise_is_the_streams_computed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """release = Δ (round(S / Δ) + round(std N / Δ)) in exact arithmetic, parameter by parameter; added in pieces."""
+    """release = Δ (round(S / Δ) + round(std N / Δ)) in exact arithmetic, parameter by parameter;
+    added in pieces."""
     monkeypatch.setattr(lattice, "CACHED", {"cpu": 13})
     parts, sums = released_sum()
     step = public_step(C, sum(part.size for part in parts))
@@ -126,7 +140,9 @@ def test_the_noise_is_the_streams_computed_apart(monkeypatch: pytest.MonkeyPatch
     for name, part, total in zip(names, parts, sums, strict=True):
         noise = stream.normal(part.size, step=0, purpose="noise", name=name)
         for i in range(0, part.size, 7):
-            expected = round(Fraction(total.flat[i]) / step) + round(std * Fraction(noise[i]) / step)
+            expected = round(Fraction(total.flat[i]) / step) + round(
+                std * Fraction(noise[i]) / step
+            )
             assert part.flat[i] == float(np.float32(expected * step))
 
 
@@ -139,18 +155,20 @@ def differences(add_noise_fn: Callable[..., None], one: float, two: float) -> se
     return set(((sums[0] - sums[1]) * 2**20).tolist())
 
 
-@settings(deadline=None)
 @given(finite, finite)
 def test_neighbours_have_the_same_support(one: float, two: float) -> None:
-    """The release of one is that of the other, shifted by the same whole number of steps for every draw of noise: so
-    what one can release, bit for bit, the other can."""
+    """The release of one is that of the other, shifted by the same whole number of steps for every
+    draw of noise: so what one can release, bit for bit, the other can."""
     (shift,) = differences(add_lattice_noise, one, two)
     assert shift.is_integer()
-    assert abs(shift - (one - two) * 2**20) <= 1 + 1e-6  # each is rounded by at most 1/2; 1e-6: fp64 of the product
+    assert (
+        abs(shift - (one - two) * 2**20) <= 1 + 1e-6
+    )  # each is rounded by at most 1/2; 1e-6: fp64 of the product
 
 
 def test_plain_sums_of_floats_do_not_have_it() -> None:
-    """What the lattice is there for, in double precision: the low-order bits of sum + noise depend on the sum."""
+    """What the lattice is there for, in double precision: the low-order bits of sum + noise depend
+    on the sum."""
 
     def plain(gradient: torch.Tensor, noise: torch.Tensor, *, std: float, step: float) -> None:
         gradient += noise * std
@@ -158,9 +176,10 @@ def test_plain_sums_of_floats_do_not_have_it() -> None:
     assert len(differences(plain, 0.3, 0.1)) > 1
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
-def test_rounding_the_sum_adds_at_most_its_share_to_the_sensitivity(d: int, c: float, seed: int) -> None:
+def test_rounding_the_sum_adds_at_most_its_share_to_the_sensitivity(
+    d: int, c: float, seed: int
+) -> None:
     """Also where every coordinate of one sum is rounded up and of the other down."""
     rng = np.random.default_rng(seed)
     step = lattice_step(c, d)
@@ -181,10 +200,13 @@ def test_the_noise_pays_for_rounding_and_for_clipping_in_single_precision() -> N
     assert 1 + LATTICE_SHARE + 1e-5 <= NOISE_WIDENING
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(-1e6, 1e6))
-def test_a_noisy_count_lies_on_a_lattice_that_every_count_lies_on(twice: int, more: int, noise: float) -> None:
+def test_a_noisy_count_lies_on_a_lattice_that_every_count_lies_on(
+    twice: int, more: int, noise: float
+) -> None:
     one, two = noisy_count(twice / 2, noise), noisy_count((twice + more) / 2, noise)
     assert (one * 2**20).is_integer()
     assert two - one == more / 2
-    assert abs(one - twice / 2 - noise) <= 2**-21 + 2**-22  # half a step, and fp64 of values up to 1e9
+    assert (
+        abs(one - twice / 2 - noise) <= 2**-21 + 2**-22
+    )  # half a step, and fp64 of values up to 1e9

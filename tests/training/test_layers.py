@@ -13,7 +13,15 @@ from transformers.pytorch_utils import Conv1D
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.layers import Use
 from raydp.training.gradients.thresholds import Clipping
-from tests.training.test_clipping import TOLERANCE, batch_of, llama, losses, prefix, relative_error, soft_prompt
+from tests.training.test_clipping import (
+    TOLERANCE,
+    batch_of,
+    llama,
+    losses,
+    prefix,
+    relative_error,
+    soft_prompt,
+)
 
 SIZE = 4
 
@@ -157,22 +165,29 @@ def test_equals_clipped_autograd(kind: str, c: float) -> None:
 
 
 @pytest.mark.parametrize("build", [soft_prompt, prefix])
-def test_virtual_tokens_in_fp32_before_a_base_in_bf16(build: Callable[[nn.Module], nn.Module]) -> None:
-    """Against the sum of autograd's own gradients of the same pass: activations round alike, sums are in fp32."""
+def test_virtual_tokens_in_fp32_before_a_base_in_bf16(
+    build: Callable[[nn.Module], nn.Module],
+) -> None:
+    """Against the sum of autograd's own gradients of the same pass: activations round alike, sums
+    are in fp32."""
     model = build(llama(tied=True).bfloat16())
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     batch, (name,) = batch_of(5, 9), parameters
     assert parameters[name].dtype == torch.float32
     (expected,) = torch.autograd.grad(losses(model, batch).sum(), list(parameters.values()))
     total = {name: torch.zeros_like(expected)}
-    ClippedGradients(model, parameters, Clipping(1e3)).accumulate(lambda: losses(model, batch), total)
+    ClippedGradients(model, parameters, Clipping(1e3)).accumulate(
+        lambda: losses(model, batch), total
+    )
     assert relative_error(total, {name: expected.double()}) <= TOLERANCE
 
 
 def test_a_layer_without_a_rule_under_autocast() -> None:
     """Against autograd's own sum in the same types; bf16 products, 8 bits of mantissa."""
     x = torch.randn(SIZE, 9, 5)
-    model = nn.Sequential(nn.Linear(5, 5), nn.Conv1d(9, 4, 3), nn.PReLU(), nn.LayerNorm((4, 3))).eval()
+    model = nn.Sequential(
+        nn.Linear(5, 5), nn.Conv1d(9, 4, 3), nn.PReLU(), nn.LayerNorm((4, 3))
+    ).eval()
     parameters = dict(sorted(model.named_parameters()))
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
 
@@ -187,20 +202,28 @@ def test_a_layer_without_a_rule_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "embedding"])
-@pytest.mark.parametrize(("positions", "inputs", "outputs"), [(300, 8, 8), (8, 64, 64), (64, 64, 4), (2, 3, 500)])
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs"), [(300, 8, 8), (8, 64, 64), (64, 64, 4), (2, 3, 500)]
+)
 def test_what_a_norm_takes_in_memory_is_bounded_by_what_the_layer_keeps(
     kind: str, positions: int, inputs: int, outputs: int
 ) -> None:
     """No tensor on the way is larger than input and output gradient together."""
     size = 3
     g = torch.randn(size, positions, outputs)
-    x = torch.randint(0, 9, (size, positions)) if kind == "embedding" else torch.randn(size, positions, inputs)
+    x = (
+        torch.randint(0, 9, (size, positions))
+        if kind == "embedding"
+        else torch.randn(size, positions, inputs)
+    )
     use = Use(kind=kind, x=x, g=g)
     with _Largest() as largest:
         gradient = use.gradient()
         norms = use.norm_squared() if gradient is None else gradient.flatten(1).square().sum(dim=1)
     assert largest.numel <= g.numel() + x.numel()
-    shape = {"linear": (outputs, inputs), "conv1d": (inputs, outputs), "embedding": (9, outputs)}[kind]
+    shape = {"linear": (outputs, inputs), "conv1d": (inputs, outputs), "embedding": (9, outputs)}[
+        kind
+    ]
     expected = use.written_out(torch.Size(shape)).double().flatten(1).square().sum(dim=1)
     torch.testing.assert_close(norms.double(), expected, rtol=TOLERANCE, atol=0)
 

@@ -20,18 +20,25 @@ from raydp.models import adapters
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
+from raydp.training.batch_sum import losses_of
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
-from raydp.training.gradients.memory import TokenBudget, recompute_layers, require_share, state_bytes, take_share
+from raydp.training.gradients.memory import (
+    TokenBudget,
+    recompute_layers,
+    require_share,
+    state_bytes,
+    take_share,
+)
 from raydp.training.gradients.thresholds import Clipping
-from raydp.training.loop import losses_of
 from raydp.training.trial import TrainingContext
 from tests.builders import toys
 from tests.builders.models import plain_llama
 from tests.processes import forked
 
 ALLOWANCE_MIB = 20
-"""Of the larger data set itself and of what the allocator rounds up: 4 MiB were measured, 810 in one backward pass."""
+"""Of the larger data set itself and of what the allocator rounds up: 4 MiB were measured, 810 in
+one backward pass."""
 
 
 def _peak(batch_size: int, answer: Connection) -> None:
@@ -81,7 +88,9 @@ def _large(
             parameter.add_(0.02)
     rows = np.random.default_rng(0).integers(1, 60, (32, WIDTH)).tolist()
     examples = TokenizedExamples.from_lists(rows)
-    return TrainingContext(model=model, parameters=parameters, **options), replace(toys.task(), train=examples)
+    return TrainingContext(model=model, parameters=parameters, **options), replace(
+        toys.task(), train=examples
+    )
 
 
 def _step(context: TrainingContext, task: LanguageModelingTask) -> dict[str, torch.Tensor]:
@@ -96,7 +105,9 @@ def _limited(spare_mib: int, tokens: int, size: int | None, file: Path, answer: 
     context, task = _large(microbatch_size=size, budget=TokenBudget("cpu", file))
     context.budget.tokens = tokens
     short = replace(task, train=TokenizedExamples.from_lists([[1, 2, 3, 4]]))
-    short.per_example_loss(context.model, short.batch(np.arange(1))).sum().backward()  # kernels are made
+    short.per_example_loss(
+        context.model, short.batch(np.arange(1))
+    ).sum().backward()  # kernels are made
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + spare_mib * MIB, resource.RLIM_INFINITY))
     try:
@@ -125,20 +136,26 @@ def test_micro_batches_are_halved_until_they_fit_and_the_size_is_remembered(tmp_
     found = with_memory(100, file)
     assert isinstance(found, dict), found
     for name, weight in expected.items():
-        torch.testing.assert_close(torch.from_numpy(found[name]), weight, rtol=0, atol=1e-5)  # as in test_invariants
+        torch.testing.assert_close(
+            torch.from_numpy(found[name]), weight, rtol=0, atol=1e-5
+        )  # as in test_invariants
     remembered = json.loads(file.read_text())["tokens"]
     assert remembered < 32 * WIDTH, "it did not fit at once"
     assert TokenBudget("cpu", file).tokens == remembered
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(None, 1024), (32, 4096), (100, 2621), (256, 1024), (4096, 1024)])
+@pytest.mark.parametrize(
+    ("width", "tokens"), [(None, 1024), (32, 4096), (100, 2621), (256, 1024), (4096, 1024)]
+)
 def test_a_narrow_model_starts_with_more_tokens(width: int | None, tokens: int) -> None:
     assert TokenBudget("cpu", width=width).tokens == tokens
     assert TokenBudget("cuda", width=width).tokens == 16_384
 
 
 def test_what_cannot_be_made_smaller_is_an_error_that_says_what_to_change(tmp_path: Path) -> None:
-    assert "cluster.microbatch_size must fit into memory, got 32" in with_memory(100, tmp_path / "a", size=32)
+    assert "cluster.microbatch_size must fit into memory, got 32" in with_memory(
+        100, tmp_path / "a", size=32
+    )
     assert "one unit of 1 examples of 128 tokens does not fit" in with_memory(1, tmp_path / "b")
     assert not (tmp_path / "a").exists()
 
@@ -150,7 +167,9 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
         _step(context, broken)
 
 
-@pytest.mark.parametrize("adapter", [LORA, AdapterSpec(type="prefix", num_virtual_tokens=3)], ids=["lora", "prefix"])
+@pytest.mark.parametrize(
+    "adapter", [LORA, AdapterSpec(type="prefix", num_virtual_tokens=3)], ids=["lora", "prefix"]
+)
 def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterSpec) -> None:
     kept = {}
     sums = {}
@@ -171,20 +190,26 @@ def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterS
     assert kept[True] < 0.35 * kept[False]
 
 
-def test_layers_that_are_computed_again_keep_no_inputs_of_trained_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after the forward pass, and not after the backward pass, if the gradients are written out."""
+def test_layers_that_are_computed_again_keep_no_inputs_of_trained_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not after the forward pass, and not after the backward pass, if the gradients are written
+    out."""
     held: dict[bool, list[int]] = {False: [], True: []}
     sums = {}
     adapter = AdapterSpec(r=2, target_modules="all-linear")
     collect = ClippedGradients._collect
     for checkpointing in (False, True):
         context, task = _large(checkpointing, adapter, microbatch_size=32)
+        gc.collect()  # what other tests have left would otherwise go meanwhile
         before = _held_bytes()
 
         def note(own: list[int] = held[checkpointing], before: int = before) -> None:
             own.append(_held_bytes() - before)
 
-        def losses(context: TrainingContext = context, task: LanguageModelingTask = task) -> torch.Tensor:
+        def losses(
+            context: TrainingContext = context, task: LanguageModelingTask = task
+        ) -> torch.Tensor:
             found = losses_of(context, task, task.batch(np.arange(32)))
             note()
             return found
@@ -198,17 +223,27 @@ def test_layers_that_are_computed_again_keep_no_inputs_of_trained_layers(monkeyp
         ClippedGradients(context.model, context.parameters, Clipping(0.1)).accumulate(losses, total)
         sums[checkpointing] = total
     assert toys.distance(sums[False], sums[True]) < 1e-6
-    assert all(again < 0.05 * once for again, once in zip(held[True], held[False], strict=True)), held
+    assert all(again < 0.05 * once for again, once in zip(held[True], held[False], strict=True)), (
+        held
+    )
 
 
 def _held_bytes() -> int:
     """Bytes of the tensors that Python objects hold."""
-    tensors = [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and found.device.type == "cpu"]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    tensors = [
+        found
+        for found in gc.get_objects()
+        if isinstance(found, torch.Tensor) and found.device.type == "cpu"
+    ]
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
 
 
 def test_without_layers_to_compute_again_the_option_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"cluster.gradient_checkpointing must be false for Linear"):
+    with pytest.raises(
+        ValueError, match=r"cluster.gradient_checkpointing must be false for Linear"
+    ):
         recompute_layers(torch.nn.Linear(2, 2))
 
 
@@ -218,7 +253,9 @@ def test_autocast_computes_the_same_clipped_sum_within_bf16() -> None:
         toy = replace(toys.context(AdapterSpec(type="none")), autocast=autocast)
         total = {name: torch.zeros_like(p) for name, p in toy.parameters.items()}
         engine, task = ClippedGradients(toy.model, toy.parameters, Clipping(0.1)), toys.task()
-        norms = engine.accumulate(partial(losses_of, toy, task, task.batch(np.arange(40))), total)[1]
+        norms = engine.accumulate(partial(losses_of, toy, task, task.batch(np.arange(40))), total)[
+            1
+        ]
         assert (norms > 0.1).all()
         sums.append(torch.cat([t.flatten() for t in total.values()]))
     error = float((sums[1] - sums[0]).norm() / sums[0].norm())

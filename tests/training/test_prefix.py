@@ -1,4 +1,5 @@
-"""Training from cached hidden states is training: the same weights, and the cache knows what it belongs to."""
+"""Training from cached hidden states is training: the same weights, and the cache knows what it
+belongs to."""
 
 from __future__ import annotations
 
@@ -14,19 +15,30 @@ from raydp.training.gradients import prefix
 from raydp.training.gradients.prefix import first_trained_layer, with_frozen_prefix
 from tests.builders import toys
 
-LAST_LAYER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "down_proj"), layers_to_transform=(2,))
+LAST_LAYER = AdapterSpec(
+    r=2, alpha=4, target_modules=("q_proj", "down_proj"), layers_to_transform=(2,)
+)
 
 
-def cached_task(folder: Path, said: list[str], *, max_bytes: float = 1e9, adapter: AdapterSpec = LAST_LAYER):
+def cached_task(
+    folder: Path, said: list[str], *, max_bytes: float = 1e9, adapter: AdapterSpec = LAST_LAYER
+):
     toy = toys.context(adapter)
     task = with_frozen_prefix(
-        toys.task(), toy.model, toy.parameters, weight_hash="toy", folder=folder, max_bytes=max_bytes, say=said.append
+        toys.task(),
+        toy.model,
+        toy.parameters,
+        weight_hash="toy",
+        folder=folder,
+        max_bytes=max_bytes,
+        say=said.append,
     )
     return toy, task
 
 
 def test_the_trained_weights_are_the_same(tmp_path: Path) -> None:
-    """The hidden states are those of the same kernels on batches of another shape: fp32 rounding."""
+    """The hidden states are those of the same kernels on batches of another shape: fp32
+    rounding."""
     said: list[str] = []
     plain = toys.context(LAST_LAYER)
     toys.METHOD.train(toys.PLAN, plain, toys.task(), LocalComm(), toys.KEY, None)
@@ -41,7 +53,9 @@ def test_the_trained_weights_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
-def test_what_stands_before_the_text_is_read_by_every_layer_so_nothing_is_kept(kind: str, tmp_path: Path) -> None:
+def test_what_stands_before_the_text_is_read_by_every_layer_so_nothing_is_kept(
+    kind: str, tmp_path: Path
+) -> None:
     toy, task = cached_task(tmp_path, [], adapter=AdapterSpec(type=kind))
     assert first_trained_layer(toy.model, toy.parameters) == 0
     assert task.train_hidden is None
@@ -75,7 +89,13 @@ def test_other_data_or_weights_have_a_cache_of_their_own(tmp_path: Path) -> None
     for content, weights in (("a", "x"), ("b", "x"), ("a", "y")):
         task = replace(toys.task(), task_facts=replace(facts, content_hash=content))
         with_frozen_prefix(
-            task, toy.model, toy.parameters, weight_hash=weights, folder=tmp_path, max_bytes=1e9, say=print
+            task,
+            toy.model,
+            toy.parameters,
+            weight_hash=weights,
+            folder=tmp_path,
+            max_bytes=1e9,
+            say=print,
         )
     assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 3
 
@@ -88,19 +108,30 @@ def test_too_large_or_nothing_frozen_leaves_the_task_as_it_is(tmp_path: Path) ->
     assert len(said) == 1, "an adapter on the first layer has no frozen prefix: nothing to say"
 
 
-def test_states_that_would_not_be_used_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few examples are tried first. On some processors bfloat16 rounds too much for batches of another shape."""
+def test_states_that_would_not_be_used_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few examples are tried first.
+
+    On some processors bfloat16 rounds too much for batches of another shape.
+    """
     said: list[str] = []
     monkeypatch.setitem(prefix.TOLERANCE, torch.float32, -1.0)
     assert cached_task(tmp_path, said)[1].train_hidden is None
     assert not list(tmp_path.iterdir())
-    assert said == [text for text in said if text.startswith("the frozen prefix is not used: losses from it differ by")]
+    assert said == [
+        text
+        for text in said
+        if text.startswith("the frozen prefix is not used: losses from it differ by")
+    ]
     assert len(said) == 1
     monkeypatch.setitem(prefix.TOLERANCE, torch.float32, 1e-4)
     toy, task = cached_task(tmp_path, [])
     assert task.train_hidden is not None
     tried = prefix._tried(toys.task(), toy.model, 2, torch.float32)
-    assert tried == pytest.approx(prefix._largest_difference(toys.task(), task, toy.model), abs=1e-5)
+    assert tried == pytest.approx(
+        prefix._largest_difference(toys.task(), task, toy.model), abs=1e-5
+    )
 
 
 def test_the_first_trained_layer() -> None:

@@ -1,4 +1,5 @@
-"""The frozen prefix is computed by several processes together, each its shares; a kill loses one share at most."""
+"""The frozen prefix is computed by several processes together, each its shares; a kill loses one
+share at most."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ from raydp.training.gradients.prefix_shares import (
 from tests.builders import toys
 from tests.processes import forked
 
+pytestmark = pytest.mark.xdist_group("invariants")
+
 COUNT = 12
 EXAMPLES = TokenizedExamples.from_lists([[1] * (2 + i % 3) for i in range(COUNT)])
 
@@ -41,7 +44,10 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compute(folder: Path, seconds: float = 0.0, killed_after: int | None = None) -> list[float]:
-    """Write 1 + its number at each token of a share, and note which process did it. Return the progress."""
+    """Write 1 + its number at each token of a share, and note which process did it.
+
+    Return the progress.
+    """
     shares, told, done = shares_of({"train.bin": EXAMPLES}), list[float](), list[str]()
 
     def work(share: Share, file: Path, count: object) -> None:
@@ -57,7 +63,9 @@ def compute(folder: Path, seconds: float = 0.0, killed_after: int | None = None)
             count(int(EXAMPLES.lengths()[batch].sum()))
         done.append(share.name)
 
-    compute_together(folder / "target", {"train.bin": 4 * len(EXAMPLES.token_ids)}, shares, work, told.append)
+    compute_together(
+        folder / "target", {"train.bin": 4 * len(EXAMPLES.token_ids)}, shares, work, told.append
+    )
     return told
 
 
@@ -108,7 +116,9 @@ def test_two_processes_divide_the_shares(tmp_path: Path) -> None:
     first, second = logs(tmp_path)
     assert first
     assert second
-    assert sorted(first + second, key=int) == [share.name for share in shares_of({"train.bin": EXAMPLES})]
+    assert sorted(first + second, key=int) == [
+        share.name for share in shares_of({"train.bin": EXAMPLES})
+    ]
     np.testing.assert_array_equal(written(tmp_path), expected())
     assert {p.name for p in (tmp_path / "target").iterdir()} == {"train.bin"}
     assert not (tmp_path / f"target{SHARES}").exists()
@@ -173,7 +183,9 @@ def test_a_computation_that_fails_leaves_its_share_to_others(tmp_path: Path) -> 
 
     shares = shares_of({"train.bin": EXAMPLES})
     with pytest.raises(MemoryError):
-        compute_together(tmp_path / "target", {"train.bin": 4 * len(EXAMPLES.token_ids)}, shares, fails, print)
+        compute_together(
+            tmp_path / "target", {"train.bin": 4 * len(EXAMPLES.token_ids)}, shares, fails, print
+        )
     compute(tmp_path)
     np.testing.assert_array_equal(written(tmp_path), expected())
 
@@ -198,11 +210,14 @@ def test_hidden_states_of_two_processes_are_those_of_one(tmp_path: Path) -> None
     with ProcessPoolExecutor(2, mp_context=forked()) as pool:
         together = list(pool.map(hidden_states, [tmp_path / "two"] * 2))
     for found in together:
-        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5)  # one or two threads: other orders of addition
+        np.testing.assert_allclose(
+            found, alone, rtol=0, atol=1e-5
+        )  # one or two threads: other orders of addition
 
 
 def test_a_sweep_too_short_for_it_to_pay_does_without(tmp_path: Path) -> None:
-    """One forward pass over all tokens costs as much as it saves in steps that put as many through the layers."""
+    """One forward pass over all tokens costs as much as it saves in steps that put as many through
+    the layers."""
     task = toys.task()
     everything = len(task.train.token_ids) + len(task.heldout.token_ids)
     assert hidden_states(tmp_path, planned=everything) is None
@@ -214,10 +229,15 @@ def test_a_sweep_too_short_for_it_to_pay_does_without(tmp_path: Path) -> None:
 
 def test_planned_tokens_are_those_of_steps_and_evaluations() -> None:
     task = toys.task()
-    plans = [replace(toys.PLAN, batch_size=4, num_steps=10), replace(toys.PLAN, batch_size=2, num_steps=5)]
+    plans = [
+        replace(toys.PLAN, batch_size=4, num_steps=10),
+        replace(toys.PLAN, batch_size=2, num_steps=5),
+    ]
     mean, heldout = task.lengths().mean(), task.heldout_lengths().sum()
     assert planned_tokens(task, plans, lambda plan: 3) == pytest.approx(50 * mean + 7 * heldout)
     imported = [replace(plan, source="elsewhere") for plan in plans]
     assert planned_tokens(task, imported, lambda plan: 1) == pytest.approx(3 * heldout)
     whole = replace(task, task_facts=replace(task.facts(), num_units=len(task.lengths()) // 2))
-    assert planned_tokens(whole, plans, lambda plan: 3) == pytest.approx(100 * mean + 7 * heldout), "a unit is a user"
+    assert planned_tokens(whole, plans, lambda plan: 3) == pytest.approx(
+        100 * mean + 7 * heldout
+    ), "a unit is a user"

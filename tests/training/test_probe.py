@@ -14,13 +14,13 @@ import torch
 import transformers as hf
 from torch import nn
 
-from raydp.models.networks import NetworkName
+from raydp.extensions.classification.digits import DigitsTask
+from raydp.extensions.classification.networks import NetworkName
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.models.reduced import random_form
 from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tasks.base import Batch, TaskFacts
-from raydp.tasks.classification.digits import DigitsTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import probe
@@ -40,7 +40,13 @@ IA3 = AdapterSpec(type="ia3", target_modules="all-linear")
 PROMPT = AdapterSpec(type="soft_prompt", num_virtual_tokens=3)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 MOE = {**GROUPED, "num_local_experts": 4}
-CHUNKED = {**MOE, "head_dim": 8, "num_experts_per_tok": 1, "attention_chunk_size": 16, "pad_token_id": 0}
+CHUNKED = {
+    **MOE,
+    "head_dim": 8,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 16,
+    "pad_token_id": 0,
+}
 XLSTM = {**SMALL, "num_heads": 4, "chunk_size": 8, "pad_token_id": 0}
 SPARSE = {
     **PLAIN, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
@@ -124,8 +130,12 @@ def task(longest: int = 19) -> LanguageModelingTask:
     """Sentences of 4 to 16 tokens, and a longer one."""
     rng = np.random.default_rng(0)
     lengths = [*(min(4 + 3 * i, longest) for i in range(5)), longest]
-    examples = TokenizedExamples.from_lists([rng.integers(5, 250, length).tolist() for length in lengths])
-    facts = TaskFacts(num_examples=6, num_units=6, privacy_unit="sentence", content_hash="", num_tokens=60)
+    examples = TokenizedExamples.from_lists(
+        [rng.integers(5, 250, length).tolist() for length in lengths]
+    )
+    facts = TaskFacts(
+        num_examples=6, num_units=6, privacy_unit="sentence", content_hash="", num_tokens=60
+    )
     return LanguageModelingTask(train=examples, heldout=examples, task_facts=facts)
 
 
@@ -147,7 +157,12 @@ def test_a_sound_model_passes_with_room(kind: str) -> None:
 
 def test_a_model_that_reads_positions_by_the_width_of_a_batch_is_refused() -> None:
     """Short rows alone do not show it: the width is that of the task's longest example."""
-    rotary = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0}
+    rotary = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "rope_theta": 10000.0,
+    }
     config = hf.Phi3Config(
         **GROUPED, pad_token_id=0, initializer_range=0.3, original_max_position_embeddings=16,
         rope_parameters={**rotary, "original_max_position_embeddings": 16},
@@ -159,7 +174,10 @@ def test_a_model_that_reads_positions_by_the_width_of_a_batch_is_refused() -> No
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("kept", [8, 16, 32])
 def test_sparse_attention_with_ties_is_refused_where_it_begins(heads: int, kept: int) -> None:
-    """Of equal scores, other tokens are kept in a wider batch. Few index heads give many scores of 0."""
+    """Of equal scores, other tokens are kept in a wider batch.
+
+    Few index heads give many scores of 0.
+    """
     config = hf.DeepseekV32Config(**{**SPARSE, "index_n_heads": heads, "index_topk": kept})
     model = context(config, lora("q_b_proj", "o_proj"))
     with pytest.raises(DependentExamples, match="do not depend on the width of its batch, got 'm'"):
@@ -170,15 +188,43 @@ def test_sparse_attention_with_ties_is_refused_where_it_begins(heads: int, kept:
 @pytest.mark.parametrize(
     ("config", "adapter", "message"),
     [
-        (lambda: hf.Llama4TextConfig(**CHUNKED), LORA, "got 'lora': model.layers.0.feed_forward.router fails"),
-        (lambda: hf.Llama4TextConfig(**CHUNKED), IA3, "got 'ia3': model.layers.0.feed_forward.router fails"),
-        (lambda: hf.PhimoeConfig(**MOE), LORA.model_copy(update={"use_dora": True}), "layers.0.mlp.router fails"),
-        (lambda: hf.xLSTMConfig(**XLSTM), AdapterSpec(type="prefix", num_virtual_tokens=3), "Use type 'lora'"),
-        (lambda: hf.DeepseekV32Config(**SPARSE), lora("q_b_proj", "wk"), "take part in the loss, got .*indexer.wk"),
+        (
+            lambda: hf.Llama4TextConfig(**CHUNKED),
+            LORA,
+            "got 'lora': model.layers.0.feed_forward.router fails",
+        ),
+        (
+            lambda: hf.Llama4TextConfig(**CHUNKED),
+            IA3,
+            "got 'ia3': model.layers.0.feed_forward.router fails",
+        ),
+        (
+            lambda: hf.PhimoeConfig(**MOE),
+            LORA.model_copy(update={"use_dora": True}),
+            "layers.0.mlp.router fails",
+        ),
+        (
+            lambda: hf.xLSTMConfig(**XLSTM),
+            AdapterSpec(type="prefix", num_virtual_tokens=3),
+            "Use type 'lora'",
+        ),
+        (
+            lambda: hf.DeepseekV32Config(**SPARSE),
+            lora("q_b_proj", "wk"),
+            "take part in the loss, got .*indexer.wk",
+        ),
         (lambda: hf.CodeGenConfig(**GPT, rotary_dim=4), FULL, None),
         (lambda: hf.RwkvConfig(**SMALL, intermediate_size=64), lora("key"), None),
     ],
-    ids=["llama4", "llama4, ia3", "phimoe, dora", "xlstm, prefix", "deepseek_v32", "codegen", "rwkv"],
+    ids=[
+        "llama4",
+        "llama4, ia3",
+        "phimoe, dora",
+        "xlstm, prefix",
+        "deepseek_v32",
+        "codegen",
+        "rwkv",
+    ],
 )
 def test_an_adapter_that_would_fail_in_the_worker_is_refused_before(
     config: Callable[[], Any],
@@ -193,14 +239,18 @@ def test_an_adapter_that_would_fail_in_the_worker_is_refused_before(
     refused = nullcontext() if message is None else pytest.raises(ValueError, match=message)
     with refused:
         check_architecture(ModelSpec(name=str(tmp_path), adapter=adapter), task(), clipped=True)
-    assert message is not None or not [record for record in caplog.records if record.name.startswith("raydp")]
+    assert message is not None or not [
+        record for record in caplog.records if record.name.startswith("raydp")
+    ]
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
 @pytest.mark.parametrize("kind", BOTH_WAYS)
 def test_a_model_that_reads_later_tokens_is_refused(kind: str, adapter: AdapterSpec) -> None:
     """Also without clipping: the loss of a padded row is another loss."""
-    with pytest.raises(DependentExamples, match=r"tokens before it, got 'm': a later token changes"):
+    with pytest.raises(
+        DependentExamples, match=r"tokens before it, got 'm': a later token changes"
+    ):
         probe.check(context(BOTH_WAYS[kind](), adapter), task(), model="m", clipped=False)
 
 
@@ -218,13 +268,23 @@ def test_the_real_model_is_refused_too_in_16_bits() -> None:
     sound = context(SOUND["llama"][0]())
     sound.model.to(torch.bfloat16)
     probe.check(sound, task(), model="m", clipped=True)
-    probe.check(replace(context(SOUND["gpt2"][0](), FULL), autocast=torch.bfloat16), task(), model="m", clipped=True)
+    probe.check(
+        replace(context(SOUND["gpt2"][0](), FULL), autocast=torch.bfloat16),
+        task(),
+        model="m",
+        clipped=True,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_quantised_bases(quantization: str) -> None:
-    probe.check(context(hf.LlamaConfig(**GROUPED), quantization=quantization), task(), model="m", clipped=True)
+    probe.check(
+        context(hf.LlamaConfig(**GROUPED), quantization=quantization),
+        task(),
+        model="m",
+        clipped=True,
+    )
     unsound = context(BOTH_WAYS["llama, not causal"](), quantization=quantization)
     with pytest.raises(DependentExamples, match="later token"):
         probe.check(unsound, task(), model="m", clipped=True)
@@ -263,7 +323,9 @@ class Wide(LanguageModelingTask):
     """A plug-in whose losses are others where every row is padded."""
 
     def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return super().per_example_loss(model, batch) * (1 + 0.01 * float((batch.labels[:, -1] == -100).all()))
+        return super().per_example_loss(model, batch) * (
+            1 + 0.01 * float((batch.labels[:, -1] == -100).all())
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,8 +339,12 @@ class Hardest(LanguageModelingTask):
 
 @pytest.mark.parametrize("coupled", [TokenMean, Contrast, Rising, Wide, Hardest])
 def test_a_task_that_couples_examples_is_refused(coupled: type[LanguageModelingTask]) -> None:
-    with pytest.raises(DependentExamples, match=r"task and model\.name must give each example a loss"):
-        probe.check(context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True)
+    with pytest.raises(
+        DependentExamples, match=r"task and model\.name must give each example a loss"
+    ):
+        probe.check(
+            context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,20 +368,31 @@ class Unmasked(LanguageModelingTask):
 
 
 @pytest.mark.parametrize("coupled", [Shortest, Unmasked])
-def test_a_task_whose_batch_couples_examples_is_refused(coupled: type[LanguageModelingTask]) -> None:
-    """The probe puts rows of the task together by itself, so it asks for a batch of the task, too."""
-    with pytest.raises(DependentExamples, match="task must give an example the same tokens and targets alone and in"):
-        probe.check(context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True)
+def test_a_task_whose_batch_couples_examples_is_refused(
+    coupled: type[LanguageModelingTask],
+) -> None:
+    """The probe puts rows of the task together by itself, so it asks for a batch of the task,
+    too."""
+    with pytest.raises(
+        DependentExamples,
+        match="task must give an example the same tokens and targets alone and in",
+    ):
+        probe.check(
+            context(hf.LlamaConfig(**GROUPED)), coupled(**vars(task())), model="m", clipped=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class UndefinedLoss(LanguageModelingTask):
-    """A plug-in whose loss of the first example of several is not a number, unless all are padded."""
+    """A plug-in whose loss of the first example of several is not a number, unless all are
+    padded."""
 
     def per_example_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         losses = super().per_example_loss(model, batch)
         undefined = len(losses) > 1 and bool((batch.labels[:, -1] != -100).any())
-        return losses + torch.tensor([float("nan") if undefined else 0.0] + [0.0] * (len(losses) - 1))
+        return losses + torch.tensor(
+            [float("nan") if undefined else 0.0] + [0.0] * (len(losses) - 1)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,12 +410,18 @@ class UndefinedGradient(LanguageModelingTask):
 @pytest.mark.parametrize("undefined", [UndefinedLoss, UndefinedGradient])
 def test_a_figure_that_is_not_a_number_refuses(undefined: type[LanguageModelingTask]) -> None:
     """Also if the figures that follow it are numbers."""
-    with pytest.raises(DependentExamples, match=r"task and model\.name must give each example a loss"):
-        probe.check(context(hf.LlamaConfig(**GROUPED)), undefined(**vars(task())), model="m", clipped=True)
+    with pytest.raises(
+        DependentExamples, match=r"task and model\.name must give each example a loss"
+    ):
+        probe.check(
+            context(hf.LlamaConfig(**GROUPED)), undefined(**vars(task())), model="m", clipped=True
+        )
 
 
 @pytest.mark.parametrize("wrong", ["norms", "sum"])
-def test_clipped_gradients_that_are_not_autograds_are_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipped_gradients_that_are_not_autograds_are_refused(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By one per cent, in the norms alone, by which examples are clipped, or in the sum alone."""
 
     class Wrong(ClippedGradients):
@@ -379,13 +462,17 @@ def test_a_classifier_that_mixes_a_batch_is_refused(mixing: nn.Module) -> None:
 
 def test_an_architecture_is_checked_without_its_weights(tmp_path: Path) -> None:
     """Only the configuration is read, of 30 layers and a large vocabulary."""
-    config = hf.LlamaConfig(**{**GROUPED, "num_hidden_layers": 30, "vocab_size": 50_000}, is_causal=False)
+    config = hf.LlamaConfig(
+        **{**GROUPED, "num_hidden_layers": 30, "vocab_size": 50_000}, is_causal=False
+    )
     config.save_pretrained(tmp_path)
     with pytest.raises(DependentExamples, match="later token"):
         check_architecture(ModelSpec(name=str(tmp_path), adapter=LORA), task(), clipped=True)
 
 
-def test_experts_that_all_linear_leaves_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_experts_that_all_linear_leaves_out_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, named in (("olmoe", 1), ("llama", 0)):
         SOUND[name][0]().save_pretrained(tmp_path / name)
         caplog.clear()

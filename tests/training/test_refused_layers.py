@@ -1,4 +1,5 @@
-"""Layers that nothing supports are named in an error, before the first step where that can be seen."""
+"""Layers that nothing supports are named in an error, before the first step where that can be
+seen."""
 
 from __future__ import annotations
 
@@ -89,12 +90,18 @@ def features() -> torch.Tensor:
 
 AT_THE_START = {
     "LSTM": (nn.LSTM(5, 5), "LSTM .*several tensors"),
-    "BatchNorm1d": (nn.BatchNorm1d(5, track_running_stats=False), "BatchNorm1d .*mixes the examples"),
+    "BatchNorm1d": (
+        nn.BatchNorm1d(5, track_running_stats=False),
+        "BatchNorm1d .*mixes the examples",
+    ),
     "Bilinear": (nn.Bilinear(5, 5, 5), "Bilinear .*2 inputs"),
     "MultiheadAttention": (nn.MultiheadAttention(5, 1), "MultiheadAttention .*3 inputs"),
     "ParameterList": (nn.ParameterList([torch.zeros(5)]), "ParameterList .*0 inputs"),
     "an embedding that rescales itself": (nn.Embedding(5, 5, max_norm=1.0), "Embedding .*max_norm"),
-    "weight normalisation": (nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), "ParametrizationList"),
+    "weight normalisation": (
+        nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)),
+        "ParametrizationList",
+    ),
 }
 
 
@@ -139,29 +146,42 @@ def test_a_layer_that_nothing_supports_is_named_in_the_first_pass(kind: str) -> 
     with pytest.raises(ValueError, match=message):
         clipped_sum(model, x, 1.0)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()), "nothing is left behind"
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()), (
+        "nothing is left behind"
+    )
 
 
 def test_a_soft_prompt_that_the_model_does_not_read_is_named() -> None:
     """As peft's own forward reads it: once for all examples."""
-    model = get_peft_model(llama(tied=True), PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")).eval()
+    model = get_peft_model(
+        llama(tied=True), PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    ).eval()
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     batch = batch_of(3, 6)
     engine = ClippedGradients(model, parameters, Clipping(1.0))
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    with pytest.raises(ValueError, match=r"Embedding 'prompt_encoder.default.embedding': its input .1, 2. has no row"):
+    with pytest.raises(
+        ValueError,
+        match=r"Embedding 'prompt_encoder.default.embedding': its input .1, 2. has no row",
+    ):
         engine.accumulate(lambda: model(batch.input_ids).logits.logsumexp(dim=(1, 2)), total)
-    with pytest.raises(ValueError, match=r"prompt_encoder.default.embedding.weight, which took no part"):
+    with pytest.raises(
+        ValueError, match=r"prompt_encoder.default.embedding.weight, which took no part"
+    ):
         engine.accumulate(lambda: losses(_unprompted(model), batch), total)
     model.active_peft_config.inference_mode = True
     engine = ClippedGradients(model, parameters, Clipping(1.0))
-    with pytest.raises(ValueError, match=r"'prompt_encoder.default.embedding.weight', which .* reads directly"):
+    with pytest.raises(
+        ValueError, match=r"'prompt_encoder.default.embedding.weight', which .* reads directly"
+    ):
         engine.accumulate(lambda: model(batch.input_ids).logits.logsumexp(dim=(1, 2)), total)
 
 
 def _unprompted(model: nn.Module) -> nn.Module:
     base = model.get_base_model()
-    base.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_())
+    base.get_input_embeddings().register_forward_hook(
+        lambda module, args, output: output.requires_grad_()
+    )
     return base
 
 

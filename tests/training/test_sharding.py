@@ -1,18 +1,22 @@
-"""Weights that are spread over the ranks change nothing: not the update, the noise, the measurement or a resume."""
+"""Weights that are spread over the ranks change nothing: not the update, the noise, the measurement
+or a resume."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from raydp.training import loop
+from raydp.training.batch_sum import START_AGAIN
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import KeyedStream
 from tests.builders import toys
 from tests.training.ranks import FULL, KILLED_AFTER, RUNS, Everything, context, measured, noise
 
+pytestmark = pytest.mark.xdist_group("invariants")
+
 CUT_TOLERANCE = 1e-5
-"""Source: tests/training/test_invariants.py; fp32 sums in another order, carried to a weight by Adam's division."""
+"""Source: tests/training/test_invariants.py; fp32 sums in another order, carried to a weight by
+Adam's division."""
 MEASURED_TOLERANCE = 1e-5
 """Utility in fp32 on another topology, which sums in another order."""
 
@@ -25,12 +29,16 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_sharded_run_is_that_of_one_rank(everything: Everything, name: str, world_size: int) -> None:
+def test_a_sharded_run_is_that_of_one_rank(
+    everything: Everything, name: str, world_size: int
+) -> None:
     alone, sharded = everything.alone[name], everything.ranks[world_size][0]["runs"][name]
     assert toys.distance(alone["weights"], sharded["weights"]) <= CUT_TOLERANCE
     for a, b in zip(alone["history"], sharded["history"], strict=True):
         assert a["drawn"] == b["drawn"]
-        assert a.get("max_grad_norm") == b.get("max_grad_norm"), "the threshold follows the same counts"
+        assert a.get("max_grad_norm") == b.get("max_grad_norm"), (
+            "the threshold follows the same counts"
+        )
         assert a.get("clipped") == b.get("clipped")
         assert a.get("loss", 0) == pytest.approx(b.get("loss", 0), abs=MEASURED_TOLERANCE)
 
@@ -90,18 +98,25 @@ def test_a_rank_holds_its_share_of_everything(everything: Everything, world_size
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("adapter", ["lora", "full"])
-def test_rank_0_measures_the_whole_model_and_its_base(everything: Everything, adapter: str, world_size: int) -> None:
+def test_rank_0_measures_the_whole_model_and_its_base(
+    everything: Everything, adapter: str, world_size: int
+) -> None:
     expected = measured({"lora": toys.ADAPTER, "full": FULL}[adapter], LocalComm())
     assert expected is not None
     found, *others = [rank["measured"][adapter] for rank in everything.ranks[world_size]]
     assert found == pytest.approx(expected, abs=MEASURED_TOLERANCE)
-    assert found["trained"] == found["again"] != pytest.approx(found["base"], abs=100 * MEASURED_TOLERANCE)
+    assert (
+        found["trained"]
+        == found["again"]
+        != pytest.approx(found["base"], abs=100 * MEASURED_TOLERANCE)
+    )
     assert others == [None] * (world_size - 1)
 
 
 @pytest.mark.slow
 def test_what_some_ranks_began_any_number_of_ranks_ends(everything: Everything) -> None:
-    """Killed with two ranks, resumed with three and with one; broken off with one, resumed with two."""
+    """Killed with two ranks, resumed with three and with one; broken off with one, resumed with
+    two."""
     reference = everything.alone["full"]
     resumed = {
         "2 to 1": everything.resumed_by_one,
@@ -109,9 +124,13 @@ def test_what_some_ranks_began_any_number_of_ranks_ends(everything: Everything) 
         "1 to 2": everything.ranks[2][0]["resumed"],
     }
     for result in resumed.values():
-        assert result["resumed_from"] == KILLED_AFTER - 1, "the end came before the step's checkpoint"
+        assert result["resumed_from"] == KILLED_AFTER - 1, (
+            "the end came before the step's checkpoint"
+        )
         assert toys.distance(reference["weights"], result["weights"]) <= CUT_TOLERANCE
-        assert [step["drawn"] for step in result["history"]] == [step["drawn"] for step in reference["history"]]
+        assert [step["drawn"] for step in result["history"]] == [
+            step["drawn"] for step in reference["history"]
+        ]
 
 
 @pytest.mark.slow
@@ -119,5 +138,5 @@ def test_out_of_memory_the_group_starts_again_with_half(everything: Everything) 
     """One rank alone could not repeat a pass that the others are in the middle of."""
     for rank in [*everything.ranks[2], *everything.ranks[3]]:
         message, before, after = rank["memory"]
-        assert message == loop.START_AGAIN
+        assert message == START_AGAIN
         assert after == before // 2

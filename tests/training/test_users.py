@@ -1,4 +1,5 @@
-"""With the user as the unit of privacy, users are drawn, and the sum of a user's gradients is clipped."""
+"""With the user as the unit of privacy, users are drawn, and the sum of a user's gradients is
+clipped."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from raydp.training.gradients.thresholds import Clipping
 from tests.builders import toys
 from tests.training.test_clipping import MODELS, TOLERANCE, batch_of, losses
 
-OF_EXAMPLE = [i * i % 9 for i in range(toys.NUM_EXAMPLES)]  # users of different numbers of examples, mixed
+OF_EXAMPLE = [
+    i * i % 9 for i in range(toys.NUM_EXAMPLES)
+]  # users of different numbers of examples, mixed
 NUM_USERS = len(set(OF_EXAMPLE))
 PLAN = replace(toys.PLAN, num_examples=NUM_USERS, batch_size=2)
 CUT_TOLERANCE = 1e-5  # as in test_invariants
@@ -54,13 +57,17 @@ def test_the_sum_of_a_users_gradients_is_clipped(name: str, per_unit: int) -> No
     torch.testing.assert_close(reported[0], mean, rtol=1e-6, atol=0)  # a few roundings of fp32
 
 
-def _flat(model: nn.Module, parameters: dict[str, nn.Parameter], rows: torch.Tensor) -> torch.Tensor:
+def _flat(
+    model: nn.Module, parameters: dict[str, nn.Parameter], rows: torch.Tensor
+) -> torch.Tensor:
     """Autograd's own gradient of one user, float64."""
-    grads = torch.autograd.grad(losses(model, batch_of(6, 11))[rows].sum(), list(parameters.values()))
+    grads = torch.autograd.grad(
+        losses(model, batch_of(6, 11))[rows].sum(), list(parameters.values())
+    )
     return torch.cat([g.flatten() for g in grads]).double()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=12),
     size=st.none() | st.integers(1, 9),
@@ -69,7 +76,9 @@ def _flat(model: nn.Module, parameters: dict[str, nn.Parameter], rows: torch.Ten
 )
 def test_micro_batches_hold_every_drawn_user_once_and_whole(sizes, size, ranks, seed) -> None:
     rng = np.random.default_rng(seed)
-    units = Units(offsets=np.concatenate([[0], np.cumsum(sizes)]), lengths=rng.integers(2, 700, sum(sizes)))
+    units = Units(
+        offsets=np.concatenate([[0], np.cumsum(sizes)]), lengths=rng.integers(2, 700, sum(sizes))
+    )
     drawn = np.flatnonzero(rng.random(len(sizes)) < 0.6)
     seen = []
     for rank in range(ranks):
@@ -87,9 +96,13 @@ def test_micro_batches_hold_every_drawn_user_once_and_whole(sizes, size, ranks, 
 def test_examples_come_in_the_order_of_their_users(task) -> None:
     plain = toys.task()
     assert task.unit_sizes().tolist() == [OF_EXAMPLE.count(u) for u in dict.fromkeys(OF_EXAMPLE)]
-    order = [i for u in dict.fromkeys(OF_EXAMPLE) for i in range(toys.NUM_EXAMPLES) if OF_EXAMPLE[i] == u]
+    order = [
+        i for u in dict.fromkeys(OF_EXAMPLE) for i in range(toys.NUM_EXAMPLES) if OF_EXAMPLE[i] == u
+    ]
     for place, i in enumerate(order):
-        assert (task.batch(np.array([place])).input_ids == plain.batch(np.array([i])).input_ids).all()
+        assert (
+            task.batch(np.array([place])).input_ids == plain.batch(np.array([i])).input_ids
+        ).all()
     facts = task.facts()
     assert (facts.num_units, facts.num_examples) == (NUM_USERS, toys.NUM_EXAMPLES)
     assert facts.content_hash != plain.facts().content_hash
@@ -105,10 +118,15 @@ def _train(task, comm=None, microbatch_size=None, method=toys.METHOD) -> dict[st
 def test_users_are_drawn_and_how_they_are_cut_does_not_matter(task, method) -> None:
     whole = _train(task, microbatch_size=toys.NUM_EXAMPLES, method=method)
     drawn = [len(method.batch_indices(PLAN, toys.KEY, step)) for step in range(PLAN.num_steps)]
-    assert max(max(method.batch_indices(PLAN, toys.KEY, s), default=0) for s in range(PLAN.num_steps)) < NUM_USERS
+    assert (
+        max(max(method.batch_indices(PLAN, toys.KEY, s), default=0) for s in range(PLAN.num_steps))
+        < NUM_USERS
+    )
     assert [h["drawn"] for h in _train.history] == drawn
     for size in (1, None):
-        assert toys.distance(whole, _train(task, microbatch_size=size, method=method)) <= CUT_TOLERANCE
+        assert (
+            toys.distance(whole, _train(task, microbatch_size=size, method=method)) <= CUT_TOLERANCE
+        )
 
 
 def test_one_user_moves_the_sum_by_at_most_c(task) -> None:
@@ -120,7 +138,9 @@ def test_one_user_moves_the_sum_by_at_most_c(task) -> None:
         engine = ClippedGradients(toy.model, toy.parameters, Clipping(c))
         for examples, per_unit in Units.of(task).microbatches(np.array(users), None, 1024):
             batch = task.batch(examples)
-            norms = engine.accumulate(partial(task.per_example_loss, toy.model, batch), total, per_unit)[1]
+            norms = engine.accumulate(
+                partial(task.per_example_loss, toy.model, batch), total, per_unit
+            )[1]
             assert (norms > 10 * c).all()
         sums.append(torch.cat([t.flatten() for t in total.values()]).double())
     change = float((sums[0] - sums[1]).norm())

@@ -19,12 +19,14 @@ def pages() -> dict[str, str]:
     panels: dict[str, list[str]] = {}
     for name, command in top.commands.items():
         if not command.hidden:
-            panels.setdefault(command.rich_help_panel or "Other", []).extend(_command(command, [NAME, name]))
+            panels.setdefault(command.rich_help_panel or "Other", []).extend(
+                _command(command, [NAME, name])
+            )
     text = [
         "# Every command",
         "This page is made of the help of the commands: `raydp COMMAND --help` prints the same. "
-        "[Commands](../commands.md) has them by example. Every command exits with 0 on success, with 2 on bad input, "
-        "and with 1 on failure.",
+        "[Commands](../commands.md) has them by example. Every command exits with 0 on success, "
+        "with 2 on bad input, and with 1 on failure.",
     ]
     for panel, commands in panels.items():
         text += [f"## {panel}", *commands]
@@ -38,7 +40,11 @@ def _command(command: Any, path: list[str]) -> Iterator[str]:
         yield f"### {' '.join(path)}"
         yield paragraphs(command.help or "")
         yield f"```text\n{' '.join([*path, *command.collect_usage_pieces(context)])}\n```"
-        rows = [_row(parameter, context) for parameter in command.get_params(context) if not parameter.hidden]
+        rows = [
+            _row(parameter, context)
+            for parameter in command.get_params(context)
+            if not parameter.hidden
+        ]
         yield table(["argument or option", "meaning"], rows)
         return
     for name, inner in command.commands.items():

@@ -1,4 +1,5 @@
-"""Paths of the repository and of the site: where a file is shown, and how a link between two files is written there."""
+"""Paths of the repository and of the site: where a file is shown, and how a link between two files
+is written there."""
 
 from __future__ import annotations
 
@@ -18,20 +19,23 @@ _TOP = {
     "SECURITY.md": "security.md",
 }
 _SERVED = {".md", ".ipynb", ".png", ".svg", ".csv", ".html"}
-"""Suffixes of files in docs/ that the site has under their own names. Of any other file a page shows the text."""
+"""Suffixes of files in docs/ that the site has under their own names. Of any other file a page
+shows the text."""
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[#)])")
 
 
 @cache
 def outside_pages() -> dict[str, str]:
-    """Return the Markdown files outside docs/ that are pages: path in the repository -> page of the site."""
+    """Return the Markdown files outside docs/ that are pages: path in the repository -> page of the
+    site."""
     deploy = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy").rglob("*.md"))
     return {**_TOP, **{path: path for path in deploy}}
 
 
 def repository_path(page: str) -> str | None:
-    """Return the path in the repository of a page of the site, or None if the page is made when the site is built."""
+    """Return the path in the repository of a page of the site, or None if the page is made when the
+    site is built."""
     outside = {shown: path for path, shown in outside_pages().items()}
     if page in outside:
         return outside[page]
@@ -46,7 +50,8 @@ def site_path(path: str) -> str:
         path: relative to the repository, with slashes.
 
     Returns:
-        A path relative to the site's own top: a page, a file of docs/, or the page that shows the source.
+        A path relative to the site's own top: a page, a file of docs/, or the page that shows the
+        source.
     """
     if path in outside_pages():
         return outside_pages()[path]
@@ -63,8 +68,9 @@ def rewritten(markdown: str, path: str) -> tuple[str, set[str]]:
         path: the page's own path in the repository.
 
     Returns:
-        The text, and the paths in the repository of the linked files and folders of which a page must show the source.
-        A link that leads nowhere stays as it is, so that MkDocs complains about it.
+        The text, and the paths in the repository of the linked files and folders of which a page
+        must show the source. A link that leads nowhere stays as it is, so that MkDocs complains
+        about it.
     """
     folder, here = posixpath.dirname(path), posixpath.dirname(site_path(path))
     shown: set[str] = set()
@@ -81,4 +87,6 @@ def rewritten(markdown: str, path: str) -> tuple[str, set[str]]:
         return posixpath.relpath(page, here or ".")
 
     parts = _FENCED.split(markdown)
-    return "".join(part if at % 2 else _LINK.sub(moved, part) for at, part in enumerate(parts)), shown
+    return "".join(
+        part if at % 2 else _LINK.sub(moved, part) for at, part in enumerate(parts)
+    ), shown

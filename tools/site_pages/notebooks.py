@@ -1,4 +1,7 @@
-"""A notebook as a Markdown page. Its links are checked as those of every page, and nothing is loaded to show it."""
+"""A notebook as a Markdown page.
+
+Its links are checked as those of every page, and nothing is loaded to show it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,12 @@ def as_markdown(notebook: str) -> str:
         notebook: the content of the .ipynb file.
 
     Returns:
-        The text of its cells: Markdown as it is, code as Python blocks, and outputs as text, tables or pictures.
+        The text of its cells: Markdown as it is, code as Python blocks, and outputs as text, tables
+        or pictures.
     """
-    return "\n\n".join(part for cell in json.loads(notebook)["cells"] for part in _cell(cell)) + "\n"
+    return (
+        "\n\n".join(part for cell in json.loads(notebook)["cells"] for part in _cell(cell)) + "\n"
+    )
 
 
 def _cell(cell: dict[str, Any]) -> Iterator[str]:

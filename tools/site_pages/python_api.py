@@ -1,4 +1,5 @@
-"""The reference of the Python API: which names are shown on which page. mkdocstrings writes them from docstrings."""
+"""The reference of the Python API: which names are shown on which page. mkdocstrings writes them
+from docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _EXTENSION_POINTS = {
     "Method": ("raydp.methods.base",),
     "Score": ("raydp.scores.base",),
     "Accountant": ("raydp.privacy.accounting.base",),
-    "Search": ("raydp.search.base",),
+    "Search": ("raydp.sweep.search",),
     "Selection rule": ("raydp.analysis.selection.rules",),
 }
 """Kind of plug-in -> the modules that have what a plug-in of this kind inherits or returns."""
@@ -22,22 +23,30 @@ _EXTENSION_POINTS = {
 def pages() -> dict[str, str]:
     """Return the pages on the Python API: page of the site -> its Markdown."""
     top = {name: _home(raydp, name) for name in raydp.__all__}
-    analysis = {name: _home(raydp.analysis, name) for name in sorted(raydp.analysis.__all__, key=str.lower)}
+    analysis = {
+        name: _home(raydp.analysis, name) for name in sorted(raydp.analysis.__all__, key=str.lower)
+    }
     spaces = {name: _home(raydp.search_spaces, name) for name in raydp.search_spaces.__all__}
     shown: set[str] = set()
     return {
         "reference/python.md": _page(
-            "The package raydp", "What `import raydp` gives. Each name is imported when it is first used.", top, shown
+            "The package raydp",
+            "What `import raydp` gives. Each name is imported when it is first used.",
+            top,
+            shown,
         ),
         "reference/analysis.md": _page(
             "raydp.analysis",
-            "From a points table to a choice. These functions take a pandas table, so that they also work on results "
-            "of other tools. They import neither Ray nor torch.",
+            "From a points table to a choice. These functions take a pandas table, so that they "
+            "also work on results of other tools. They import neither Ray nor torch.",
             analysis,
             shown,
         ),
         "reference/search_spaces.md": _page(
-            "raydp.search_spaces", "Named grids of (batch size, steps, learning rate), and their loader.", spaces, shown
+            "raydp.search_spaces",
+            "Named grids of (batch size, steps, learning rate), and their loader.",
+            spaces,
+            shown,
         ),
         "reference/extension_points.md": _extension_points(),
     }
@@ -65,12 +74,14 @@ def _page(title: str, about: str, names: dict[str, str], shown: set[str]) -> str
 def _extension_points() -> str:
     text = [
         "# Extension points",
-        "What a plug-in inherits, takes and returns. [Extending raydp](../extending.md) has an example of each.",
+        "What a plug-in inherits, takes and returns. [Extending raydp](../extending.md) has an "
+        "example of each.",
     ]
     for kind, modules in _EXTENSION_POINTS.items():
         text.append(f"## {kind}")
         text += [
-            f"::: {module}\n    options: {{show_root_heading: false, show_root_toc_entry: false, heading_level: 3}}"
+            f"::: {module}\n    options: {{show_root_heading: false, show_root_toc_entry: false, "
+            "heading_level: 3}"
             for module in modules
         ]
     return "\n\n".join(text) + "\n"

@@ -1,4 +1,5 @@
-"""The reference of the spec, made of its JSON Schema: every section and plug-in, with fields, types and defaults."""
+"""The reference of the spec, made of its JSON Schema: every section and plug-in, with fields, types
+and defaults."""
 
 from __future__ import annotations
 
@@ -13,12 +14,25 @@ from site_pages.prose import escaped, paragraphs, table
 Schema = Mapping[str, Any]
 _PLUGINS = {
     "tasks": ("Tasks", "task", "What is learnt, and what of it must not leak."),
-    "methods": ("Methods", "method", "How a model is trained, and which guarantee its training has."),
-    "scores": ("Scores", "scores", "What is measured of every trained model. A higher value means that it leaks more."),
+    "methods": (
+        "Methods",
+        "method",
+        "How a model is trained, and which guarantee its training has.",
+    ),
+    "scores": (
+        "Scores",
+        "scores",
+        "What is measured of every trained model. A higher value means that it leaks more.",
+    ),
     "searches": ("Searches", "space.search", "Which configurations are run, and in which order."),
 }
 """Kind -> title of its page, the field of the spec that names it, and what it is."""
-_PAGE_OF_FIELD = {"task": "tasks", "method": "methods", "scores": "scores", "space.search": "searches"}
+_PAGE_OF_FIELD = {
+    "task": "tasks",
+    "method": "methods",
+    "scores": "scores",
+    "space.search": "searches",
+}
 _WORDS = {
     "integer": "integer",
     "number": "number",
@@ -56,9 +70,9 @@ def _spec_page(schema: Any) -> str:
     fields = schema["properties"]
     text = [
         "# The spec",
-        "One YAML file is a sweep. This page has every section and field, with its type, default and meaning. A field "
-        "without a default is required. An unknown field is an error. `raydp schema` prints the same as JSON Schema, "
-        "for editors.",
+        "One YAML file is a sweep. This page has every section and field, with its type, default "
+        "and meaning. A field without a default is required. An unknown field is an error. `raydp "
+        "schema` prints the same as JSON Schema, for editors.",
         _fields(schema, ""),
     ]
     for name, field in fields.items():
@@ -83,15 +97,22 @@ def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
 def _plugin_page(title: str, field: str, about: str, plugins: list[Schema]) -> str:
     text = [
         f"# {title}",
-        f"{about} A spec names one in [`{field}`](spec.md), written `{{name: ..., **fields}}`. A field without a "
-        "default is required.",
+        f"{about} A spec names one in [`{field}`](spec.md), written `{{name: ..., **fields}}`. A "
+        "field without a default is required.",
     ]
     for plugin in plugins:
         own = {name: value for name, value in plugin["properties"].items() if name != "name"}
-        text += [f"## `{plugin['properties']['name']['const']}`", paragraphs(plugin.get("description", ""))]
+        text += [
+            f"## `{plugin['properties']['name']['const']}`",
+            paragraphs(plugin.get("description", "")),
+        ]
         text.append(_fields({**plugin, "properties": own}, "") if own else "It has no fields.")
         for name, described in plugin.get("$defs", {}).items():
-            text += [f"### {name}", paragraphs(described.get("description", "")), _fields(described, "")]
+            text += [
+                f"### {name}",
+                paragraphs(described.get("description", "")),
+                _fields(described, ""),
+            ]
     return "\n\n".join(text) + "\n"
 
 
@@ -107,20 +128,28 @@ def _fields(section: Schema, prefix: str) -> str:
 
 def _default(field: Schema) -> str:
     if "default" not in field:
-        return "made from the other fields" if field.get("type") not in ("object", "array") else "empty"
+        return (
+            "made from the other fields"
+            if field.get("type") not in ("object", "array")
+            else "empty"
+        )
     value = field["default"]
     if value is None:
         return "none"
     if isinstance(value, dict):
         return "its own defaults"
-    return f"`{json.dumps(value, ensure_ascii=False)}`" if not isinstance(value, str) else f"`{value}`"
+    return (
+        f"`{json.dumps(value, ensure_ascii=False)}`" if not isinstance(value, str) else f"`{value}`"
+    )
 
 
 def _type(field: Schema, path: str) -> str:
     """Return the type of a field in words, with its bounds and the values that it allows."""
     if path in _PAGE_OF_FIELD:
         page = _PAGE_OF_FIELD[path]
-        return f"one of the [{page}]({page}.md)" if path != "scores" else "list of [scores](scores.md)"
+        return (
+            f"one of the [{page}]({page}.md)" if path != "scores" else "list of [scores](scores.md)"
+        )
     if "$ref" in field:
         return f"[section](#{_anchor(path)})"
     if "enum" in field:
@@ -129,10 +158,20 @@ def _type(field: Schema, path: str) -> str:
         return f"`{field['const']}`"
     for choice in ("anyOf", "oneOf"):
         if choice in field:
-            return " or ".join(dict.fromkeys(_type(part, path) for part in field[choice] if part.get("type") != "null"))
-    bounds = [words.format(_number(field[word])) for word, words in _BOUNDS.items() if word in field]
+            return " or ".join(
+                dict.fromkeys(
+                    _type(part, path) for part in field[choice] if part.get("type") != "null"
+                )
+            )
+    bounds = [
+        words.format(_number(field[word])) for word, words in _BOUNDS.items() if word in field
+    ]
     bounds = [re.sub("(?<=^[≥>≤<]) ", "\N{NO-BREAK SPACE}", bound) for bound in bounds]
-    kind = _array(field, path) if field.get("type") == "array" else _WORDS.get(field.get("type", ""), "any value")
+    kind = (
+        _array(field, path)
+        if field.get("type") == "array"
+        else _WORDS.get(field.get("type", ""), "any value")
+    )
     return ", ".join([kind, *(bound.replace("|", "\\|") for bound in bounds)])
 
 
@@ -150,7 +189,12 @@ def _definitions(field: Schema) -> list[str]:
     """Return the names of the sections that a field may hold."""
     if "$ref" in field:
         return [field["$ref"].rpartition("/")[2]]
-    return [name for choice in ("anyOf", "oneOf") for part in field.get(choice, []) for name in _definitions(part)]
+    return [
+        name
+        for choice in ("anyOf", "oneOf")
+        for part in field.get(choice, [])
+        for name in _definitions(part)
+    ]
 
 
 def _anchor(path: str) -> str:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from raydp.io.console_log import is_verbose
 from raydp.io.output import print_json, print_table, stderr, stdout
-from raydp.io.told import is_verbose
 from raydp.selftest.base import Check
 from raydp.selftest.run import run_selftest
 from raydp.spec.reading import load_spec
 
 
 def selftest_command(spec: Path | None, *, json: bool) -> bool:
-    """Run the self-test and print its verdict, the failures and the rows of the spec, or {"passed", "checks"} as JSON.
+    """Run the self-test, and print its verdict, the failures and the rows of the spec.
+
+    As JSON it prints {"passed", "checks"}.
 
     A verbose command prints the rows of all checks, too.
 
@@ -42,7 +44,9 @@ def selftest_command(spec: Path | None, *, json: bool) -> bool:
         stdout.print(f"all {len(checks)} checks passed, {seconds}")
     for c in failed:
         stdout.print(
-            f"failed: {c.name}: {c.figure:.6g}, must be {bound_text(c)} ({c.detail})", style="red", markup=False
+            f"failed: {c.name}: {c.figure:.6g}, must be {bound_text(c)} ({c.detail})",
+            style="red",
+            markup=False,
         )
     # The rows.
     if given is not None and (own := [c for c in checks if f"({given.name}: " in c.name]):
@@ -55,7 +59,10 @@ def selftest_command(spec: Path | None, *, json: bool) -> bool:
 
 
 def _print_rows(title: str, checks: Sequence[Check]) -> None:
-    rows = [{"check": c.name, "figure": c.figure, "bound": bound_text(c), "passed": _word(c.passed)} for c in checks]
+    rows = [
+        {"check": c.name, "figure": c.figure, "bound": bound_text(c), "passed": _word(c.passed)}
+        for c in checks
+    ]
     print_table(title, rows, keep=("passed",))
 
 

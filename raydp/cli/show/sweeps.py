@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,8 +14,8 @@ import pandas as pd
 
 from raydp.io.output import print_table, print_warning, stdout
 from raydp.io.shell import shell_line
+from raydp.plugins.registries import service
 from raydp.search_spaces.configuration import HYPERPARAMETERS
-from raydp.sweep.names import run_name
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection
@@ -35,6 +35,7 @@ NAMED = 3
 
 def show_plan(table: pd.DataFrame) -> None:
     """Print the plan as a table, with warnings and the configurations that were left out."""
+    # What the data are, and what is doubtful, comes before the table.
     for note in table.attrs["facts"].sentences():
         stdout.print(note, markup=False)
     for warning in table.attrs["warnings"]:
@@ -63,7 +64,7 @@ def show_selection(selection: Selection) -> None:
 
 
 def _show_decision(selection: Selection, said: Sequence[Caution] = ()) -> None:
-    """Print the selected configuration, how sure it is, what else could be chosen, and the warnings.
+    """Print the selected configuration, how sure it is, the alternatives, and the warnings.
 
     Args:
         selection: the selection.
@@ -71,14 +72,18 @@ def _show_decision(selection: Selection, said: Sequence[Caution] = ()) -> None:
     """
     from raydp.analysis.selection.words import in_words
 
+    # The decision in one line, then how sure it is.
     stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
     for sentence in in_words(selection):
         stdout.print(sentence, markup=False)
     for warning in selection.warnings:
         if warning not in map(str, said):
             print_warning(warning)
+    # Warnings of the start are named again, because the sweep may have taken days since.
     if said:
-        print_warning(f"what was said at the start holds for this choice: {'; '.join(c.short for c in said)}.")
+        print_warning(
+            f"what was said at the start holds for this choice: {'; '.join(c.short for c in said)}."
+        )
 
 
 def _show_steps(selection: Selection) -> None:
@@ -93,45 +98,43 @@ def _show_steps(selection: Selection) -> None:
             stdout.print(f"{step.name} {step.rule}", markup=False)
             continue
         names = ", ".join(map(str, left[:NAMED])) + (", ..." if len(left) > NAMED else "")
-        # The rules of other steps are long. The rule of a bound holds a figure that the reader may want to reuse.
+        # The rules of other steps are long. The rule of a bound holds a figure that the reader may
+        # want to reuse.
         bound = f" ({step.rule})" if step.name.endswith(BOUNDS) else ""
-        stdout.print(f"{step.name}{bound}: {len(step.dropped)} dropped, {len(left)} left: {names}", markup=False)
+        stdout.print(
+            f"{step.name}{bound}: {len(step.dropped)} dropped, {len(left)} left: {names}",
+            markup=False,
+        )
         if len(left) == 1:
             break  # the other steps change nothing
-
-
-def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print the predictions for configurations that have not been run. The names are short to fit a terminal."""
-    names = {
-        "score_interval": "score 95 %",
-        "score_run_interval": "of a run",
-        "utility_interval": "loss 95 %",
-        "utility_run_interval": "of a run ",
-    }
-    shown = [{names.get(k, k): v for k, v in row.items()} for row in rows]
-    print_table("predictions; 95 % intervals of the expectation over seeds, and of one run", shown)
-    if any(row["beyond"] for row in rows):
-        print_warning(
-            "rows with a hyperparameter `beyond` the measured values are linear extrapolations: they ignore "
-            "the range of a score, and that runs may diverge."
-        )
 
 
 def progress_document(folder: SweepFolder, progress: DriverProgress | None) -> dict[str, object]:
     """Return {"progress": ...} for `raydp status --json`; {} if no driver runs the sweep."""
     if progress is None:
         return {}
+    # A run in progress may be of the untrained base model, which is no trial.
     trials = {trial.run_id: trial for trial in folder.plan().trials}
     running = [
         {
             **{k: getattr(trials.get(run_id), k, None) for k in (*HYPERPARAMETERS, "seed")},
-            **({"settings": trials[run_id].fields} if run_id in trials and trials[run_id].settings else {}),
+            **(
+                {"settings": dict(trials[run_id].settings)}
+                if run_id in trials and trials[run_id].settings
+                else {}
+            ),
             "run_id": run_id,
             "step": step,
         }
         for run_id, (step, _) in progress.running.items()
     ]
-    return {"progress": {"sentence": progress.sentence, "seconds_ago": progress.seconds_ago, "running": running}}
+    return {
+        "progress": {
+            "sentence": progress.sentence,
+            "seconds_ago": progress.seconds_ago,
+            "running": running,
+        }
+    }
 
 
 def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress | None) -> None:
@@ -142,6 +145,7 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
         counts: the numbers of runs by status.
         progress: how far the sweep is, None if no driver runs it.
     """
+    # How far the sweep is, then its failures, then its result or how to go on.
     summary, path = folder.summary(), folder.path
     if counts.note is not None:
         stdout.print(counts.note, markup=False)
@@ -150,9 +154,13 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
         _show_progress(folder, progress)
     show_ends(counts)
     if counts.failures:
-        print_table("failures", [failure.to_json() for failure in counts.failures], keep=("reason",))
+        print_table(
+            "failures", [failure.to_json() for failure in counts.failures], keep=("reason",)
+        )
     if summary is not None:
-        stdout.print(f"selected: {_figures(summary.selected)}, {summary.selected.model_uri}", markup=False)
+        stdout.print(
+            f"selected: {_figures(summary.selected)}, {summary.selected.model_uri}", markup=False
+        )
         stdout.print(f"report: {folder.report}", markup=False)
     elif counts.pending and progress is None:
         _show_kept(folder, counts, "If no process runs this sweep, go on with")
@@ -166,13 +174,19 @@ def _show_kept(folder: SweepFolder, counts: RunCounts, go_on: str) -> None:
         counts: the numbers of runs by status.
         go_on: the words before the command.
     """
+    # How many runs there were may be private.
     if folder.disclosure().shows_runs:
         steps = folder.checkpointed()
-        ended, named = counts.finished + counts.stopped, ", ".join(map(str, list(steps.values())[:NAMED]))
+        ended, named = (
+            counts.finished + counts.stopped,
+            ", ".join(map(str, list(steps.values())[:NAMED])),
+        )
         more = ", ..." if len(steps) > NAMED else ""
         begun = f" and {len(steps)} checkpointed (at step {named}{more})" if steps else ""
         kept = f"{ended} of {counts.runs} runs are done{begun}"
-        stdout.print(f"{kept}; all of this is kept. Other runs begin at their first step.", markup=False)
+        stdout.print(
+            f"{kept}; all of this is kept. Other runs begin at their first step.", markup=False
+        )
     command = shell_line("raydp", "sweep", folder.spec_file, "--resume")
     stdout.print(f"{go_on}: {command}", markup=False, soft_wrap=True)
 
@@ -180,38 +194,48 @@ def _show_kept(folder: SweepFolder, counts: RunCounts, go_on: str) -> None:
 def _show_progress(folder: SweepFolder, progress: DriverProgress) -> None:
     """Print how far the sweep and each run in progress are."""
     stdout.print(f"{progress.seconds_ago:.0f} s ago: {progress.sentence}", markup=False)
-    names = {trial.run_id: run_name(vars(trial)) for trial in folder.plan().trials}
+    names = {trial.run_id: str(trial) for trial in folder.plan().trials}
     for run_id, (step, of) in progress.running.items():
-        stdout.print(f"  {names.get(run_id, 'the untrained base model')}  step {step}/{of or '?'}", markup=False)
+        stdout.print(
+            f"  {names.get(run_id, 'the untrained base model')}  step {step}/{of or '?'}",
+            markup=False,
+        )
 
 
 def show_result(sweep: Sweep, result: SweepResult, *, warned: bool = False) -> None:
-    """Print the end of a sweep: the decision, the configurations, the guarantee, and how to load the model.
+    """Print the end of a sweep: decision, configurations, guarantee, and how to load the model.
 
     Args:
         sweep: the sweep.
         result: what it came to.
         warned: whether the command has printed the warnings of the plan at its start.
     """
+    # Where the runs may not be shown, tell of the released model alone.
     private = not sweep.folder.disclosure().shows_runs
     selected = result.selected
     if selected is not None:
         _show_decision(selected, sweep.folder.plan().warnings if warned else ())
     if selected is not None and result.best_utility is not None and not private:
         same = result.best_utility.configuration == selected.configuration
-        best = "It also has the best utility." if same else f"best utility instead: {_figures(result.best_utility)}"
+        best = (
+            "It also has the best utility."
+            if same
+            else f"best utility instead: {_figures(result.best_utility)}"
+        )
         stdout.print(best, markup=False)
     if private:
         stdout.print(str(result.counts.note), markup=False)
     else:
         _show_counts(result)
     _show_logs(sweep)
+    # What was kept, before anything else about an unfinished sweep.
     if result.interrupted:
         stdout.print("interrupted", style="bold")
         _show_kept(sweep.folder, result.counts, "Go on with")
     if selected is None or result.best_utility is None:
         stdout.print(f"nothing selected: {result.reason}", style="bold")
         return
+    # The table, how the rule came to its choice, and what the guarantee is.
     if not private:
         _show_configurations(sweep, result)
     _show_steps(selected)
@@ -225,10 +249,11 @@ def show_result(sweep: Sweep, result: SweepResult, *, warned: bool = False) -> N
 
 
 def _show_loaded(sweep: Sweep, selected: Selection) -> None:
-    """Print which of the selected configuration's models is loaded, and its own score, if there are several."""
+    """Print which of several models of the selected configuration is loaded, and its own score."""
     from raydp.analysis.tables.points import configurations
 
     points = sweep.points()
+    # Only finished models of the selected configuration, of which one is loaded.
     points = points[points["status"] == "finished"]
     points = points[[each == selected.configuration for each in configurations(points)]]
     own = points[points["model_uri"] == selected.model_uri]
@@ -247,30 +272,38 @@ def _show_guarantee(sweep: Sweep) -> None:
     from raydp.sweep.ending.notes import promise_of, together_notes
 
     record = sweep.folder.plan().record
+    # Without an ε the guarantee's place is taken by a warning.
     if math.isinf(record.accounted.epsilon):
-        for sentence in [*remarks(record), "privacy-preferred is not set: it is for models with a guarantee."]:
+        for sentence in [
+            *remarks(record),
+            "privacy-preferred is not set: it is for models with a guarantee.",
+        ]:
             print_warning(sentence)
         return
     not_certified = [f"Not certified: {reason}." for reason in record.not_certified_because]
     for sentence in [promise_of(record), *not_certified, *together_notes(sweep.folder.released())]:
         stdout.print(sentence, markup=False)
-    stdout.print("`raydp models show MODEL` lists what this guarantee does not cover.", markup=False)
+    stdout.print(
+        "`raydp models show MODEL` lists what this guarantee does not cover.", markup=False
+    )
 
 
 def _show_logs(sweep: Sweep) -> None:
     """Print the commands that show the run logs, if there are any."""
-    from raydp.sweep.run_logs import log_commands
-
-    if commands := log_commands(sweep.folder, sweep.spec.tracking.loggers):
-        stdout.print("run logs:", style="bold")
-    for command in commands:
+    loggers = sweep.spec.tracking.loggers
+    log_commands = service("log_commands", needed_by=None) if loggers else None
+    if log_commands is None:
+        return
+    stdout.print("run logs:", style="bold")
+    for command in log_commands(sweep.folder, loggers):
         stdout.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _show_counts(result: SweepResult) -> None:
     counts = result.counts
     numbers = {name: number for name, number in counts.numbers.items() if name != "stopped"}
-    if counts.seeds is not None:  # the runs that were not needed are named by the sentence on the seeds
+    # The runs that were not needed are named by the sentence on the seeds.
+    if counts.seeds is not None:
         numbers["runs"] -= numbers.pop("skipped", 0)
     stdout.print(", ".join(f"{n} {name}" for name, n in numbers.items()))
     show_ends(counts)
@@ -288,7 +321,10 @@ def show_ends(counts: RunCounts) -> None:
 def show_search(search: SearchEnd) -> None:
     """Print why a search has ended, and the first configurations that it did not run."""
     skipped = search.skipped
-    stdout.print(f"the search has ended: {search.reason}; {len(skipped)} configurations skipped", markup=False)
+    stdout.print(
+        f"the search has ended: {search.reason}; {len(skipped)} configurations skipped",
+        markup=False,
+    )
     for configuration, reason in list(skipped.items())[:NAMED]:
         stdout.print(f"  {configuration}: {reason}", markup=False)
     if len(skipped) > NAMED:
@@ -300,11 +336,14 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
 
     A non-private sweep has no preferred model, so its best-utility model is loaded instead.
     """
+    # MLflow's alias is how the selected model is found later.
     from raydp.tracking.promotions import PRIVACY_PREFERRED
 
     tracking = spec.tracking
     alias = PRIVACY_PREFERRED if spec.method.params.private else "best-utility"
-    uri, store = (json.dumps(text) for text in (f"models:/{tracking.registered_model}@{alias}", tracking.uri))
+    uri, store = (
+        json.dumps(text) for text in (f"models:/{tracking.registered_model}@{alias}", tracking.uri)
+    )
     load = f"import raydp; m = raydp.load_model({uri}, tracking_uri={store}); print(m)"
     found = ("--uri", tracking.uri, "--registered-model", tracking.registered_model)
     return [
@@ -314,9 +353,13 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """Return the shell command of a program of this environment: its name if the shell finds it, else its path."""
+    """Return the shell command of a program of this environment: its name, or else its path.
+
+    The name counts only if the shell finds this very program.
+    """
     own = shutil.which(name, path=str(Path(sys.executable).parent))
     if own is None:
+        # Installed without scripts: the module can still be run.
         return f"{_from_here(Path(sys.executable))}{' -m raydp' if name == 'raydp' else ''}"
     in_shell = shutil.which(name)
     on_path = in_shell is not None and Path(in_shell).absolute() == Path(own).absolute()
@@ -330,11 +373,15 @@ def _from_here(path: Path) -> str:
 
 
 def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
-    """Print one row per configuration, means over seeds, with marks for the selected and the best-utility one."""
+    """Print one row per configuration, means over seeds, with marks for two of them.
+
+    The two are the selected and the best-utility one.
+    """
     from raydp.analysis import configuration_means, score_names
     from raydp.analysis.tables.per_secret import PREFIX
     from raydp.analysis.tables.points import column_means, configurations, known
 
+    # Means over the seeds of each configuration.
     points = sweep.points()
     base = points["base_utility_loss"].iloc[0]
     finished = points[points["status"] == "finished"]
@@ -342,11 +389,12 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     scores = {name: column_means(finished, PREFIX + name) for name in score_names(finished)}
     score = sweep.spec.select.score
     listed = configurations(means)
-    paths = sorted({path for configuration in listed for path in configuration.fields})
+    # Every field that the sweep varies gets a column.
+    paths = sorted({path for configuration in listed for path in configuration.settings})
     rows = [
         {
             **{k: row[k] for k in HYPERPARAMETERS},
-            **{path: listed[position].fields.get(path) for path in paths},
+            **{path: listed[position].settings.get(path) for path in paths},
             "seeds": row["num_seeds"],
             "utility_loss": row["utility_loss"],
             "utility_gain": base - row["utility_loss"],
@@ -355,12 +403,15 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
         }
         for position, row in enumerate(means.to_dict("records"))
     ]
+    # A configuration may be both selected and best in utility.
     marks: dict[int, str] = {}
     for selection, mark in ((result.best_utility, "best utility"), (result.selected, "selected")):
         for position, configuration in enumerate(listed):
             if selection and selection.configuration == configuration:
                 marks[position] = f"{marks[position]}, {mark}" if position in marks else mark
-    by = "no score was measured" if score is None else f"the score is {score}, its std is over seeds"
+    by = (
+        "no score was measured" if score is None else f"the score is {score}, its std is over seeds"
+    )
     title = f"{sweep.spec.name}: the base model's loss is {base:.4f}; {by}"
     print_table(title, rows, marks=marks, spare=("score std", "seeds", "utility_gain"))
 
@@ -369,7 +420,9 @@ def show_failures(failures: Sequence[RunFailure]) -> None:
     """Print a line for each failed run, with its reason."""
     for failure in failures:
         stdout.print(
-            f"failed {failure.configuration} seed {failure.seed}, run {failure.run_id}: {failure.reason}", markup=False
+            f"failed {failure.configuration} seed {failure.seed}, run {failure.run_id}: "
+            f"{failure.reason}",
+            markup=False,
         )
 
 

@@ -8,20 +8,41 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import ClassVar
 
-from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian, PrivacyTarget, check_delta
+from raydp.privacy.accounting.events import (
+    Event,
+    NonPrivateEvent,
+    PoissonGaussian,
+    PrivacyTarget,
+    check_delta,
+)
 
 
 class AccountantError(ValueError):
-    """The accountant's library cannot handle an event or a δ soundly. The message names the limit."""
+    """The accountant's library cannot handle an event or a δ soundly.
+
+    The message names the limit.
+    """
 
 
 class Accountant(ABC):
     """Bounds ε from above for events. Subclasses are built without arguments.
 
+    Implementers: `PLDAccountant`, `PRVAccountant` and `RDPAccountant`. A plug-in sets `name` and
+    `distribution`, and writes `_bounds`:
+
+        class MyAccountant(Accountant):
+            name, distribution = "mine", "my-package"
+            def _bounds(self, events, deltas): return [my_epsilon(events, d) for d in deltas]
+
+    Attributes:
+        name: registry name.
+        distribution: the package that computes; its version goes into records and cache keys.
+
     Formal guarantees:
-        The bounds hold under add-or-remove-one adjacency, for independent Poisson samples and noise at every step,
-        and for adaptively chosen gradients. Parameters (sample rate, noise, number of steps) must not depend on what
-        earlier steps released. All computation is in floating point; each subclass states its allowance for rounding.
+        The bounds hold under add-or-remove-one adjacency, for independent Poisson samples and noise
+        at every step, and for adaptively chosen gradients. Parameters (sample rate, noise, number
+        of steps) must not depend on what earlier steps released. All computation is in floating
+        point; each subclass states its allowance for rounding.
     """
 
     name: ClassVar[str]
@@ -29,13 +50,20 @@ class Accountant(ABC):
 
     @property
     def version(self) -> str:
-        """Return the library behind the numbers with its installed version, as in "prv-accountant 0.2.0"."""
+        """Return the library behind the numbers and its version, as in "prv-accountant 0.2.0"."""
         return f"{self.distribution} {version(self.distribution)}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return the accountant's own parameters, such as the spacing of a grid. They are part of a cache's key."""
-        return {name: repr(value) for name, value in sorted(vars(self).items()) if not name.startswith("_")}
+        """Return the accountant's own parameters, such as the spacing of a grid.
+
+        They are part of a cache's key.
+        """
+        return {
+            name: repr(value)
+            for name, value in sorted(vars(self).items())
+            if not name.startswith("_")
+        }
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return an upper bound on ε at δ; inf for NonPrivateEvent.
@@ -58,16 +86,20 @@ class Accountant(ABC):
             AccountantError: the library cannot handle the events; the message names the limit.
         """
         if not events:
-            raise ValueError("events must hold at least one event, got none. Pass the events of what is released.")
+            raise ValueError(
+                "events must hold at least one event, got none. Pass the events of what is "
+                "released."
+            )
         for delta in deltas:
             check_delta(delta)
+        # One release without noise makes the joint ε infinite, whatever the others are.
         private = [event for event in events if not isinstance(event, NonPrivateEvent)]
         if len(private) < len(events):
             return [math.inf] * len(deltas)
         return self._bounds(merged(private), deltas)
 
     def tight_target(self, target: PrivacyTarget) -> PrivacyTarget:
-        """Return the target at which an exact accountant probably needs as much noise as this one at `target`.
+        """Return the target at which an exact accountant needs about as much noise as this one.
 
         The prediction only chooses where calibration starts to search; no bound rests on it.
         """
@@ -75,29 +107,46 @@ class Accountant(ABC):
 
     @abstractmethod
     def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
-        """Return upper bounds on ε at each δ for the composition of distinct events."""
+        """Return upper bounds on ε at each δ for the composition of distinct events.
+
+        Args:
+            events: private events, as few as possible (see `merged`).
+            deltas: each in (0, 1).
+
+        Raises:
+            AccountantError: the library cannot handle the events; the message names the limit.
+        """
 
 
 def merged(events: Sequence[PoissonGaussian]) -> list[PoissonGaussian]:
     """Return the same composition with as few events as possible.
 
-    Equal events add their steps. Full-batch Gaussians become one event, which equals their composition exactly, with
-    1/σ² = Σ T_i/σ_i² (Dong, Roth and Su 2022, Corollary 3).
+    Equal events add their steps. Full-batch Gaussians become one event, which equals their
+    composition exactly, with 1/σ² = Σ T_i/σ_i² (Dong, Roth and Su 2022, Corollary 3).
     """
     steps: dict[tuple[float, float], int] = {}
     precision = 0.0
     for event in events:
+        # Full-batch Gaussians compose exactly: their precisions T/σ² add up.
         if event.sample_rate == 1:
             precision += event.num_steps / event.noise_multiplier**2
         else:
             key = (event.sample_rate, event.noise_multiplier)
             steps[key] = steps.get(key, 0) + event.num_steps
-    result = [PoissonGaussian(sample_rate=q, noise_multiplier=s, num_steps=t) for (q, s), t in sorted(steps.items())]
+    # A fixed order, so that a cache's key does not depend on the order of the runs.
+    result = [
+        PoissonGaussian(sample_rate=q, noise_multiplier=s, num_steps=t)
+        for (q, s), t in sorted(steps.items())
+    ]
     if precision:
-        result.append(PoissonGaussian(sample_rate=1.0, noise_multiplier=precision**-0.5, num_steps=1))
+        result.append(
+            PoissonGaussian(sample_rate=1.0, noise_multiplier=precision**-0.5, num_steps=1)
+        )
     return result
 
 
 def describe(events: Sequence[PoissonGaussian]) -> str:
     """Return the events in words, for a message."""
-    return "; ".join(f"q={e.sample_rate:.4g} σ={e.noise_multiplier:.4g} T={e.num_steps}" for e in events)
+    return "; ".join(
+        f"q={e.sample_rate:.4g} σ={e.noise_multiplier:.4g} T={e.num_steps}" for e in events
+    )

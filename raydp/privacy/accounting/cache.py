@@ -14,8 +14,9 @@ from raydp.io.files import write_atomically
 class SolutionCache:
     """Maps a problem (a flat dict of everything that matters) to its solution, on disk.
 
-    Writes are atomic (temporary file, fsync, rename), so concurrent writers and kills leave complete files. An entry
-    that is damaged (truncated, edited, or of another problem) counts as absent.
+    Writes are atomic (temporary file, fsync, rename), so concurrent writers and kills leave
+    complete files. An entry that is damaged (truncated, edited, or of another problem) counts as
+    absent.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -27,7 +28,10 @@ class SolutionCache:
             text = self._path(problem).read_text(encoding="utf-8")
             entry = json.loads(text)
         except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            # A truncated or edited file is no error: the problem is solved again, and the file is
+            # replaced.
             return None
+        # The digest could collide, and a file could be renamed: compare the whole problem.
         if not isinstance(entry, dict) or entry.get("problem") != problem:
             return None
         solution = entry.get("solution")
@@ -40,7 +44,9 @@ class SolutionCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, object] = {"problem": problem, "solution": solution}
         content["sha256"] = _digest(content)
-        write_atomically(self._path(problem), json.dumps(content, indent=1, sort_keys=True).encode())
+        write_atomically(
+            self._path(problem), json.dumps(content, indent=1, sort_keys=True).encode()
+        )
 
     def _path(self, problem: Mapping[str, object]) -> Path:
         """Return the file of a problem."""

@@ -21,7 +21,8 @@ from raydp.privacy.accounting.root_search import CalibrationError, Point, smalle
 
 LOGGER = logging.getLogger(__name__)
 
-# Part of the cache's key: raise the number whenever a change here or in an accountant can change a result.
+# Part of the cache's key: raise the number whenever a change here or in an accountant can change a
+# result.
 ALGORITHM_VERSION = 4
 TOLERANCE = 1e-3
 SERIAL_UP_TO = 3
@@ -36,20 +37,25 @@ class CalibrationRequest:
         target: the (ε, δ) to meet.
 
     Raises:
-        ValueError: there are too many steps, or δ is so large that even releasing whole records would meet it.
+        ValueError: there are too many steps, or δ is so large that even releasing whole records
+            would meet it.
     """
 
     event: PoissonGaussian
     target: PrivacyTarget
 
     def __post_init__(self) -> None:
+        # Above `MAX_NUM_STEPS` the accountants' rounding is not known.
         check_num_steps(self.event.num_steps)
         if self.event.sample_rate < 1:
+            # A record is sampled at least once with probability 1 - (1 - q)^T. If δ is above this
+            # probability, a run without any noise would meet the target.
             seen = -math.expm1(self.event.num_steps * math.log1p(-self.event.sample_rate))
             if self.target.delta >= seen:
                 raise ValueError(
-                    f"target_delta must be < {seen:.3g}, the chance that a record is ever sampled, got "
-                    f"{self.target.delta}. Lower it (n^-1.1 is usual): as it stands no noise at all would meet it."
+                    f"target_delta must be < {seen:.3g}, the chance that a record is ever sampled, "
+                    f"got {self.target.delta}. Lower it (n^-1.1 is usual): as it stands no noise "
+                    "at all would meet it."
                 )
 
     @classmethod
@@ -59,7 +65,8 @@ class CalibrationRequest:
         """Calibrate a run that draws its batches from its examples by Poisson sampling.
 
         Args:
-            num_examples: n, number of records (of the privacy unit) that Poisson sampling draws from, >= 1.
+            num_examples: n, number of records (of the privacy unit) that Poisson sampling draws
+                from, >= 1.
             batch_size: expected batch size b, > 0 and <= n.
             num_steps: T >= 1.
             target: the (ε, δ) to meet.
@@ -68,13 +75,18 @@ class CalibrationRequest:
             ValueError: an argument is out of its range.
         """
         if num_examples < 1:
-            raise ValueError(f"num_examples must be >= 1, got {num_examples}. It counts the records sampled from.")
+            raise ValueError(
+                f"num_examples must be >= 1, got {num_examples}. It counts the records sampled "
+                "from."
+            )
         if not 0 < batch_size <= num_examples:
             raise ValueError(
                 f"batch_size must be > 0 and <= num_examples {num_examples}, got {batch_size}. "
                 "It is the expected size of a Poisson sample."
             )
-        event = PoissonGaussian(sample_rate=batch_size / num_examples, noise_multiplier=1.0, num_steps=num_steps)
+        event = PoissonGaussian(
+            sample_rate=batch_size / num_examples, noise_multiplier=1.0, num_steps=num_steps
+        )
         return cls(event=event, target=target)
 
 
@@ -102,8 +114,10 @@ class Calibration:
         return self.event.noise_multiplier
 
 
-def calibrate(request: CalibrationRequest, accountant_name: str, *, cache_dir: Path | str | None = None) -> Calibration:
-    """Return the smallest noise multiplier, up to 0.3 %, at which a run meets its target under an accountant.
+def calibrate(
+    request: CalibrationRequest, accountant_name: str, *, cache_dir: Path | str | None = None
+) -> Calibration:
+    """Return the smallest noise multiplier, up to 0.3 %, that meets a target under an accountant.
 
     Args:
         request: the run.
@@ -111,13 +125,14 @@ def calibrate(request: CalibrationRequest, accountant_name: str, *, cache_dir: P
         cache_dir: folder of solved calibrations; None computes always.
 
     Guarantee:
-        `accountant.epsilon(calibration.event, delta) <= target.epsilon`, evaluated with the requested accountant at
-        exactly the returned event.
+        `accountant.epsilon(calibration.event, delta) <= target.epsilon`, evaluated with the
+        requested accountant at exactly the returned event.
 
     Raises:
-        CalibrationError: no noise multiplier in the supported range meets the target; the message names the range.
-        AccountantError: the accountant cannot handle the run; the message names the limit. No other accountant replaces
-            it.
+        CalibrationError: no noise multiplier in the supported range meets the target; the message
+            names the range.
+        AccountantError: the accountant cannot handle the run; the message names the limit. No other
+            accountant replaces it.
 
     Source: Doroshenko et al. 2022 (pld); Gopi et al. 2021 (prv); Mironov et al. 2019 (rdp).
     """
@@ -138,19 +153,24 @@ def calibrate_many(
         requests: the runs.
         accountant_name: registry name.
         cache_dir: folder of solved calibrations; None computes always.
-        max_workers: number of processes; by default one per available CPU, and none for three problems or fewer.
-            Processes are spawned, so a script that uses more than one needs the `if __name__ == "__main__"` guard.
+        max_workers: number of processes; by default one per available CPU, and none for three
+            problems or fewer. Processes are spawned, so a script that uses more than one needs the
+            `if __name__ == "__main__"` guard.
         progress: called as progress(done, total) over distinct problems.
 
     Returns:
-        One calibration per request, in the order of the requests; the guarantee of `calibrate` holds for each.
+        One calibration per request, in the order of the requests; the guarantee of `calibrate`
+        holds for each.
 
     Raises:
         ValueError: max_workers is below 1, or the accountant is unknown.
-        CalibrationError, AccountantError: as `calibrate`, for the first problem that fails; solved problems are cached.
+        CalibrationError, AccountantError: as `calibrate`, for the first problem that fails; solved
+            problems are cached.
     """
     if max_workers is not None and max_workers < 1:
-        raise ValueError(f"max_workers must be >= 1, got {max_workers}. Leave it out for one per CPU.")
+        raise ValueError(
+            f"max_workers must be >= 1, got {max_workers}. Leave it out for one per CPU."
+        )
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     store = None if cache_dir is None else SolutionCache(cache_dir)
     # Collect the distinct problems, and take their solutions from the cache.
@@ -185,7 +205,12 @@ def _in_words(solved: Calibration) -> str:
 
 def _key(request: CalibrationRequest) -> tuple[float, ...]:
     """Return what requests with the same solution have in common."""
-    return (request.event.sample_rate, request.event.num_steps, request.target.epsilon, request.target.delta)
+    return (
+        request.event.sample_rate,
+        request.event.num_steps,
+        request.target.epsilon,
+        request.target.delta,
+    )
 
 
 def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, object]:
@@ -201,7 +226,9 @@ def _problem(request: CalibrationRequest, accountant: Accountant) -> dict[str, o
     }
 
 
-def _calibration(request: CalibrationRequest, accountant: Accountant, solution: dict[str, float]) -> Calibration:
+def _calibration(
+    request: CalibrationRequest, accountant: Accountant, solution: dict[str, float]
+) -> Calibration:
     """Return the calibration of a request from its solution."""
     assert solution["epsilon"] <= request.target.epsilon, "a solution above its target"
     return Calibration(
@@ -214,30 +241,43 @@ def _calibration(request: CalibrationRequest, accountant: Accountant, solution: 
 
 
 def _solve_all(
-    pending: dict[tuple[float, ...], CalibrationRequest], accountant_name: str, max_workers: int | None
+    pending: dict[tuple[float, ...], CalibrationRequest],
+    accountant_name: str,
+    max_workers: int | None,
 ) -> Iterator[tuple[tuple[float, ...], dict[str, float]]]:
     """Yield solutions as they are found, in this process or in spawned ones."""
     default = 1 if len(pending) <= SERIAL_UP_TO else len(os.sched_getaffinity(0))
     workers = min(max_workers or default, len(pending))
     if workers <= 1:
+        # Few problems are solved here: a spawned process takes longer to start than one solution
+        # takes.
         for key, request in pending.items():
             yield key, _solve(request, accountant_name)
         return
+    # Spawned, not forked: the caller may hold threads and locks of torch or Ray.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_solve, request, accountant_name): key for key, request in pending.items()}
+        futures = {
+            pool.submit(_solve, request, accountant_name): key for key, request in pending.items()
+        }
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
+            # The first failure ends the call. Problems that are being solved end, others never
+            # start.
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float]:
     """Return the noise multiplier of one problem, and the accountant's ε at it."""
+    # Only the name crosses to another process, so an accountant need not pickle.
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    # A fast approximation finds where to start. The guarantee rests only on the evaluations of the
+    # accountant itself.
     exact = accountant.tight_target(request.target)
     guess = _approximate(request, exact)
-    # Start half a tolerance below the target, where the search itself aims, so that one evaluation usually ends it.
+    # Start half a tolerance below the target, where the search itself aims, so that one evaluation
+    # usually ends it.
     start = guess.towards(exact.epsilon * math.exp(0.5 * TOLERANCE * guess.slope))
     point = smallest_noise(
         lambda sigma: accountant.epsilon(request.event.with_noise(sigma), request.target.delta),
@@ -250,14 +290,17 @@ def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float
 
 
 def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
-    """Return an approximate solution: from a coarse grid of losses, or from the central limit if the grid fails."""
+    """Return an approximate solution: by a coarse grid of losses, or else by the central limit."""
+    # The central limit theorem for DP-SGD (Bu et al. 2020) gives σ in closed form. From there a
+    # coarse pld search corrects it.
     per_step = gaussian_mu(target) / math.sqrt(request.event.num_steps)
     if request.event.sample_rate == 1:
         log_sigma = -math.log(per_step)
     else:  # μ = q sqrt(T (e^(1/σ²) - 1)) (Bu et al. 2020, Corollary 5.4), solved for σ
         log_sigma = -0.5 * math.log(math.log1p((per_step / request.event.sample_rate) ** 2))
-    # Rounding losses to multiples of h adds h²/6 to the variance of one step's loss, which is per_step² in the limit:
-    # 2e-4 in σ at h = 0.05 per_step. The second term keeps the grid below 200,000 cells if σ is small.
+    # Rounding losses to multiples of h adds h²/6 to the variance of one step's loss, which is
+    # per_step² in the limit: 2e-4 in σ at h = 0.05 per_step. The second term keeps the grid below
+    # 200,000 cells if σ is small.
     precision = math.exp(-log_sigma)
     interval = max(min(0.05 * per_step, 5e-3), (10 * precision + precision**2 / 2) / 200_000)
     coarse = PLDAccountant(interval)
@@ -270,4 +313,5 @@ def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
             tolerance=TOLERANCE,
         )
     except (AccountantError, CalibrationError):
+        # The coarse grid can be too large at a small σ. The central limit then serves alone.
         return Point(log_sigma=log_sigma, epsilon=target.epsilon, slope=-1.5)

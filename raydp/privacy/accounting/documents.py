@@ -28,7 +28,7 @@ class AttackRow(TypedDict):
 
 @final
 class AttackBoundsSummary(TypedDict):
-    """Bounds on an attacker: the advantage, and the true positive rate at several false positive rates."""
+    """Bounds on an attacker: the advantage, and the true positive rate by false positive rate."""
 
     accountant: str
     advantage: float

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def gaussian_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the smallest δ at each ε >= 0 of the Gaussian mechanism with sensitivity over noise std μ.
+    """Return the smallest δ at each ε >= 0 of the Gaussian mechanism with parameter μ.
 
     Args:
-        mu: μ > 0.
+        mu: μ > 0, sensitivity over the noise's standard deviation.
         epsilons: [k], each >= 0.
 
     Returns:
@@ -28,15 +28,17 @@ def gaussian_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.floa
 
     upper = log_ndtr(mu / 2 - epsilons / mu)
     lower = log_ndtr(-mu / 2 - epsilons / mu)
-    # One product, because in the tail the two terms agree to many digits and their difference would be noise.
+    # One product, because in the tail the two terms agree to many digits and their difference would
+    # be noise.
     return np.asarray(-np.exp(upper) * np.expm1(np.minimum(epsilons + lower - upper, 0.0)))
 
 
 def gaussian_mu(target: PrivacyTarget) -> float:
-    """Return the μ whose Gaussian mechanism has exactly δ(target.epsilon) = target.delta (to 1e-12 relative)."""
+    """Return the μ of the Gaussian mechanism with δ(target.epsilon) = target.delta, to 1e-12."""
     import numpy as np
     from scipy.optimize import brentq
 
+    # Brent's method in ln μ and ln δ, where the curve is close to a line.
     epsilon = np.array([target.epsilon])
 
     def excess(log_mu: float) -> float:
@@ -47,15 +49,17 @@ def gaussian_mu(target: PrivacyTarget) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest ε >= 0 at which the Gaussian mechanism with sensitivity over noise std μ >= 0 satisfies δ."""
+    """Return the smallest ε >= 0 at which the Gaussian mechanism with this μ >= 0 satisfies δ."""
     import numpy as np
     from scipy.optimize import brentq
 
     def excess(epsilon: float) -> float:
         return float(gaussian_deltas(mu, np.array([epsilon]))[0]) - delta
 
+    # Without a difference between the data sets, or with δ(0) already small enough, ε is 0.
     if mu <= 0 or excess(0.0) <= 0:
         return 0.0
+    # δ falls in ε, so doubling finds an upper end, and Brent's method the root between.
     high = mu * mu / 2 + 1.0
     while excess(high) > 0:
         high *= 2

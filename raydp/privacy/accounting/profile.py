@@ -1,4 +1,4 @@
-"""The privacy profile of a run: ε at many δ, and one number μ that bounds the whole profile, if it exists."""
+"""The privacy profile of a run: ε at many δ, and a number μ that bounds the whole profile."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ _GRID_POINTS = 4000
 
 
 def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> Profile:
-    """Return upper bounds on ε at each δ, and the smallest μ whose μ-GDP curve lies above the whole profile.
+    """Return upper bounds on ε at each δ, and the smallest μ whose Gaussian curve dominates them.
 
     Args:
         event: what the run releases.
         deltas: each in (0, 1).
-        accountant_name: registry name of the accountant of the epsilons. gdp_mu is always from 'pld', the only
-            accountant with a curve.
+        accountant_name: registry name of the accountant of the epsilons. gdp_mu is always from
+            'pld', the only accountant with a curve.
 
     Raises:
         ValueError: there are no deltas, one is not in (0, 1), or the accountant is unknown.
         AccountantError: the accountant cannot handle the event; the message names the limit.
     """
     if not deltas:
-        raise ValueError("deltas must hold at least one value, got none. 1e-3,1e-6 shows two ends of a profile.")
+        raise ValueError(
+            "deltas must hold at least one value, got none. 1e-3,1e-6 shows two ends of a profile."
+        )
     for delta in deltas:
         check_delta(delta, field="deltas")
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
@@ -53,19 +55,21 @@ def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> Prof
 
 
 def dominating_mu(event: Event) -> tuple[float | None, str | None]:
-    """Return the smallest μ, up to 1 %, whose Gaussian curve dominates the event's profile; or None and the reason.
+    """Return the smallest μ (to 1 %) whose Gaussian curve dominates the profile, or None and why.
 
     Guarantee:
-        For every δ in [1e-10, 1) the event's ε is at most the ε of one Gaussian mechanism with sensitivity over noise
-        std μ. The check is δ_event(ε_i) <= δ_μ(ε_(i+1)) on a grid ε_0 = 0 < ε_1 < ..., wherever
-        δ_event(ε_i) >= 1e-10. Both curves fall, so the check covers the points between. δ_event is computed by
-        Connect-the-Dots, with its rounding error added, and is an upper bound. The central limit's μ is not such a
-        bound (Bu et al. 2020).
+        For every δ in [1e-10, 1) the event's ε is at most the ε of one Gaussian mechanism with
+        sensitivity over noise std μ. The check is δ_event(ε_i) <= δ_μ(ε_(i+1)) on a grid ε_0 = 0 <
+        ε_1 < ..., wherever δ_event(ε_i) >= 1e-10. Both curves fall, so the check covers the points
+        between. δ_event is computed by Connect-the-Dots, with its rounding error added, and is an
+        upper bound. The central limit's μ is not such a bound (Bu et al. 2020).
 
     Source: Dong, Roth and Su 2022 (Definition 4, Corollary 1); Doroshenko et al. 2022.
     """
     import numpy as np
 
+    # Some events have no curve that a Gaussian could dominate. The reason is stated, not guessed
+    # around.
     if isinstance(event, NonPrivateEvent):
         return None, "a run without noise has no privacy profile"
     accountant = PLDAccountant()
@@ -77,17 +81,23 @@ def dominating_mu(event: Event) -> tuple[float | None, str | None]:
         return None, "epsilon is infinite at delta 1e-10"
     if last == 0:
         return None, "epsilon is 0 at delta 1e-10: there is no profile to bound"
-    # The grid is finer towards 0, where it matters most, and ends beyond `last`, where δ_event is below 1e-10.
+    # The grid is finer towards 0, where it matters most, and ends beyond `last`, where δ_event is
+    # below 1e-10.
     grid = 1.1 * last * np.linspace(0.0, 1.0, _GRID_POINTS) ** 2
     deltas = accountant.deltas(event, grid)
+    # Below δ = 1e-10 rounding decides, so the claim ends there.
     relevant = deltas[:-1] >= GDP_SMALLEST_DELTA
     if relevant[-1] or deltas[0] >= 1:
         return None, "rounding hides the profile near delta 1e-10 or delta 1"
+    # Shifted by one cell: δ at the left end is compared with the Gaussian at the right end, so that
+    # the comparison covers all ε between.
     return _smallest_mu(deltas[:-1][relevant], grid[1:][relevant]), None
 
 
 def _smallest_mu(deltas: NDArray[np.float64], epsilons: NDArray[np.float64]) -> float:
-    """Return the smallest μ (bisection to 1e-6, rounded up) with δ_μ(epsilons) >= deltas everywhere; [k] each."""
+    """Return the smallest μ (to 1e-6, rounded up) with δ_μ(epsilons) >= deltas; [k] each."""
+    # Double μ until the curve dominates, then bisect. `high` always dominates, so the result is
+    # safe.
     low, high = 0.0, 1.0
     while (gaussian_deltas(high, epsilons) < deltas).any():
         low, high = high, 2 * high

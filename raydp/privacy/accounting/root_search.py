@@ -1,4 +1,7 @@
-"""Root search for a noise multiplier. It needs few evaluations of ε, and never returns an ε above the target."""
+"""Root search for a noise multiplier.
+
+It needs few evaluations of ε, and never returns an ε above the target.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ MIN_LOG_SIGMA, MAX_LOG_SIGMA = math.log(0.01), math.log(1e6)
 
 
 class CalibrationError(ValueError):
-    """No noise multiplier in the supported range meets the target tightly. The message names the range."""
+    """No noise multiplier in the supported range meets the target tightly.
+
+    The message names the range.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +45,18 @@ def _log(value: float) -> float:
 
 
 def smallest_noise(
-    epsilon_fn: Callable[[float], float], *, target: float, start: float, slope: float, tolerance: float
+    epsilon_fn: Callable[[float], float],
+    *,
+    target: float,
+    start: float,
+    slope: float,
+    tolerance: float,
 ) -> Point:
-    """Return a point with ε <= target whose σ is at most about `tolerance` (relative) above the smallest such σ.
+    """Return a point with ε <= target whose σ is at most about `tolerance` above the smallest one.
 
-    The search is a secant method in (ln σ, ln ε) that aims half a tolerance below the target. It stays inside the
-    bracket that the evaluations establish. It stops at a point below the target that is within tolerance, by the local
-    slope or by the bracket.
+    The search is a secant method in (ln σ, ln ε) that aims half a tolerance below the target. It
+    stays inside the bracket that the evaluations establish. It stops at a point below the target
+    that is within tolerance, by the local slope or by the bracket.
 
     Args:
         epsilon_fn: σ -> ε, non-increasing; may be inf or 0.
@@ -74,25 +85,32 @@ def smallest_noise(
                 return Point(log_sigma=x, epsilon=epsilon, slope=slope)
         else:
             low, bracketed = x, True
+        # Every σ down to the smallest one meets the target, so none meets it tightly.
         if high - low <= tolerance and not bracketed:
             break
         x = _next(x, excess, slope, tolerance, low, high)
     raise CalibrationError(
-        f"noise_multiplier must be between {math.exp(MIN_LOG_SIGMA):g} and {math.exp(MAX_LOG_SIGMA):g}: epsilon "
-        f"{target:g} is not reached tightly there. Change the target, the batch size or the number of steps."
+        f"noise_multiplier must be between {math.exp(MIN_LOG_SIGMA):g} and "
+        f"{math.exp(MAX_LOG_SIGMA):g}: epsilon {target:g} is not reached tightly there. Change the "
+        "target, the batch size or the number of steps."
     )
 
 
 def _slope(slope: float, before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Return d ln ε / d ln σ through the last two evaluations; the old slope if they are too close or not finite."""
+    """Return d ln ε / d ln σ through the last two evaluations; the old slope if they are no use."""
+    # Two points that are too close, or an infinite ε, would give a slope of rounding noise.
     if before is None or abs(now[0] - before[0]) < 2e-4 or not math.isfinite(now[1] - before[1]):
         return slope
-    # A Gaussian has -1 to -2, subsampling is steeper. The limits keep rounding noise out of the stopping rule.
+    # A Gaussian has -1 to -2, subsampling is steeper. The limits keep rounding noise out of the
+    # stopping rule.
     return min(-0.5, max(-50.0, (now[1] - before[1]) / (now[0] - before[0])))
 
 
-def _next(x: float, excess: float, slope: float, tolerance: float, low: float, high: float) -> float:
-    """Return the next ln σ: a secant step of at most 1, or the bracket's middle if the step leaves the bracket."""
+def _next(
+    x: float, excess: float, slope: float, tolerance: float, low: float, high: float
+) -> float:
+    """Return the next ln σ: a secant step of at most 1, or else the bracket's middle."""
+    # Aim half a tolerance below the target, so that the next evaluation can end the search.
     step = (excess + 0.5 * tolerance * -slope) / -slope
     candidate = x + min(max(step, -1.0), 1.0)
     return candidate if low < candidate < high else (low + high) / 2

@@ -1,4 +1,7 @@
-"""The part of a privacy record on training and reference data with separate weights, with the ε of each set."""
+"""The part of a privacy record on training and reference data with separate weights.
+
+It states the ε of each set.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ class DataSetsRecord:
     Attributes:
         reference_weight: w.
         num_training, num_reference: N_T and N_R.
-        relative_privacy: how far an example of the training data moves an update, over one of the reference data.
+        relative_privacy: how far an example of the training data moves an update, over one of the
+            reference data.
         effective_examples: effective number of examples.
         epsilons: ε of each set; None for a run without noise.
     """
@@ -80,14 +84,18 @@ class DataSetsRecord:
             num_reference=document["num_reference"],
             relative_privacy=from_json_number(document["relative_privacy"]),
             effective_examples=document["effective_examples"],
-            epsilons={name: SetEpsilon(**document[name]) for name in DATA_SETS} if has_noise else None,
+            epsilons={name: SetEpsilon(**document[name]) for name in DATA_SETS}
+            if has_noise
+            else None,
         )
 
 
 def epsilons_of_sets(
     sets: WeightedSets, event: PoissonGaussian, epsilon: float, delta: float, accountant_name: str
 ) -> dict[DataSet, SetEpsilon]:
-    """Return the ε of each data set, for one of its examples added or removed. The larger ε is the run's.
+    """Return the ε of each data set, for one of its examples added or removed.
+
+    The larger ε is the run's.
 
     Args:
         event: the accounted event of the run, which is the event of the set with the larger weight.
@@ -97,21 +105,26 @@ def epsilons_of_sets(
     results: dict[DataSet, SetEpsilon] = {}
     for name in DATA_SETS:
         own = sets.event_of(event, name)
+        # An example of weight 0 moves no update, so nothing of its set is released.
         if own is None:
             results[name] = SetEpsilon(epsilon=0.0, noise_multiplier=None)
             continue
         try:
+            # The run's event belongs to one of the sets; only the other set needs a further
+            # composition.
             answer = epsilon if own == event else _epsilon(own, delta, accountant_name)
             results[name] = SetEpsilon(epsilon=answer, noise_multiplier=own.noise_multiplier)
         except AccountantError as error:
-            results[name] = SetEpsilon(epsilon=None, noise_multiplier=own.noise_multiplier, reason=str(error))
+            results[name] = SetEpsilon(
+                epsilon=None, noise_multiplier=own.noise_multiplier, reason=str(error)
+            )
     return results
 
 
 def data_sets_record(
     sets: WeightedSets, event: Event, epsilon: float, delta: float, accountant_name: str
 ) -> DataSetsRecord:
-    """Return the part of a run's record about its two data sets, with the ε of each if the run is private."""
+    """Return the record's part about a run's two data sets, with the ε of each if it is private."""
     epsilons = None
     if not isinstance(event, NonPrivateEvent):
         epsilons = epsilons_of_sets(sets, event, epsilon, delta, accountant_name)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from raydp.privacy.accounting.documents import AttackSummary, Guarantee
-from raydp.privacy.mechanisms.claimed import CLAIM
 from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.cautions import cautions_of_model, stated
-from raydp.privacy.records.parts import PrivateSelectionRecord
+from raydp.privacy.records.parts import CLAIM
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
 from raydp.search_spaces.settings import value_in_words
 
@@ -18,6 +17,7 @@ def card_markdown(card: PrivacyCard) -> str:
     """Return a run's privacy card as Markdown."""
     record = card.record
     certified = "certified" if record.certified else "not certified"
+    # The guarantee and its doubts come first: many readers stop there.
     lines = [
         "# Privacy card",
         "",
@@ -26,17 +26,21 @@ def card_markdown(card: PrivacyCard) -> str:
         *[
             f"- Warning: {caution}"
             for caution in cautions_of_model(
-                epsilon=record.accounted.epsilon, delta=record.accounted.delta, together=card.released_together
+                epsilon=record.accounted.epsilon,
+                delta=record.accounted.delta,
+                together=card.released_together,
             )
         ],
         "",
+        # The facts, then the guarantee at other δ and against attackers.
         "| | |",
         "| --- | --- |",
         *[f"| {name} | {value} |" for name, value in _facts(card)],
         "",
         *_profile(card.guarantee),
         *_attack(card.guarantee["attack"], record.procedure.observer),
-        *_assumed(record.private_selection),
+        *_assumed(record),
+        # A card without its gaps would be read as a promise that it does not make.
         "## Not covered",
         "",
         *[f"- {item}" for item in record.not_covered],
@@ -46,12 +50,13 @@ def card_markdown(card: PrivacyCard) -> str:
 
 
 def remarks(record: PrivacyRecord) -> list[str]:
-    """Return remarks that the ε and σ of a table need: a missing ε, the data sets that ε is for, the real mechanism.
+    """Return what a table's ε and σ need beside them: a missing ε, data sets, the real mechanism.
 
     Returns:
         An empty list for a run whose every step is the Gaussian mechanism with this σ.
     """
     lines = []
+    # Every reason but the infinite ε itself, which the sentence has said.
     if math.isinf(record.accounted.epsilon):
         lines.append(guarantee_sentence(record))
         reasons = [reason for reason in record.not_certified_because if reason != INFINITE]
@@ -59,37 +64,42 @@ def remarks(record: PrivacyRecord) -> list[str]:
     if mechanism := record.procedure.description:
         lines.append(f"σ is the accounted noise multiplier of: {mechanism}")
     if record.data_sets is not None and record.data_sets.epsilons is not None:
-        lines.append(f"ε is {EPSILON_IS}, of a {record.unit} of the training and of the reference data.")
+        lines.append(
+            f"ε is {EPSILON_IS}, of a {record.unit} of the training and of the reference data."
+        )
     return lines
 
 
 def guarantee_sentence(record: PrivacyRecord) -> str:
     """Return a run's guarantee as a sentence, with its ε and δ or why there is no guarantee."""
     accounted = record.accounted
-    return epsilon_sentence(accounted.epsilon, accounted.delta, record.unit, record.procedure.claimed_epsilon)
+    return epsilon_sentence(
+        accounted.epsilon, accounted.delta, record.unit, record.procedure.claimed_epsilon
+    )
 
 
 def epsilon_sentence(epsilon: float, delta: float, unit: str, claimed_epsilon: float | None) -> str:
-    """Return a guarantee as a sentence. An infinite epsilon says why there is no guarantee, and uses no unit.
+    """Return a guarantee as a sentence.
+
+    An infinite epsilon says why there is no guarantee, and uses no unit.
 
     Args:
         claimed_epsilon: ε that the method claims without proof; None if it claims nothing.
     """
     if claimed_epsilon:
         return (
-            f"No privacy guarantee is known: ε is infinite. ({stated(claimed_epsilon)}, {delta:.3g}) is claimed, and "
-            "nothing proves it: claimed ε, not certified."
+            f"No privacy guarantee is known: ε is infinite. ({stated(claimed_epsilon)}, "
+            f"{delta:.3g}) is claimed, and nothing proves it: claimed ε, not certified."
         )
     if math.isinf(epsilon):
-        return (
-            "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite, whatever δ is."
-        )
+        return "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite, whatever δ is."
     return f"This model is ({stated(epsilon)}, {delta:.3g})-differentially private for one {unit} added or removed."
 
 
 def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
     """Return the rows of the card's table."""
     record, mechanism, procedure = card.record, card.record.mechanism, card.record.procedure
+    # The mechanism that every run has.
     rows = [
         ("adjacency", ADJACENCY),
         ("privacy unit", record.unit),
@@ -104,6 +114,7 @@ def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
         ("randomness", record.seed_policy),
         ("tuning", record.tuning),
     ]
+    # Parts that only some methods and sweeps have.
     if procedure.released_weights is not None:
         released = procedure.released_weights.to_json()
         rows += [(name.replace("_", " "), _figure(value)) for name, value in released.items()]
@@ -113,11 +124,14 @@ def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
         rows += _data_sets(record.data_sets)
     if card.searched is not None:
         rows += _searched(card.searched)
-    if record.private_selection is not None:
-        rows.append(("chosen as", _selection(record.private_selection)))
+    if record.choice is not None:
+        rows.append(("chosen as", record.choice.in_words()))
     if ledger := card.ledger:
         rows.append(
-            ("noisy steps executed", f"{ledger['executions']} for {ledger['noisy_steps']} steps; {ledger['note']}")
+            (
+                "noisy steps executed",
+                f"{ledger['executions']} for {ledger['noisy_steps']} steps; {ledger['note']}",
+            )
         )
     if card.released_together is not None:
         rows.append(("released with it", _together(card.released_together)))
@@ -140,9 +154,11 @@ def _data_sets(sets: DataSetsRecord) -> list[tuple[str, str]]:
         ("weight of the reference data w", _figure(sets.reference_weight)),
         ("training and reference data", f"{sets.num_training} and {sets.num_reference}"),
         ("effective number of examples", _figure(sets.effective_examples)),
-        ("an example of the training data moves an update", f"{_figure(sets.relative_privacy)} times as far as one "
-         "of the reference data"),
-    ]  # fmt: skip
+        (
+            "an example of the training data moves an update",
+            f"{_figure(sets.relative_privacy)} times as far as one of the reference data",
+        ),
+    ]
     for name, own in (sets.epsilons or {}).items():
         reason = "" if own.reason is None else f" ({own.reason})"
         rows.append((f"ε of the {name} data", _bound(own.epsilon) + reason))
@@ -150,14 +166,22 @@ def _data_sets(sets: DataSetsRecord) -> list[tuple[str, str]]:
 
 
 def _searched(tuned: Searched) -> list[tuple[str, str]]:
-    """Return the rows about tuning: what was searched, how one configuration is chosen, and possible earlier tuning."""
+    """Return the rows about tuning: what was searched, how it is chosen, and earlier tuning."""
     rows = [("searched", "nothing: one configuration")]
+    # One configuration is no choice, even if the sweep named hyperparameters.
     if tuned["configurations"] > 1:
         searched = tuned["hyperparameters"].items()
-        values = "; ".join(f"{name}: {', '.join(map(value_in_words, tried))}" for name, tried in searched)
+        values = "; ".join(
+            f"{name}: {', '.join(map(value_in_words, tried))}" for name, tried in searched
+        )
         on = " and ".join(tuned["chosen_on"])
         rows = [("searched", f"{tuned['configurations']} configurations of {values}")]
-        rows.append(("one is chosen by", f"{tuned['rule']}, on {on}; what the choice tells of them is not in ε"))
+        rows.append(
+            (
+                "one is chosen by",
+                f"{tuned['rule']}, on {on}; what the choice tells of them is not in ε",
+            )
+        )
     return [*rows, ("may have been tuned before", ", ".join(tuned["elsewhere"]))]
 
 
@@ -165,31 +189,19 @@ def _models(count: int) -> str:
     return "1 model" if count == 1 else f"{count} models"
 
 
-def _selection(selection: PrivateSelectionRecord) -> str:
-    """Return how the model was chosen, for one cell."""
-    kind = selection.distribution.replace("_", " ")
-    more = "" if selection.eta is None else f", η {selection.eta:g}"
-    more += "" if selection.trials is None else f", at most {selection.trials}"
-    bound = "" if selection.bound is None else f"; ε of the choice is bounded by {selection.bound}"
-    return (
-        f"the best, by utility on public data, of a random number of runs ({kind}, mean {selection.mean:g}{more}), "
-        f"each of one of {selection.configurations} configurations drawn at random; alone it would have "
-        f"ε = {stated(selection.single_run_epsilon)}{bound}"
-    )
-
-
-def _assumed(selection: PrivateSelectionRecord | None) -> list[str]:
-    """Return the further assumptions of a private selection."""
-    if selection is None:
+def _assumed(record: PrivacyRecord) -> list[str]:
+    """Return the further assumptions of a guarantee that covers a choice."""
+    if record.choice is None:
         return []
-    return ["## Assumed", "", *[f"- {item}" for item in selection.assumed], ""]
+    return ["## Assumed", "", *[f"- {item}" for item in record.choice.assumed], ""]
 
 
 def _profile(guarantee: Guarantee) -> list[str]:
     rows = [f"| {row['delta']:.0e} | {_bound(row['epsilon'])} |" for row in guarantee["profile"]]
     mu = guarantee["gdp_mu"]
     gaussian = (
-        f"The whole profile lies below that of a Gaussian mechanism with μ = {stated(mu)} (δ ≥ 1e-10)."
+        f"The whole profile lies below that of a Gaussian mechanism with μ = {stated(mu)} (δ ≥ "
+        "1e-10)."
         if mu is not None
         else f"No single μ stands for the whole profile: {guarantee['gdp_mu_reason']}."
     )
@@ -200,11 +212,15 @@ def _attack(attack: AttackSummary, observer: str) -> list[str]:
     """Return the section about attackers, as lines of Markdown."""
     if "reason" in attack:
         return ["## What an attacker can reach", "", f"Not known: {attack['reason']}", ""]
-    rows = [f"| {row['false_positive_rate']:g} | {stated(row['bound'])} |" for row in attack["true_positive_rates"]]
+    rows = [
+        f"| {row['false_positive_rate']:g} | {stated(row['bound'])} |"
+        for row in attack["true_positive_rates"]
+    ]
     return [
         "## What an attacker can reach",
         "",
-        f"Whoever wants to know whether one record was in the training data, knows all others and {observer}:",
+        "Whoever wants to know whether one record was in the training data, knows all others and "
+        f"{observer}:",
         "",
         "| false positive rate | true positive rate at most |",
         "| --- | --- |",
@@ -217,7 +233,11 @@ def _attack(attack: AttackSummary, observer: str) -> list[str]:
 
 def _bound(epsilon: float | str | None) -> str:
     """Return an ε for a cell, rounded up."""
-    return stated(epsilon) if isinstance(epsilon, float | int) and math.isfinite(epsilon) else _figure(epsilon)
+    return (
+        stated(epsilon)
+        if isinstance(epsilon, float | int) and math.isfinite(epsilon)
+        else _figure(epsilon)
+    )
 
 
 def _figure(value: float | str | None) -> str:

@@ -1,4 +1,4 @@
-"""The content of a privacy card: the record of a run, and what is known when its model is released."""
+"""The content of a privacy card: a run's record, and what is known when its model is released."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
+from raydp.analysis.statistics.results import given
 from raydp.privacy.accounting.documents import Guarantee
 from raydp.privacy.records.record import PrivacyRecord
 
 
 class Strategy(TypedDict, total=False):
-    """The names and parameters of the search and of the adaptive seeds. A missing key means that there is none."""
+    """The names and parameters of the search and of the adaptive seeds.
+
+    A missing key means that there is none.
+    """
 
     search: Mapping[str, object]
     adaptive_seeds: Mapping[str, object]
@@ -50,7 +54,8 @@ class JointCost(TypedDict):
     """The joint cost of several models.
 
     Keys:
-        epsilon: ε of all models; "inf" is infinite, and None means that the accountant has no answer.
+        epsilon: ε of all models; "inf" is infinite, and None means that the accountant has no
+        answer.
         delta: δ of all models.
         accountant: registry name.
         reason: why the accountant has no answer.
@@ -98,8 +103,8 @@ class PrivacyCard:
         """Return the card's content as JSON: the fields of the record and then the other parts."""
         return {
             **self.record.to_json(),
-            **({} if self.searched is None else {"searched": self.searched}),
+            **given(searched=self.searched),
             "guarantee": self.guarantee,
             "ledger": self.ledger,
-            **({} if self.released_together is None else {"released_together": self.released_together}),
+            **given(released_together=self.released_together),
         }

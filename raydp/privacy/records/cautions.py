@@ -8,23 +8,36 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 
 MOST_DELTA = 1e-3
-"""Largest δ without a caution. δ is a chance that no bound holds; δ = n^-1.1 exceeds 1e-3 if n < 534."""
+"""Largest δ without a caution: δ is a chance that no bound holds. n^-1.1 is above if n < 534."""
 FEW_UNITS = 500
-"""Below so many units, the noise that a usual ε needs leaves little to learn, and n^-1.1 exceeds `MOST_DELTA`."""
+"""Smallest number of units without a caution.
+
+With fewer units, the noise that a usual ε needs leaves little to learn, and n^-1.1 exceeds
+`MOST_DELTA`.
+"""
 MOST_EPSILON = 10.0
-"""Largest ε without a caution: above 10 a guarantee is weak to none (Ponomareva et al. 2023, "How to DP-fy ML",
-section 5.2, tier 3)."""
+"""Largest ε without a caution. Above 10 a guarantee is weak to none.
+
+Source: Ponomareva et al. 2023, "How to DP-fy ML", section 5.2, tier 3.
+"""
 
 
 def stated(bound: float) -> str:
-    """Write an upper bound, such as ε, with four digits. It is rounded up, so that no sentence claims too much."""
-    written = repr(float(bound))  # the shortest one: the exact value of the float 7.99 is above 7.99
+    """Write an upper bound, such as ε, with four digits.
+
+    It is rounded up, so that no sentence claims too much.
+    """
+    # The shortest one: the exact value of the float 7.99 is above 7.99.
+    written = repr(float(bound))
+    # Rounded up to four digits: 7.9996 is stated as 8, never as 7.999.
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(written)):.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caution:
-    """A warning: the rule that a figure breaks, the figure, and what to do. Its text is "<rule>, got ...".
+    """A warning: the rule that a figure breaks, the figure, and what to do.
+
+    Its text is "<rule>, got ...".
 
     Attributes:
         rule: what should hold: "privacy: delta should be at most 0.001".
@@ -56,6 +69,7 @@ class Caution:
 
 def cautions_of(*, epsilon: float, delta: float) -> list[Caution]:
     """Return the cautions of one model's guarantee. A model without a guarantee has none."""
+    # An infinite ε is stated as "no guarantee"; a caution on its size would make it look like one.
     if math.isinf(epsilon):
         return []
     found = []
@@ -71,14 +85,18 @@ def cautions_of(*, epsilon: float, delta: float) -> list[Caution]:
 
 
 def cautions_of_few(num_units: int, num_examples: int) -> list[Caution]:
-    """Return the caution of few units of privacy. Protecting examples is advised only where they are enough."""
+    """Return the caution of few units of privacy.
+
+    Protecting examples is advised only where they are enough.
+    """
     if num_units >= FEW_UNITS:
         return []
     return [
         Caution(
             rule=f"task: n should be at least {FEW_UNITS}, because from fewer units a model learns little",
             value=str(num_units),
-            remedy="Give more data" + (", or protect examples." if num_examples >= FEW_UNITS else "."),
+            remedy="Give more data"
+            + (", or protect examples." if num_examples >= FEW_UNITS else "."),
         )
     ]
 
@@ -98,7 +116,9 @@ def cautions_together(
         return []
     remedy = "Release the selected model alone and delete the others, or run fewer configurations and seeds."
     models = f"{num_models} {'planned ' if planned else ''}models"
-    return _of_epsilon(epsilon, f"privacy: the joint epsilon of all {models} by accountant {accountant}", remedy)
+    return _of_epsilon(
+        epsilon, f"privacy: the joint epsilon of all {models} by accountant {accountant}", remedy
+    )
 
 
 def cautions_of_model(*, epsilon: float, delta: float, together: object) -> list[Caution]:
@@ -110,7 +130,11 @@ def cautions_of_model(*, epsilon: float, delta: float, together: object) -> list
     """
     own = cautions_of(epsilon=epsilon, delta=delta)
     match together:
-        case {"epsilon": int() | float() as joint, "models": int() as num_models, "accountant": str() as accountant}:
+        case {
+            "epsilon": int() | float() as joint,
+            "models": int() as num_models,
+            "accountant": str() as accountant,
+        }:
             return [*own, *cautions_together(float(joint), num_models, accountant)]
     return own
 

@@ -20,13 +20,15 @@ from raydp.privacy.records.record import composed_epsilon
 _ALGORITHM_VERSION = 2
 
 
-def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | None = None) -> Guarantee:
+def guarantee(
+    event: Event, accountant_name: str, *, cache_dir: Path | str | None = None
+) -> Guarantee:
     """Return the guarantee of one run, as data.
 
     Args:
         event: what the run releases.
-        accountant_name: registry name of the accountant of the epsilons. μ and the attack bounds are always from 'pld',
-            the only accountant with a curve.
+        accountant_name: registry name of the accountant of the epsilons. μ and the attack bounds
+            are always from 'pld', the only accountant with a curve.
         cache_dir: folder of computed guarantees; None computes always.
     """
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
@@ -49,7 +51,11 @@ def guarantee(event: Event, accountant_name: str, *, cache_dir: Path | str | Non
 
 
 def composed(
-    events: Sequence[Event], delta: float, accountant_name: str, *, cache_dir: Path | str | None = None
+    events: Sequence[Event],
+    delta: float,
+    accountant_name: str,
+    *,
+    cache_dir: Path | str | None = None,
 ) -> ComposedCost:
     """Return the joint cost of several releases. The conditions of `composed_epsilon` apply.
 
@@ -57,26 +63,31 @@ def composed(
         events: what the releases are.
         delta: δ of all releases together.
         accountant_name: registry name.
-        cache_dir: folder of computed costs; None computes always. What identifies a cost is the composition, whatever
-            the order of its events, with δ and the accountant's version and settings.
+        cache_dir: folder of computed costs; None computes always. What identifies a cost is the
+            composition, whatever the order of its events, with δ and the accountant's version and
+            settings.
     """
     answer: ComposedCost = {"epsilon": None, "delta": delta, "accountant": accountant_name}
     private = [event for event in events if not isinstance(event, NonPrivateEvent)]
     if cache_dir is None or not events or len(private) < len(events):
         return _composed(events, answer)
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
+    # Merged events, sorted: the same composition in another order has the same key.
     problem = {
         "composed": _ALGORITHM_VERSION,
         "accountant": accountant.name,
         "accountant_version": accountant.version,
         "settings": accountant.settings,
         "delta": delta,
-        "events": [[each.sample_rate, each.noise_multiplier, each.num_steps] for each in merged(private)],
+        "events": [
+            [each.sample_rate, each.noise_multiplier, each.num_steps] for each in merged(private)
+        ],
     }
     cache = SolutionCache(cache_dir)
     if (stored := cache.load(problem)) is not None:
         return {**answer, "epsilon": stored["epsilon"]}
     result = _composed(events, answer)
+    # "No answer" is not stored, because another version of the library may have one.
     if result["epsilon"] is not None and math.isfinite(result["epsilon"]):
         cache.save(problem, {"epsilon": result["epsilon"]})
     return result
@@ -85,7 +96,10 @@ def composed(
 def _composed(events: Sequence[Event], answer: ComposedCost) -> ComposedCost:
     """Fill in the joint ε, or why the accountant has no answer."""
     try:
-        return {**answer, "epsilon": composed_epsilon(events, answer["delta"], answer["accountant"])}
+        return {
+            **answer,
+            "epsilon": composed_epsilon(events, answer["delta"], answer["accountant"]),
+        }
     except AccountantError as error:
         return {**answer, "reason": str(error)}
 
@@ -100,12 +114,18 @@ def attack_summary(event: Event) -> AttackSummary:
     return {
         "accountant": "pld",
         "advantage": bounds.advantage,
-        "true_positive_rates": [{"false_positive_rate": rate, "bound": power} for rate, power in pairs],
+        "true_positive_rates": [
+            {"false_positive_rate": rate, "bound": power} for rate, power in pairs
+        ],
     }
 
 
 def profile_rows(
-    event: Event, deltas: Sequence[float], accountant: Accountant, *, cache_dir: Path | str | None = None
+    event: Event,
+    deltas: Sequence[float],
+    accountant: Accountant,
+    *,
+    cache_dir: Path | str | None = None,
 ) -> list[ProfileRow]:
     """Return ε at each δ, or a reason if the accountant has no answer.
 
@@ -125,10 +145,17 @@ def profile_rows(
     return of_cache
 
 
-def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant) -> list[ProfileRow]:
-    with suppress(AccountantError):  # try one composition for all δ; if it fails, find the δ without an answer below
+def _profile_rows(
+    event: Event, deltas: Sequence[float], accountant: Accountant
+) -> list[ProfileRow]:
+    # Try one composition for all δ; if it fails, find the δ without an answer below.
+    with suppress(AccountantError):
         epsilons = accountant.epsilons(event, deltas)
-        return [{"delta": delta, "epsilon": epsilon} for delta, epsilon in zip(deltas, epsilons, strict=True)]
+        return [
+            {"delta": delta, "epsilon": epsilon}
+            for delta, epsilon in zip(deltas, epsilons, strict=True)
+        ]
+    # The failing δ gets its reason, and the others keep their ε.
     rows: list[ProfileRow] = []
     for delta in deltas:
         try:
@@ -138,7 +165,9 @@ def _profile_rows(event: Event, deltas: Sequence[float], accountant: Accountant)
     return rows
 
 
-def _problem(event: PoissonGaussian, accountant: Accountant, deltas: Sequence[float]) -> dict[str, object]:
+def _problem(
+    event: PoissonGaussian, accountant: Accountant, deltas: Sequence[float]
+) -> dict[str, object]:
     """Return what decides ε at each δ, as the key of a cache."""
     return {
         "accountant_version": accountant.version,

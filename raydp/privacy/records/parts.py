@@ -1,13 +1,14 @@
-"""The parts of a privacy record: the accounted ε, the mechanism, what the method says of itself, and the choice."""
+"""The parts of a privacy record: accounted ε, mechanism, the method's statements, the choice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar, Protocol
 
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
 
+CLAIM = "claimed ε, not certified"
+"""The first words of a caveat that a guarantee is only claimed."""
 EVERY_STEP = "sees every step"
 """The strongest observer. Records of earlier versions name no observer and mean this one."""
 
@@ -36,10 +37,14 @@ class AccountedEpsilon:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         if not self.epsilon >= 0:
-            raise ValueError(f"epsilon must be >= 0, got {self.epsilon}. Take it from the accountant.")
+            raise ValueError(
+                f"epsilon must be >= 0, got {self.epsilon}. Take it from the accountant."
+            )
+        # A failed calibration must not pass for one that met its target.
         if self.target_epsilon is not None and self.epsilon > self.target_epsilon:
             raise ValueError(
-                f"epsilon must be <= target_epsilon {self.target_epsilon}, got {self.epsilon}. Calibrate the run again."
+                f"epsilon must be <= target_epsilon {self.target_epsilon}, got {self.epsilon}. "
+                "Calibrate the run again."
             )
 
 
@@ -50,7 +55,8 @@ class Mechanism:
     Attributes:
         event: what the run released.
         max_grad_norm: clipping norm c; None if nothing is clipped.
-        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive", which starts from it.
+        clipping: how gradients are scaled to max_grad_norm: "flat", "automatic", or "adaptive",
+            which starts from it.
     """
 
     event: Event
@@ -132,8 +138,8 @@ class MethodRecord:
 
     Attributes:
         procedure: how the method runs the mechanism.
-        caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles, a claim without
-            proof). Each makes the record uncertified.
+        caveats: further reasons why the guarantee does not hold as stated (a sampler that shuffles,
+            a claim without proof). Each makes the record uncertified.
         also_not_covered: further items that epsilon does not cover.
         seed_policy: where masks and noise come from, if not from the sweep's key.
     """
@@ -144,45 +150,33 @@ class MethodRecord:
     seed_policy: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrivateSelectionRecord:
-    """How the best of a random number of runs was chosen, where epsilon is the ε of the whole choice.
+class ChoiceRecord(Protocol):
+    """How one run was chosen among others. The record's epsilon is the ε of the whole choice.
+
+    A policy of `privacy.tuning` has such a class (`raydp.sweep.policy.SweepPolicy`). Implemented by
+    `PrivateSelectionRecord` of the extension `private_selection`.
 
     Attributes:
-        distribution: of the number of runs: "truncated_negative_binomial", "poisson" or "binomial".
-        mean: mean number of runs.
-        eta: parameter η of the truncated negative binomial distribution; None for the others.
-        configurations: number of configurations that were drawn from.
+        tuning: name of the policy. The record keeps the content of `to_json` under this name.
         single_run_epsilon: ε of the released run alone.
         assumed: further assumptions of the guarantee.
-        trials: largest number of runs of the binomial distribution; None for the others.
-        bound: the theorem that bounds ε of the choice, in words. Records of earlier versions name none: Rényi
-            divergences (Papernot and Steinke 2022).
+        not_covered: items that ε does not cover, in place of those of an ordinary sweep.
     """
 
-    distribution: str
-    mean: float
-    eta: float | None
-    configurations: int
-    single_run_epsilon: float
-    assumed: tuple[str, ...]
-    trials: int | None = None
-    bound: str | None = None
+    tuning: ClassVar[str]
+    not_covered: ClassVar[tuple[str, ...]]
+
+    @property
+    def single_run_epsilon(self) -> float: ...
+
+    @property
+    def assumed(self) -> tuple[str, ...]: ...
+
+    def in_words(self) -> str:
+        """Return how the run was chosen, for one cell of a card's table."""
+
+    def terms(self) -> object:
+        """Return the values that a stored record must share with the record of today."""
 
     def to_json(self) -> dict[str, object]:
         """Return the values as JSON."""
-        optional = {"trials": self.trials, "bound": self.bound}
-        return {
-            "distribution": self.distribution,
-            "mean": self.mean,
-            "eta": self.eta,
-            "configurations": self.configurations,
-            "single_run_epsilon": self.single_run_epsilon,
-            "assumed": list(self.assumed),
-            **{name: value for name, value in optional.items() if value is not None},
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> PrivateSelectionRecord:
-        """Read the result of `to_json`."""
-        return cls(**{**document, "assumed": tuple(document["assumed"])})

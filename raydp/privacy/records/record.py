@@ -15,31 +15,27 @@ from raydp.privacy.mechanisms.data_sets import DataSetsRecord
 from raydp.privacy.records.parts import (
     EVERY_STEP,
     AccountedEpsilon,
+    ChoiceRecord,
     Mechanism,
     MethodRecord,
-    PrivateSelectionRecord,
     Procedure,
     ReleasedWeights,
 )
 
 NOT_COVERED: tuple[str, ...] = (
-    "the other runs of the sweep: epsilon is one model's; what several releases cost is their composed epsilon",
+    "the other runs of the sweep: epsilon is one model's; what several releases cost is their "
+    "composed epsilon",
     "utility, scores, step metrics and reports, which are computed on private data",
-    "identities of runs and data (run_id, task_hash), hashes of the data: who knows all other records can test for one",
-    "rounding: gradients are summed in single precision, noise is a rounded Gaussian of double precision",
+    "identities of runs and data (run_id, task_hash), hashes of the data: who knows all other "
+    "records can test for one",
+    "rounding: gradients are summed in single precision, noise is a rounded Gaussian of double "
+    "precision",
     "how long steps take, for those who can time them",
     "the choice of this configuration among others, where it used private data",
-    "data-dependent preprocessing, such as curation, deduplication or a tokeniser trained on the data",
+    "data-dependent preprocessing, such as curation, deduplication or a tokeniser trained on the "
+    "data",
     "the number of examples n itself",
 )
-NOT_COVERED_BY_SELECTION: tuple[str, ...] = (
-    "the other runs of the sweep: nothing of them may be released, not even how many there were; the sweep's folder "
-    "holds it and is as private as the data",
-    "scores, step metrics and reports in the sweep's folder, which are computed on private data",
-    *(item for item in NOT_COVERED[2:] if not item.startswith("the choice of this configuration")),
-)
-"""Items that ε does not cover if `private_selection` covers the choice of the run."""
-
 ADJACENCY = "add-or-remove-one"
 """The relation of neighbouring data sets, of every record."""
 
@@ -64,15 +60,17 @@ class PrivacyRecord:
         procedure: how the method ran the mechanism. The sampler is always known.
         unit: the privacy unit, in words: "example", "e-mail", ...
         seed_policy: where masks and noise come from, in words.
-        not_certified_because: reasons why epsilon is no proven, finite bound for how the run was made.
+        not_certified_because: reasons why epsilon is no proven, finite bound for how the run was
+            made.
         not_covered: items that epsilon does not cover.
-        data_sets: for training and reference data with separate weights. epsilon then holds for an example of either
-            set.
-        private_selection: for the best of a random number of runs, where epsilon is the ε of the whole choice.
+        data_sets: for training and reference data with separate weights. epsilon then holds for an
+            example of either set.
+        choice: for a run that was chosen among others, where epsilon is the ε of the whole choice.
 
     Raises:
-        ValueError: epsilon is finite for a run without noise, or there is a claimed epsilon although the run's ε is
-            known. Also: ε is infinite or the key is the public test key, and no reason not to be certified is given.
+        ValueError: epsilon is finite for a run without noise, or there is a claimed epsilon
+            although the run's ε is known. Also: ε is infinite or the key is the public test key,
+            and no reason not to be certified is given.
     """
 
     accounted: AccountedEpsilon
@@ -83,18 +81,25 @@ class PrivacyRecord:
     not_certified_because: tuple[str, ...]
     not_covered: tuple[str, ...]
     data_sets: DataSetsRecord | None = None
-    private_selection: PrivateSelectionRecord | None = None
+    choice: ChoiceRecord | None = None
 
     def __post_init__(self) -> None:
         epsilon, claimed = self.accounted.epsilon, self.procedure.claimed_epsilon
+        # A record cannot be built that states more than is proven: each of the three would be a
+        # false claim.
         if not self.mechanism.private and math.isfinite(epsilon):
-            raise ValueError(f"epsilon must be inf for a run without noise, got {epsilon}. Use math.inf.")
+            raise ValueError(
+                f"epsilon must be inf for a run without noise, got {epsilon}. Use math.inf."
+            )
         if claimed is not None and self.mechanism.private:
-            raise ValueError(f"claimed_epsilon must be left out of a run with an epsilon, got {claimed}. Remove it.")
+            raise ValueError(
+                f"claimed_epsilon must be left out of a run with an epsilon, got {claimed}. Remove "
+                "it."
+            )
         if self.certified and (math.isinf(epsilon) or self.seed_policy == SEED_POLICY["test"]):
             raise ValueError(
-                f"not_certified_because must have a reason for epsilon {epsilon} and {self.seed_policy!r}, got none. "
-                "Give the reason."
+                f"not_certified_because must have a reason for epsilon {epsilon} and "
+                f"{self.seed_policy!r}, got none. Give the reason."
             )
 
     @property
@@ -105,10 +110,12 @@ class PrivacyRecord:
     @property
     def tuning(self) -> str:
         """Return whether epsilon covers the choice of this run among others."""
-        return "ignored" if self.private_selection is None else "private_selection"
+        return "ignored" if self.choice is None else self.choice.tuning
 
     def to_json(self) -> dict[str, object]:
         """Return the record as strict JSON (infinity is the string "inf")."""
+        # Parts that only some runs have are left out, not null, so that old readers still
+        # understand the file.
         accounted, mechanism, procedure = self.accounted, self.mechanism, self.procedure
         target, released = accounted.target_epsilon, procedure.released_weights
         optional = {
@@ -116,7 +123,7 @@ class PrivacyRecord:
             "released_weights": None if released is None else released.to_json(),
             "mechanism": procedure.description,
             "data_sets": None if self.data_sets is None else self.data_sets.to_json(),
-            "private_selection": None if self.private_selection is None else self.private_selection.to_json(),
+            **({} if self.choice is None else {self.choice.tuning: self.choice.to_json()}),
         }
         return {
             "accountant": accounted.accountant,
@@ -144,12 +151,15 @@ class PrivacyRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PrivacyRecord:
-        """Read the result of `to_json`. Records of earlier versions may lack "clipping" and "observer".
+        """Read the result of `to_json`.
+
+        Records of earlier versions may lack "clipping" and "observer".
 
         Raises:
             ValueError: the record contradicts itself, or has another adjacency.
             KeyError: a field is missing.
         """
+        # `certified` is derived, so a file that contradicts its own reasons has been edited.
         reasons = tuple(document["not_certified_because"])
         for name, value, wanted in (
             ("certified", document["certified"], not reasons),
@@ -157,10 +167,13 @@ class PrivacyRecord:
         ):
             if value != wanted:
                 raise ValueError(
-                    f"{name} of a privacy record must be {wanted!r} here, got {value!r}. Restore the file."
+                    f"{name} of a privacy record must be {wanted!r} here, got {value!r}. Restore "
+                    "the file."
                 )
-        target, sets, choice = (document.get(name) for name in ("target_epsilon", "data_sets", "private_selection"))
-        released = document.get("released_weights")
+        # Records of earlier versions lack some keys, which then have the meaning of that time.
+        target, sets = document.get("target_epsilon"), document.get("data_sets")
+        released, choice = document.get("released_weights"), document.get(document["tuning"])
+        # The parts, each from its own keys of the flat document.
         return cls(
             accounted=AccountedEpsilon(
                 epsilon=from_json_number(document["epsilon"]),
@@ -187,7 +200,9 @@ class PrivacyRecord:
             not_certified_because=reasons,
             not_covered=tuple(document["not_covered"]),
             data_sets=None if sets is None else DataSetsRecord.from_json(sets),
-            private_selection=None if choice is None else PrivateSelectionRecord.from_json(choice),
+            choice=None
+            if choice is None
+            else resolve("policies", document["tuning"]).record.from_json(choice),
         )
 
 
@@ -198,7 +213,7 @@ def privacy_record(
     unit: str,
     noise_key: Literal["secret", "test"],
     method: MethodRecord | None = None,
-    private_selection: PrivateSelectionRecord | None = None,
+    choice: ChoiceRecord | None = None,
     data_sets: DataSetsRecord | None = None,
 ) -> PrivacyRecord:
     """Return the privacy record of one run. See `PrivacyRecord` for the other arguments.
@@ -208,21 +223,24 @@ def privacy_record(
         method: the method's part; None for a method that runs the event as it is.
 
     Returns:
-        A record that is certified only if epsilon is a proven, finite bound for how the run was made.
+        A record that is certified only if epsilon is a proven, finite bound for how the run was
+        made.
 
     Raises:
-        ValueError: epsilon is finite for a run without noise; or there is a claimed epsilon although the run's ε is
-            known.
+        ValueError: epsilon is finite for a run without noise; or there is a claimed epsilon
+            although the run's ε is known.
     """
     method = method or MethodRecord()
     private, claims = mechanism.private, method.procedure.claimed_epsilon is not None
+    # Every doubt about the guarantee becomes a reason, and a record with reasons is not certified.
     reasons = list(method.caveats)
     if math.isinf(accounted.epsilon):
         reasons.append(INFINITE)
     if private and noise_key == "test":
         reasons.append("noise comes from the public test key")
+    # The sampler is always stated, because the accounted event assumes one.
     sampler = method.procedure.sampler or ("poisson" if private else "none")
-    not_covered = NOT_COVERED if private_selection is None else NOT_COVERED_BY_SELECTION
+    not_covered = NOT_COVERED if choice is None else choice.not_covered
     return PrivacyRecord(
         accounted=accounted,
         mechanism=mechanism,
@@ -232,30 +250,32 @@ def privacy_record(
         not_certified_because=tuple(reasons),
         not_covered=(*method.also_not_covered, *not_covered),
         data_sets=data_sets,
-        private_selection=private_selection,
+        choice=choice,
     )
 
 
 def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str) -> float:
-    """Return an upper bound on ε, at one δ, of releasing the models of several runs on the same records.
+    """Return an upper bound on ε, at one δ, of releasing several runs' models on the same records.
 
     Args:
         events: one per released run; the result is inf if one of them is NonPrivateEvent.
         delta: in (0, 1), for all runs together.
-        accountant_name: registry name. The accountant's own composition is used (pld: convolution of loss
-            distributions; prv: heterogeneous composition; rdp: divergences add up).
+        accountant_name: registry name. The accountant's own composition is used (pld: convolution
+            of loss distributions; prv: heterogeneous composition; rdp: divergences add up).
 
     Guarantee:
-        The bound holds under two conditions. Each record takes part in every run, sampled and noised independently of
-        the other runs. The runs' events were fixed before any result was seen. (A grid is fixed. A search that reacts
-        to scores is not: trials that steered it count even if they are not released.) Gradients may depend on earlier
-        releases.
+        The bound holds under two conditions. Each record takes part in every run, sampled and
+        noised independently of the other runs. The runs' events were fixed before any result was
+        seen. (A grid is fixed. A search that reacts to scores is not: trials that steered it count
+        even if they are not released.) Gradients may depend on earlier releases.
 
     Raises:
         ValueError: there are no events, delta is not in (0, 1), or the accountant is unknown.
-        AccountantError: the accountant cannot handle the events together; the message names the limit.
+        AccountantError: the accountant cannot handle the events together; the message names the
+            limit.
 
-    Source: Dwork and Roth 2014 (adaptive composition); Doroshenko et al. 2022; Gopi et al. 2021; Mironov 2017.
+    Source: Dwork and Roth 2014 (adaptive composition); Doroshenko et al. 2022; Gopi et al. 2021;
+    Mironov 2017.
     """
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     return accountant.composed_epsilons(events, [delta])[0]
@@ -265,4 +285,6 @@ def _event(document: Mapping[str, Any]) -> Event:
     """Return the event of a record."""
     if document["num_steps"] is None:
         return NonPrivateEvent()
-    return PoissonGaussian(**{name: document[name] for name in ("sample_rate", "noise_multiplier", "num_steps")})
+    return PoissonGaussian(
+        **{name: document[name] for name in ("sample_rate", "noise_multiplier", "num_steps")}
+    )

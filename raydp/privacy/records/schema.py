@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from raydp.plugins.registries import names, resolve
 
 Number = float | Literal["inf"]
 """A number that may be infinite: JSON has no infinity, so it is the text "inf"."""
@@ -15,45 +17,54 @@ Epsilon = Annotated[Number, Field(description='ε, at least 0; "inf" means that 
 Delta = Annotated[float, Field(gt=0, lt=1, description="δ of the guarantee.")]
 
 
-class _Document(BaseModel):
+class CardPart(BaseModel):
+    """A part of the JSON, without further keys."""
+
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class ProfileRow(_Document):
+class ProfileRow(CardPart):
     """ε at one δ."""
 
     delta: Delta
-    epsilon: Number | None = Field(description="null: the accountant has no answer, and `reason` says why.")
+    epsilon: Number | None = Field(
+        description="null: the accountant has no answer, and `reason` says why."
+    )
     reason: str | None = None
 
 
-class AttackRow(_Document):
+class AttackRow(CardPart):
     """The largest true positive rate of an attacker at one false positive rate."""
 
     false_positive_rate: float = Field(ge=0, le=1)
     bound: float = Field(ge=0, le=1)
 
 
-class Attack(_Document):
-    """Bounds on an attacker who tests whether one record was in the training data, or why there are none."""
+class Attack(CardPart):
+    """Bounds on an attacker who tests whether one record was in the training data, or why there are
+    none."""
 
     accountant: str
-    advantage: float | None = Field(default=None, description="Largest true minus false positive rate.")
+    advantage: float | None = Field(
+        default=None, description="Largest true minus false positive rate."
+    )
     true_positive_rates: list[AttackRow] | None = None
     reason: str | None = None
 
 
-class GuaranteeDocument(_Document):
+class GuaranteeDocument(CardPart):
     """The whole guarantee of the run, beyond one pair (ε, δ)."""
 
     accountant: str
     profile: list[ProfileRow]
-    gdp_mu: Number | None = Field(description="μ of a Gaussian mechanism above the whole profile, if there is one.")
+    gdp_mu: Number | None = Field(
+        description="μ of a Gaussian mechanism above the whole profile, if there is one."
+    )
     gdp_mu_reason: str | None
     attack: Attack
 
 
-class SetEpsilonDocument(_Document):
+class SetEpsilonDocument(CardPart):
     """ε for an example of one of two data sets."""
 
     epsilon: Number | None
@@ -61,7 +72,7 @@ class SetEpsilonDocument(_Document):
     reason: str | None = None
 
 
-class DataSetsDocument(_Document):
+class DataSetsDocument(CardPart):
     """Training and reference data whose examples have different weights."""
 
     reference_weight: float
@@ -74,20 +85,7 @@ class DataSetsDocument(_Document):
     reference: SetEpsilonDocument | None = None
 
 
-class PrivateSelectionDocument(_Document):
-    """How the best of a random number of runs was chosen, where ε covers the choice."""
-
-    distribution: Literal["truncated_negative_binomial", "poisson", "binomial"]
-    mean: float
-    eta: float | None
-    configurations: int
-    single_run_epsilon: float
-    assumed: list[str]
-    trials: int | None = None
-    bound: str | None = None
-
-
-class ReleasedWeightsDocument(_Document):
+class ReleasedWeightsDocument(CardPart):
     """Noise that is added once, to the trained weights."""
 
     sensitivity: float | None = None
@@ -96,7 +94,7 @@ class ReleasedWeightsDocument(_Document):
     formula: str | None = None
 
 
-class LedgerDocument(_Document):
+class LedgerDocument(CardPart):
     """The noisy steps that were executed."""
 
     noisy_steps: int
@@ -105,7 +103,7 @@ class LedgerDocument(_Document):
     note: str
 
 
-class ReleasedTogetherDocument(_Document):
+class ReleasedTogetherDocument(CardPart):
     """All models that the sweep released, and their joint cost."""
 
     models: int
@@ -116,52 +114,70 @@ class ReleasedTogetherDocument(_Document):
     note: str | None = None
 
 
-class SearchedDocument(_Document):
-    """The tuning. ε does not cover it, unless `tuning` is private_selection."""
+class SearchedDocument(CardPart):
+    """The tuning. ε does not cover it, unless `tuning` says so."""
 
     hyperparameters: dict[str, list[Any]]
     configurations: int
     seeds: list[int]
     rule: str
     chosen_on: list[str]
-    elsewhere: list[str] = Field(description="What is fixed in the sweep and may have been tuned before.")
+    elsewhere: list[str] = Field(
+        description="What is fixed in the sweep and may have been tuned before."
+    )
     search: dict[str, Any] | None = None
     adaptive_seeds: dict[str, Any] | None = None
 
 
-class PrivacyCardDocument(_Document):
+class PrivacyCardDocument(CardPart):
     """privacy.json: the guarantee of one trained model, whom it is for, and what it leaves open.
 
-    A reader decides by `certified`, `epsilon`, `delta`, `unit`, `adjacency`, `tuning` and `not_covered`.
+    A reader decides by `certified`, `epsilon`, `delta`, `unit`, `adjacency`, `tuning` and
+    `not_covered`.
     """
 
     epsilon: Epsilon
     delta: Delta
     target_epsilon: Number | None = Field(description="The ε that was asked for; null: none was.")
     unit: str = Field(description='The unit of privacy in words: "example", "e-mail", "user", ...')
-    adjacency: Literal["add-or-remove-one"] = Field(description="The relation of neighbouring data sets.")
-    certified: bool = Field(description="Whether ε is a proven, finite bound for how the run was made.")
-    not_certified_because: list[str] = Field(description="Empty if and only if `certified` is true.")
+    adjacency: Literal["add-or-remove-one"] = Field(
+        description="The relation of neighbouring data sets."
+    )
+    certified: bool = Field(
+        description="Whether ε is a proven, finite bound for how the run was made."
+    )
+    not_certified_because: list[str] = Field(
+        description="Empty if and only if `certified` is true."
+    )
     not_covered: list[str] = Field(description="What ε does not cover, in words.")
     observer: str = Field(default="sees every step", description="What the attacker sees.")
-    tuning: Literal["ignored", "private_selection"] = Field(
+    tuning: str = Field(
         default="ignored", description="Whether ε covers the choice of this run among others."
     )
     accountant: str = Field(description="Who computed ε: pld, prv, rdp, or a plug-in.")
     accountant_version: str
-    sampler: str = Field(description='How batches are drawn: "poisson", "cyclic poisson", "none", ...')
-    noise_multiplier: float = Field(ge=0, description="σ: standard deviation of the noise over the clipping norm.")
-    sample_rate: float | None = Field(description="q: expected batch size over n; null for a run without noise.")
+    sampler: str = Field(
+        description='How batches are drawn: "poisson", "cyclic poisson", "none", ...'
+    )
+    noise_multiplier: float = Field(
+        ge=0, description="σ: standard deviation of the noise over the clipping norm."
+    )
+    sample_rate: float | None = Field(
+        description="q: expected batch size over n; null for a run without noise."
+    )
     num_steps: int | None = Field(description="T; null for a run without noise.")
     max_grad_norm: float | None = Field(description="Clipping norm c; null: nothing is clipped.")
     clipping: str | None = None
     divisor: str = Field(description="What sums of gradients are divided by.")
     seed_policy: str = Field(description="Where sampling masks and noise come from.")
-    claimed_epsilon: float | None = Field(default=None, description="ε that a method claims without proof.")
+    claimed_epsilon: float | None = Field(
+        default=None, description="ε that a method claims without proof."
+    )
     released_weights: ReleasedWeightsDocument | None = None
-    mechanism: str | None = Field(default=None, description="What was run, if the accounted event only dominates it.")
+    mechanism: str | None = Field(
+        default=None, description="What was run, if the accounted event only dominates it."
+    )
     data_sets: DataSetsDocument | None = None
-    private_selection: PrivateSelectionDocument | None = None
     searched: SearchedDocument | None = None
     guarantee: GuaranteeDocument | None = None
     ledger: LedgerDocument | None = None
@@ -170,8 +186,22 @@ class PrivacyCardDocument(_Document):
 
 def card_schema() -> dict[str, Any]:
     """Return the JSON Schema of privacy.json (draft 2020-12)."""
-    schema = PrivacyCardDocument.model_json_schema()
+    # The policy of another tuning adds its part under its own name.
+    tunings = names("policies")
+    parts = {
+        tuning: (resolve("policies", tuning).document | None, None)
+        for tuning in tunings
+        if tuning != PrivacyCardDocument.model_fields["tuning"].default
+    }
+    model: type[PrivacyCardDocument] = create_model(  # type: ignore[call-overload]
+        "PrivacyCardDocument", __base__=PrivacyCardDocument, **parts
+    )
+    # Pydantic titles the schema by the class; readers know the file as "Privacy card".
+    schema = model.model_json_schema()
+    schema["properties"]["tuning"]["enum"] = tunings
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:raydp:privacy-card:1",
-        **schema, "title": "Privacy card",
-    }  # fmt: skip
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:raydp:privacy-card:1",
+        **schema,
+        "title": "Privacy card",
+    }

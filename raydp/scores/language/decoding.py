@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch to eval mode and inference mode for the block. Every module's own mode is restored afterwards."""
+    """Switch to eval mode and inference mode for the block.
+
+    Every module's own mode is restored afterwards.
+    """
+    # Remember the modules in training mode one by one: a model may be in eval mode in parts.
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -38,8 +42,8 @@ def input_embeddings(model: nn.Module) -> nn.Embedding:
 class CachedDecoder:
     """Reads sequences in one pass, then decodes token by token from the key-value cache.
 
-    Sequences are padded on the left, so that all end at the last position. Padding is masked and takes no position id.
-    Virtual tokens take the positions directly before their sequence.
+    Sequences are padded on the left, so that all end at the last position. Padding is masked and
+    takes no position id. Virtual tokens take the positions directly before their sequence.
 
     Args:
         model: a transformers causal language model or a PeftModel around one, in eval mode.
@@ -49,6 +53,7 @@ class CachedDecoder:
     def __init__(self, model: nn.Module, sequences: Sequence[Sequence[int]]) -> None:
         self._device = input_embeddings(model).weight.device
         width = max(len(sequence) for sequence in sequences)
+        # Left padding lets all rows end in one column, where the next token is read.
         self._padding = torch.tensor([width - len(sequence) for sequence in sequences])
         ids = torch.zeros(len(sequences), width, dtype=torch.int64)
         for row, sequence in enumerate(sequences):
@@ -63,8 +68,9 @@ class CachedDecoder:
         read = reading(self._model, self._ids, self._padding, cache_grows=use_cache)
         output = read.model(
             **read.inputs,
-            # Positions are a tensor and not a number: the slice that a number takes is not contiguous, and a bf16
-            # matrix product with such a slice is a hundred times slower on CPUs.
+            # Positions are a tensor and not a number: the slice that a number takes is not
+            # contiguous, and a bf16 matrix product with such a slice is a hundred times slower on
+            # CPUs.
             logits_to_keep=torch.arange(-keep, 0, device=self._device),
             use_cache=use_cache,
         )
@@ -84,10 +90,12 @@ class CachedDecoder:
             [R, V] next-token logits.
         """
         assert self._cache is not None, "read comes first"
+        # Rows that go on unchanged need no copy of the cache.
         if not np.array_equal(parents, np.arange(len(self._mask))):
             rows = torch.from_numpy(parents).to(self._device)
             self._cache.batch_select_indices(rows)
             self._mask = self._mask[rows]
+        # The mask counts real tokens, so its sum is the next position id.
         positions = self._mask.sum(dim=1, keepdim=True)
         self._mask = torch.cat([self._mask, torch.ones_like(positions)], dim=1)
         output = self._called(

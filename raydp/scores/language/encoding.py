@@ -25,7 +25,8 @@ class EncodedSecret:
         id: see Secret.id; the random draws depend on it.
         name: what the secret is called in records.
         prompt_ids: token ids of s1, with the tokenizer's default special tokens; never empty.
-        continuation_ids: token ids of s2, tokenised separately from s1 and without special tokens; never empty.
+        continuation_ids: token ids of s2, tokenised separately from s1 and without special tokens;
+            never empty.
     """
 
     id: str
@@ -42,15 +43,24 @@ def encode(tokenizer: PreTrainedTokenizerBase, secrets: Sequence[Secret]) -> lis
     """
     encoded = []
     for secret in secrets:
+        # The prompt gets the special tokens that training put before each text.
         prompt_ids = tuple(tokenizer(secret.prompt).input_ids)
+        # s2 is tokenised alone, as in training: a joint encoding might merge tokens at the
+        # boundary.
         continuation_ids = tuple(tokenizer(secret.continuation, add_special_tokens=False).input_ids)
         for part, ids in (("prompt", prompt_ids), ("continuation", continuation_ids)):
             if not ids:
                 raise ValueError(
-                    f"{secret.name}: {part} must have at least one token, got none. Move text into the {part}."
+                    f"{secret.name}: {part} must have at least one token, got none. Move text into "
+                    f"the {part}."
                 )
         encoded.append(
-            EncodedSecret(id=secret.id, name=secret.name, prompt_ids=prompt_ids, continuation_ids=continuation_ids)
+            EncodedSecret(
+                id=secret.id,
+                name=secret.name,
+                prompt_ids=prompt_ids,
+                continuation_ids=continuation_ids,
+            )
         )
     return encoded
 
@@ -64,29 +74,41 @@ def secrets_of_kind(task: Task, kind: SecretKind, *, score: str) -> list[Secret]
         score: the score's registered name, for the message.
 
     Raises:
-        ValueError: the task has no such secrets (the message says which scores fit), or a secret occurs twice (its
-            values would collide in one entry).
+        ValueError: the task has no such secrets (the message says which scores fit), or a secret
+            occurs twice (its values would collide in one entry).
     """
     secrets = task.secrets()
+    # Secrets without a number are named by their place, so that every record has a name.
     numbered = [replace(s, number=s.number or place) for place, s in enumerate(secrets, start=1)]
     chosen = [secret for secret in numbered if secret.kind == kind]
+    # If there is nothing to measure, say which scores fit the secrets that are there.
     if not chosen:
         present = Counter(secret.kind for secret in secrets)
-        got = ", ".join(f"{count} of kind {other!r}" for other, count in sorted(present.items())) or "none"
+        got = (
+            ", ".join(f"{count} of kind {other!r}" for other, count in sorted(present.items()))
+            or "none"
+        )
         fitting = " and ".join(_scores_for(other) for other in sorted(present))
         remedy = f"Choose {fitting} for them" if fitting else "Give the task secrets"
-        raise ValueError(f"task.secrets must contain kind {kind!r} for the score {score!r}, got {got}. {remedy}.")
+        raise ValueError(
+            f"task.secrets must contain kind {kind!r} for the score {score!r}, got {got}. {remedy}."
+        )
+    # Equal ids would share one entry of `per_secret`, so one value would be lost.
     by_id = {secret.id: secret for secret in chosen}
     repeated = [secret.name for secret in chosen if by_id[secret.id] is not secret]
     if repeated:
-        raise ValueError(f"task.secrets must differ from each other, got {repeated[0]} twice. Remove one.")
+        raise ValueError(
+            f"task.secrets must differ from each other, got {repeated[0]} twice. Remove one."
+        )
     if len({secret.name for secret in chosen}) < len(chosen):
-        raise ValueError("task.secrets must have different numbers, got one twice. Number them from 1.")
+        raise ValueError(
+            "task.secrets must have different numbers, got one twice. Number them from 1."
+        )
     return chosen
 
 
 def _scores_for(kind: SecretKind) -> str:
     """Name the scores that measure secrets of a kind."""
-    scores = {name: registries.resolve("scores", name) for name in sorted(registries.BUILTIN["scores"])}
+    scores = {name: registries.resolve("scores", name) for name in registries.own_names("scores")}
     names = [name for name, score in scores.items() if kind in score.secret_kinds]
     return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -35,8 +35,10 @@ class _Exposure:
     Attributes:
         bits: the exposure.
         by_chance: the expected exposure if every rank is equally likely.
-        sampling_variance: variance of bits from the draws; 0 if all of R was ranked, None if a fit was used.
-        at_resolution: no drawn sequence is as likely as the secret, so that the exposure may be higher.
+        sampling_variance: variance of bits from the draws; 0 if all of R was ranked, None if a fit
+            was used.
+        at_resolution: no drawn sequence is as likely as the secret, so that the exposure may be
+            higher.
         fit: whether the fit of the extrapolation was accepted; None if there was none.
     """
 
@@ -48,22 +50,25 @@ class _Exposure:
 
 
 class Exposure(OneByOne):
-    """How far up a canary ranks among everything that could have been planted in its place, in bits.
+    """How far up a canary ranks among everything that could have been planted in its place, in
+    bits.
 
-    The exposure is log2 |R| - log2 rank. R is the space that the canary was drawn from. The rank is by log-probability
-    in R, 1 for the most likely; ties take the middle rank. The exposure is log2 |R| for a canary that the model prefers
-    to all others. It is 1.44 (log2 e) on average if the model knows nothing of the canary; half of all canaries then
-    have at least 1 bit.
+    The exposure is log2 |R| - log2 rank. R is the space that the canary was drawn from. The rank is
+    by log-probability in R, 1 for the most likely; ties take the middle rank. The exposure is log2
+    |R| for a canary that the model prefers to all others. It is 1.44 (log2 e) on average if the
+    model knows nothing of the canary; half of all canaries then have at least 1 bit.
 
-    The score measures the verbatim secrets that know their space: those of the task `planted`, and the extensions of
-    `builtin`.
+    The score measures the verbatim secrets that know their space: those of the task `planted`, and
+    the extensions of `builtin`.
 
-    The standard error is over secrets. Higher is worse privacy. A logarithmic score has no relative privacy risk.
+    The standard error is over secrets. Higher is worse privacy. A logarithmic score has no relative
+    privacy risk.
 
-    Details: `by_chance` is the expected value for a model that knows nothing. `most` is the mean of log2 |R|. `sampled`
-    is the number of secrets whose rank is estimated. `sampling_std_error` is the standard error of the mean from this
-    estimation (None if a fit was used, whose error is unknown). `at_resolution` is the number of secrets whose exposure
-    may be higher. With extrapolate there is also `fits_rejected`.
+    Details: `by_chance` is the expected value for a model that knows nothing. `most` is the mean of
+    log2 |R|. `sampled` is the number of secrets whose rank is estimated. `sampling_std_error` is
+    the standard error of the mean from this estimation (None if a fit was used, whose error is
+    unknown). `at_resolution` is the number of secrets whose exposure may be higher. With
+    extrapolate there is also `fits_rejected`.
 
     Source: Carlini et al. 2019 ("The Secret Sharer"), §4.2 to 4.5.
     """
@@ -73,22 +78,32 @@ class Exposure(OneByOne):
     max_enumerated: int = Field(10_000, ge=2)
     """Largest space that is ranked completely; of a larger space a sample is ranked."""
     num_samples: int = Field(4_095, ge=50)
-    """m, the size of the sample of a large space. The exposure is then -log2 (rank in the sample / (m + 1)), at most
-    log2 (m + 1)."""
+    """m, the size of the sample of a large space.
+
+    The exposure is then -log2 (rank in the sample / (m + 1)), at most log2 (m + 1).
+    """
     extrapolate: bool = False
-    """For sampled spaces, compute the exposure from a skew-normal distribution fitted to the sample; at most log2 |R|.
-    If one half of the sample rejects the fit to the other half (Kolmogorov-Smirnov, 1 %), the rank in the sample is
-    used."""
+    """For sampled spaces, compute the exposure from a skew-normal distribution fitted to the
+    sample; at most log2 |R|. If one half of the sample rejects the fit to the other half
+    (Kolmogorov-Smirnov, 1 %), the rank in the sample is used."""
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the task has no verbatim secret with a space."""
         _with_space(task)
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed, and each secret's value is independent of the other secrets."""
+        """Score a model, deterministically in its seed and secret by secret.
+
+        A secret's value does not depend on the other secrets.
+        """
+        # A small space is tokenised once for all its secrets.
         pairs = _with_space(task)
-        spaces = {space: _tokenised(model, space, range(space.size)) for space in self._enumerated(pairs)}
-        exposures = [self._exposure(model, secret, space, spaces.get(space), seed) for secret, space in pairs]
+        spaces = {
+            space: _tokenised(model, space, range(space.size)) for space in self._enumerated(pairs)
+        }
+        exposures = [
+            self._exposure(model, secret, space, spaces.get(space), seed) for secret, space in pairs
+        ]
         enumerated = [space.size <= self.max_enumerated for _, space in pairs]
         measured = Measurement.over_secrets(
             [e.bits for e in exposures],
@@ -99,7 +114,9 @@ class Exposure(OneByOne):
             "by_chance": float(np.mean([e.by_chance for e in exposures])),
             "most": float(np.mean([math.log2(space.size) for _, space in pairs])),
             "sampled": enumerated.count(False),
-            "sampling_std_error": _root_of_sum([e.sampling_variance for e in exposures], len(exposures)),
+            "sampling_std_error": _root_of_sum(
+                [e.sampling_variance for e in exposures], len(exposures)
+            ),
             "at_resolution": sum(e.at_resolution for e in exposures),
         }
         if self.extrapolate:
@@ -117,15 +134,17 @@ class Exposure(OneByOne):
     def _exposure(
         self, model: LoadedModel, secret: Secret, space: Space, whole: _Tokenised | None, seed: int
     ) -> _Exposure:
-        """Return the exposure of one secret; ranked in the whole space if `whole` is given, else in a sample."""
+        """Return the exposure of a secret, ranked in `whole`, or in a sample if `whole` is None."""
         # Rank the secret among the others.
         others = whole or _tokenised(model, space, _draw(secret, space, self.num_samples, seed))
         own, rest = _log_probabilities(model, secret, others)
+        # Ties take the middle rank: equal sequences must not look like an exposure.
         above = float((rest > own).sum() + (rest == own).sum() / 2)
         by_chance = _by_chance(len(rest) + 1)
         if whole is not None:
             return _Exposure(bits=math.log2(space.size) - math.log2(1 + above), by_chance=by_chance)
-        # Estimate the exposure from the rank in the sample.
+        # Estimate the exposure from the rank in the sample. The +1 counts the secret itself, so
+        # that the estimate never claims more than the sample can show.
         share = (1 + above) / (len(rest) + 1)
         sampled = _Exposure(
             bits=-math.log2(share),
@@ -136,7 +155,8 @@ class Exposure(OneByOne):
         )
         if not self.extrapolate:
             return sampled
-        # Extrapolate the tail with the fitted distribution.
+        # Extrapolate the tail with the fitted distribution (Carlini et al. 2019, §4.5), unless the
+        # fit was rejected.
         log_share = log_tail(rest, own)
         if log_share is None:
             return replace(sampled, fit=False)
@@ -150,15 +170,18 @@ def _with_space(task: Task) -> list[tuple[Secret, Space]]:
     pairs = [(secret, secret.space) for secret in secrets if secret.space is not None]
     if not pairs:
         raise ValueError(
-            f"task.secrets must know the space of their continuations for the score 'exposure', got {len(secrets)} "
-            "without. Plant canaries with the task planted, or choose another score."
+            "task.secrets must know the space of their continuations for the score 'exposure', got "
+            f"{len(secrets)} without. Plant canaries with the task planted, or choose another "
+            "score."
         )
     return pairs
 
 
 def _draw(secret: Secret, space: Space, num_samples: int, seed: int) -> list[int]:
     """Draw positions in the space. They depend on the secret and the seed alone."""
-    positions: list[int] = keyed_generator(seed, "exposure", secret.id).integers(space.size, size=num_samples).tolist()
+    positions: list[int] = (
+        keyed_generator(seed, "exposure", secret.id).integers(space.size, size=num_samples).tolist()
+    )
     return positions
 
 
@@ -169,9 +192,15 @@ def _tokenised(model: LoadedModel, space: Space, indices: Sequence[int]) -> _Tok
     return dict(zip(texts, map(tuple, ids), strict=True))
 
 
-def _log_probabilities(model: LoadedModel, secret: Secret, others: _Tokenised) -> tuple[float, NDArray[np.float64]]:
-    """Return the log-probability of the secret, and [others] of the other sequences, from the same forward passes."""
+def _log_probabilities(
+    model: LoadedModel, secret: Secret, others: _Tokenised
+) -> tuple[float, NDArray[np.float64]]:
+    """Return the log-probability of the secret, and [others] of the other sequences.
+
+    All come from the same forward passes.
+    """
     (encoded,) = encode(model.tokenizer, [secret])
+    # A drawn member may be the secret itself; it would tie with itself.
     rest = [ids for text, ids in others.items() if text != secret.continuation]
     values = log_probabilities_of(model, encoded.prompt_ids, [encoded.continuation_ids, *rest])
     return float(values[0]), values[1:]
@@ -185,4 +214,5 @@ def _root_of_sum(variances: Sequence[float | None], count: int) -> float | None:
 
 def _by_chance(size: int) -> float:
     """Return the mean of log2 size - log2 rank over all ranks of a space."""
+    # (1/n) Σ_r (log2 n - log2 r) = log2 n - log2(n!)/n, with gammaln(n + 1) = ln n!.
     return math.log2(size) - float(gammaln(size + 1)) / (size * math.log(2))

@@ -1,4 +1,7 @@
-"""Check the accountants' ε against closed forms and against a composition that shares no code with them."""
+"""Check the accountants' ε against closed forms and an independent composition.
+
+The composition shares no code with the accountants.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,41 @@ from scipy import fft, optimize, stats
 from raydp.methods.dp import DPSGD
 from raydp.plugins.registries import resolve
 from raydp.privacy import PoissonGaussian, PRVAccountant
+from raydp.search_spaces.settings import NO_SETTINGS
 from raydp.selftest.base import Check, check
 from raydp.sweep.engine.recorder import cost_together
 from raydp.training.trial_plan import TrialPlan
 
 DELTA = 1e-5
 NEARLY_ALL = 1 - 1e-9
-"""A sample rate that uses the code for subsampled steps, but changes δ of a full batch by a relative 1e-9 per step."""
+"""A sample rate that uses the code for subsampled steps.
+
+It changes δ of a full batch by a relative 1e-9 per step.
+"""
 MESH = 2e-4
-"""Spacing of the losses in this module. Each loss is rounded down, so 41 steps lose at most 0.0082 of ε."""
+"""Spacing of the losses in this module.
+
+Each loss is rounded down, so 41 steps lose at most 0.0082 of ε.
+"""
 LOOSE = {"pld": 1e-3, "prv": 0.03, "rdp": 0.3}
-"""Relative excess over the exact ε that is allowed to each accountant. A larger one would hide omissions."""
+"""Allowed relative excess over the exact ε, by accountant. A larger one would hide omissions."""
 PRV_ERROR = 0.01
-"""The error that prv adds to its bound for its approximation at ε >= 1 (Gopi et al. 2021, Theorem 5.5)."""
+"""The error that prv adds to its bound for its approximation at ε >= 1.
+
+Source: Gopi et al. 2021, Theorem 5.5.
+"""
 
 
 def accounting_checks() -> list[Check]:
     """Check every accountant on one release and on several.
 
-    1. ε of a T-fold Gaussian is at least the closed form (Balle and Wang 2018, Theorem 8), and not far above it.
-    2. ε of one Poisson step is at least its closed form (Balle, Barthe and Gaboardi 2018, Theorem 8).
+    1. ε of a T-fold Gaussian is at least the closed form (Balle and Wang 2018, Theorem 8), and not
+       far above it.
+    2. ε of one Poisson step is at least its closed form (Balle, Barthe and Gaboardi 2018, Theorem
+       8).
     3. `prv` adds its error to the central estimate, which is not an upper bound by itself.
-    4. ε of several models together, three of which have equal events, is at least the ε of the composition of all.
+    4. ε of several models together, three of which have equal events, is at least the ε of the
+       composition of all.
     """
     alone = [result for name in LOOSE for result in accountant_checks(name)]
     return [*alone, prv_error_check(), *map(together_check, LOOSE)]
@@ -56,21 +72,28 @@ def step_epsilon(q: float, sigma: float, delta: float) -> float:
 def composed_at_least(runs: Sequence[tuple[float, float, int]], delta: float) -> float:
     """Return a lower bound on ε of all runs (q, σ, T) together, for the removal of a record.
 
-    The privacy losses of one step are rounded down to a multiple of MESH, and convolved by a Fourier transform.
+    The privacy losses of one step are rounded down to a multiple of MESH, and convolved by a
+    Fourier transform.
     """
+    # The loss distribution of one step, on a circle that is large enough for all 41 steps.
     size = fft.next_fast_len(int(60 / MESH))
     spectrum = np.ones(size // 2 + 1, np.complex128)
     for q, sigma, steps in runs:
         x = np.linspace(-12 * sigma, 12 * sigma + 1, 200_001)
         below = (1 - q) * stats.norm.cdf(x / sigma) + q * stats.norm.cdf((x - 1) / sigma)
-        loss = np.log1p(q * np.expm1((2 * x[:-1] - 1) / (2 * sigma**2)))  # grows in x, so the left end is a lower bound
+        # Grows in x, so the left end is a lower bound.
+        loss = np.log1p(q * np.expm1((2 * x[:-1] - 1) / (2 * sigma**2)))
         masses = np.zeros(size)
-        np.add.at(masses, np.floor(loss / MESH).astype(np.int64), np.diff(below))  # a negative loss wraps around
+        # A negative loss wraps around.
+        np.add.at(masses, np.floor(loss / MESH).astype(np.int64), np.diff(below))
+        # Convolution of all steps is a power in the frequency domain.
         spectrum *= fft.rfft(masses) ** steps
     masses = fft.irfft(spectrum, size)
+    # Undo the circle: the upper third of the positions are negative losses.
     losses = MESH * ((np.arange(size) + size // 3) % size - size // 3)
 
     def excess(epsilon: float) -> float:
+        # δ(ε) = Σ (1 - e^(ε - loss))+, as in the definition of a privacy loss distribution.
         above = losses > epsilon
         return float((masses[above] * -np.expm1(epsilon - losses[above])).sum() - delta)
 
@@ -86,39 +109,61 @@ def accountant_checks(name: str) -> list[Check]:
     accountant = resolve("accountants", name, field="accountant")()
     return [
         check(
-            f"ε of {kind} ({name})", accountant.epsilon(event, DELTA) / truth, 1 - 1e-7, 1 + LOOSE[name],
+            f"ε of {kind} ({name})",
+            accountant.epsilon(event, DELTA) / truth,
+            1 - 1e-7,
+            1 + LOOSE[name],
             f"what the accountant says over the exact ε {truth:.5g} at δ = {DELTA:g}",
         )
+        # The first two use different code of the accountants for the same mechanism.
         for kind, event, truth in (
             ("40 Gaussians", many, exact[0]),
             ("40 full batches", whole, exact[0]),
             ("one Poisson step", one, exact[1]),
         )
-    ]  # fmt: skip
+    ]
 
 
 def prv_error_check() -> Check:
     """Check the difference between `prv`'s ε and the exact ε."""
     one = PoissonGaussian(sample_rate=0.1, noise_multiplier=0.8, num_steps=1)
     added = (PRVAccountant().epsilon(one, DELTA) - step_epsilon(0.1, 0.8, DELTA)) / PRV_ERROR
-    return check("error that is added (prv)", added, 0.5, 2.2, f"ε less the exact ε, over the error {PRV_ERROR:g}")
+    return check(
+        "error that is added (prv)",
+        added,
+        0.5,
+        2.2,
+        f"ε less the exact ε, over the error {PRV_ERROR:g}",
+    )
 
 
 def together_check(name: str) -> Check:
-    """Check ε of four models together, three of which differ only in seed and learning rate and have equal events."""
+    """Check ε of four models together, three of which have equal events.
+
+    The three differ only in seed and learning rate.
+    """
+    # A fault that drops equal events, or merges by learning rate, would state too small an ε.
     equal = [(0.1, 1.6, 12, 0.01), (0.1, 1.6, 12, 0.02), (0.1, 1.6, 12, 0.01)]
     runs = [*equal, (0.25, 2.5, 5, 0.01)]
     trials = [
         TrialPlan(
-            run_id=f"selftest/together/{k}", batch_size=round(1000 * q), num_steps=steps, learning_rate=rate, seed=k,
-            num_examples=1000, noise_multiplier=sigma,
+            run_id=f"selftest/together/{k}",
+            batch_size=round(1000 * q),
+            num_steps=steps,
+            learning_rate=rate,
+            seed=k,
+            num_examples=1000,
+            noise_multiplier=sigma,
         )
         for k, (q, sigma, steps, rate) in enumerate(runs)
-    ]  # fmt: skip
+    ]
     least = composed_at_least([run[:3] for run in runs], DELTA)
-    stated = cost_together({"": DPSGD()}, trials, DELTA, name)["epsilon"]
+    stated = cost_together({NO_SETTINGS: DPSGD()}, trials, DELTA, name)["epsilon"]
     assert stated is not None, "the accountant has an answer"
     return check(
-        f"ε of four models together ({name})", stated / least, 1, 1.02 + LOOSE[name],
+        f"ε of four models together ({name})",
+        stated / least,
+        1,
+        1.02 + LOOSE[name],
         f"what is stated over {least:.5g}, a lower bound on the composition of all four",
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Check that dividing the work does not change the result: workers, a kill and resume, cached hidden states."""
+"""Check that dividing the work changes no result: workers, a kill and resume, cached states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import torch
 
 from raydp.selftest.base import Check, check
 from raydp.selftest.linear import LinearTask, linear_training_context
-from raydp.selftest.observe import NO_NOISE, NoisyMethod, noise_strategy, observed_plan, summed_updates, with_sgd
+from raydp.selftest.observe import (
+    NO_NOISE,
+    NoisyMethod,
+    noise_strategy,
+    observed_plan,
+    summed_updates,
+    with_sgd,
+)
 from raydp.selftest.ranks import on_ranks
 from raydp.selftest.subjects import prefix_subjects
 from raydp.tasks.text.language import LanguageModelingTask
@@ -20,13 +27,14 @@ from raydp.training.comm import Comm, LocalComm
 from raydp.training.gradients.prefix import TOLERANCE, with_frozen_prefix
 from raydp.training.noise.lattice import LATTICE_SHARE
 from raydp.training.noise.stream import TEST_KEY
+from raydp.training.observers import AfterStep, StepReport
 from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, WIDTH, NUM_LAYERS = 40, 8, 8, 8, 2
 KILLED_IN = 5
 """The step that is killed after its update and before its checkpoint, so that it is repeated."""
 LITTLE_NOISE = 0.01
-"""Enough noise for the count of adaptive clipping to be accepted, and a thousand times what rounding could hide."""
+"""Noise for adaptive clipping's count to be accepted: a thousand times what rounding could hide."""
 RANKS = (2, 3)
 ROUNDING = 1e-5
 """Relative error of a sum that another order of addition explains."""
@@ -40,30 +48,58 @@ def cut_checks(method: NoisyMethod) -> list[Check]:
     """Compare the work of one worker without interruption with the same work divided differently.
 
     1. The sums of several workers equal the sums of one worker, so every drawn example counts once.
-    2. A run that is killed between an update and its checkpoint, and then resumed, has the weights of an undisturbed
-       run after every step. So the repeated step has the same batch and the same noise, and no later step reuses
-       the batch or the noise of an earlier step.
-    3. Losses from cached hidden states belong to the current data and model, also after hidden states of other data or
-       another model were cached.
+    2. A run that is killed between an update and its checkpoint, and then resumed, has the weights
+       of an undisturbed run after every step. So the repeated step has the same batch and the same
+       noise, and no later step reuses the batch or the noise of an earlier step.
+    3. Losses from cached hidden states belong to the current data and model, also after hidden
+       states of other data or another model were cached.
     """
+    # One worker without interruption is the reference.
     whole = _sums(method, LocalComm())
     size = float(whole.norm())
+    # Sums that differ by rounding may go to neighbouring points of the lattice, in every step.
     bound = ROUNDING + LATTICE_SHARE * method.max_grad_norm * NUM_STEPS**0.5 / size
-    apart = {ranks: max(float((sums - whole).norm()) for sums in _on(method, ranks)) / size for ranks in RANKS}
+    apart = {
+        ranks: max(float((sums - whole).norm()) for sums in _on(method, ranks)) / size
+        for ranks in RANKS
+    }
     again, further = _resumed(method)
     return [
         *(
-            check(f"sum of {ranks} workers", error, 0, bound, "relative difference from one worker's, over all steps")
+            check(
+                f"sum of {ranks} workers",
+                error,
+                0,
+                bound,
+                "relative difference from one worker's, over all steps",
+            )
             for ranks, error in apart.items()
         ),
-        check("a step that is done again", again, 0, ROUNDING, "relative difference of the weights after it"),
-        check("steps after a resume", further, 0, ROUNDING, "largest relative difference of the weights after them"),
+        check(
+            "a step that is done again",
+            again,
+            0,
+            ROUNDING,
+            "relative difference of the weights after it",
+        ),
+        check(
+            "steps after a resume",
+            further,
+            0,
+            ROUNDING,
+            "largest relative difference of the weights after them",
+        ),
         *(
-            check(f"kept hidden states of {what}", _cached(other), 0, TOLERANCE[torch.float32],
-                  "largest difference of a loss, nats, from the loss without them")
+            check(
+                f"kept hidden states of {what}",
+                _cached(other),
+                0,
+                TOLERANCE[torch.float32],
+                "largest difference of a loss, nats, from the loss without them",
+            )
             for what, other in (("other data", "data"), ("another model", "model"))
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _on(method: NoisyMethod, ranks: int) -> list[torch.Tensor]:
@@ -80,9 +116,12 @@ def _task() -> LinearTask:
 def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
     """Return the plan. If noise is correlated, the batch size leaves room for the bands."""
     plan = observed_plan(
-        "selftest/cuts", batch_size=BATCH_SIZE, num_steps=NUM_STEPS, num_examples=NUM_EXAMPLES,
+        "selftest/cuts",
+        batch_size=BATCH_SIZE,
+        num_steps=NUM_STEPS,
+        num_examples=NUM_EXAMPLES,
         noise_multiplier=noise_multiplier,
-    )  # fmt: skip
+    )
     bands = len(noise_strategy(method, plan))
     if bands == 1:
         return plan
@@ -90,39 +129,54 @@ def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
 
 
 def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
-    """Return the clipped sums without noise, on the batches that the method draws. Shape [step, coordinate]."""
+    """Return the clipped sums without noise, on the batches that the method draws.
+
+    Shape [step, coordinate].
+    """
     context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
-    return torch.stack(summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm))
+    return torch.stack(
+        summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm)
+    )
 
 
 def _resumed(method: NoisyMethod) -> tuple[float, float]:
-    """Return relative differences of the weights between a killed and resumed run and an undisturbed one.
+    """Return relative differences of weights between a killed and resumed run and another one.
+
+    The other run is not disturbed.
 
     The first is after the repeated step, the second is the largest after the following steps.
     """
 
     def train(kill: bool, store: CheckpointStore | None) -> dict[int, torch.Tensor]:
-        context, after = linear_training_context(WIDTH, WIDTH, NUM_LAYERS), dict[int, torch.Tensor]()
+        context, after = (
+            linear_training_context(WIDTH, WIDTH, NUM_LAYERS),
+            dict[int, torch.Tensor](),
+        )
 
-        def progress(done: int, total: int, row: object) -> None:
-            after[done - 1] = torch.cat([p.detach().flatten() for p in context.parameters.values()])
-            if kill and done - 1 == KILLED_IN:
+        def watch(report: StepReport) -> None:
+            # Weights after each step, before the checkpoint of the step.
+            after[report.done - 1] = torch.cat(
+                [p.detach().flatten() for p in context.parameters.values()]
+            )
+            if kill and report.done - 1 == KILLED_IN:
                 raise _Killed
 
-        observed = replace(context, checkpoint_seconds=0.0, progress=progress)
+        observed = replace(context, checkpoint_seconds=0.0, observers=(AfterStep(watch),))
         with suppress(_Killed):
             with_sgd(method).train(plan, observed, task, LocalComm(), TEST_KEY, store)
         return after
 
     plan, task = _plan(method, LITTLE_NOISE), _task()
     expected = train(kill=False, store=None)
+    # Kill one run, and resume it from its own checkpoint.
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(folder=Path(folder), run_id=plan.run_id)
         train(kill=True, store=store)
         resumed = train(kill=False, store=store)
     assert min(resumed) == KILLED_IN, "the checkpoint is of the step before"
     apart = {
-        step: float((weights - expected[step]).norm() / expected[step].norm()) for step, weights in resumed.items()
+        step: float((weights - expected[step]).norm() / expected[step].norm())
+        for step, weights in resumed.items()
     }
     return apart.pop(KILLED_IN), max(apart.values())
 
@@ -130,17 +184,26 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
 def _cached(other: str) -> float:
     """Return the largest difference between losses with and without cached hidden states.
 
-    The hidden states of other data, or of another model, were cached before in the same folder. The longest examples of
-    both data sets are equal.
+    The hidden states of other data, or of another model, were cached before in the same folder. The
+    longest examples of both data sets are equal.
     """
     first, second = prefix_subjects(other)
     with tempfile.TemporaryDirectory() as folder:
+        # The first subject fills the cache; the second must not read the first one's states.
         for subject in (first, second):
             task = subject.task
             assert isinstance(task, LanguageModelingTask)
             kept = with_frozen_prefix(
-                task, subject.context.model, subject.context.parameters, weight_hash=subject.name,
-                folder=Path(folder), max_bytes=float("inf"), say=lambda sentence: None,
-            )  # fmt: skip
-    losses = [t.per_example_loss(second.context.model, t.batch(second.indices)).detach() for t in (second.task, kept)]
+                task,
+                subject.context.model,
+                subject.context.parameters,
+                weight_hash=subject.name,
+                folder=Path(folder),
+                max_bytes=float("inf"),
+                say=lambda sentence: None,
+            )
+    losses = [
+        t.per_example_loss(second.context.model, t.batch(second.indices)).detach()
+        for t in (second.task, kept)
+    ]
     return float((losses[0] - losses[1]).abs().max())

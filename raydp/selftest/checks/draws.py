@@ -1,4 +1,4 @@
-"""Check that noise is never reused, that it is fine enough, and that releases lie on a public lattice."""
+"""Check that noise is never reused and fine enough, and that releases lie on a public lattice."""
 
 from __future__ import annotations
 
@@ -32,68 +32,121 @@ from raydp.training.sharding import Part
 from raydp.training.trial_plan import TrialPlan
 
 LEVEL = 1e-6
-"""Probability that correct noise fails a check. With the fixed test key, a check passes always or never."""
+"""Probability that correct noise fails. With the test key, a check passes always or never."""
 STEPS, NEAR = 4096, 300
-"""Numbers of consecutive steps whose words (first) and normals (second) are drawn. Normals cost more."""
-FAR = sorted({2**k for k in range(8, 41)} | {2**k - 1 for k in range(12, 34)} | {10**k for k in range(3, 13)})
-"""Single steps far beyond the consecutive ones. A counter cut to k bits, or taken modulo one of these numbers, would
-repeat step 0 there."""
-RUN_IDS, NAMES, PURPOSES = ("selftest/draws/0", "selftest/draws/1"), ("w", "v"), ("noise", "count", "mask")
+"""Numbers of consecutive steps whose words and whose normals are drawn. Normals cost more."""
+FAR = sorted(
+    {2**k for k in range(8, 41)} | {2**k - 1 for k in range(12, 34)} | {10**k for k in range(3, 13)}
+)
+"""Single steps far beyond the consecutive ones.
+
+A counter cut to k bits, or taken modulo one of these numbers, would repeat step 0 there.
+"""
+RUN_IDS, NAMES, PURPOSES = (
+    ("selftest/draws/0", "selftest/draws/1"),
+    ("w", "v"),
+    ("noise", "count", "mask"),
+)
 COORDINATES, WIDTH, NUM_LAYERS = 8, 8, 2
 LARGE = 200_000
 """Number of coordinates of a large parameter."""
 
 
 def draw_checks(method: NoisyMethod) -> list[Check]:
-    """Compare the draws of a method's steps with the draws of all other steps, and check how they are used."""
+    """Compare a method's draws with those of all other steps, and check how they are used."""
     return [*repeat_checks(method), *resolution_checks(), *lattice_checks(method)]
 
 
 def repeat_checks(method: NoisyMethod) -> list[Check]:
     """Check that no noise repeats.
 
-    1. In the stream: over 1,200 consecutive steps and steps up to 2^40, two runs, two parameters, two workers that
-       each hold a part of a parameter, and the positions of a large parameter.
-    2. In the updates of two runs of the method: at 300 consecutive steps and, for a run resumed from a checkpoint, at
-       the later steps.
+    1. In the stream: over 1,200 consecutive steps and steps up to 2^40, two runs, two parameters,
+       two workers that each hold a part of a parameter, and the positions of a large parameter.
+    2. In the updates of two runs of the method: at 300 consecutive steps and, for a run resumed
+       from a checkpoint, at the later steps.
     3. In the words for noise, counts and batches: over 4,096 consecutive steps and the later steps.
     """
+    # Values of a correct stream never repeat in practice, so a single repetition is a fault.
     normals, words = (np.concatenate(list(draws)) for draws in (_normals(), _words()))
     cosine, bound, count = _largest_cosine(_noise_of_steps(method))
     return [
-        check("noise drawn twice", _repeats(np.abs(normals)), 0, 0, f"equal values among {len(normals)}"),
-        check("noise drawn twice by a run", cosine, 0, bound, f"largest |cosine| of two of {count} draws, beta test"),
-        check("words drawn twice", _repeats(words), 0, 0, f"equal words of {', '.join(PURPOSES)} among {len(words)}"),
+        check(
+            "noise drawn twice",
+            _repeats(np.abs(normals)),
+            0,
+            0,
+            f"equal values among {len(normals)}",
+        ),
+        check(
+            "noise drawn twice by a run",
+            cosine,
+            0,
+            bound,
+            f"largest |cosine| of two of {count} draws, beta test",
+        ),
+        check(
+            "words drawn twice",
+            _repeats(words),
+            0,
+            0,
+            f"equal words of {', '.join(PURPOSES)} among {len(words)}",
+        ),
     ]
 
 
 def resolution_checks() -> list[Check]:
-    """Check that normals have the resolution of double precision, also after they are added to a sum."""
-    normals = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0]).normal(LARGE, step=0, purpose="noise", name="large")
+    """Check that normals have the resolution of double precision, also after they enter a sum."""
+    normals = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0]).normal(
+        LARGE, step=0, purpose="noise", name="large"
+    )
+    # Radii of pairs show a coarse uniform that sine and cosine would hide.
     radii = normals[: LARGE // 2] ** 2 + normals[LARGE // 2 :] ** 2
     total = torch.zeros(LARGE, dtype=torch.float64)
-    add_lattice_noise(total, torch.from_numpy(normals), std=1.0, step=2.0**-48)  # finer than single precision
+    # Finer than single precision.
+    add_lattice_noise(total, torch.from_numpy(normals), std=1.0, step=2.0**-48)
     among = f"of {LARGE} normals, those that single precision holds"
     return [
         check("normals of too few bits", _coarse(normals), 0, _most_coarse(LARGE), among),
-        check("noise added with too few bits", _coarse(total.numpy()), 0, _most_coarse(LARGE), f"{among}, in a sum"),
         check(
-            "normals of few radii", _repeats(np.round(radii * 2.0**36)), 0, _most_equal_radii(len(radii)),
+            "noise added with too few bits",
+            _coarse(total.numpy()),
+            0,
+            _most_coarse(LARGE),
+            f"{among}, in a sum",
+        ),
+        check(
+            "normals of few radii",
+            _repeats(np.round(radii * 2.0**36)),
+            0,
+            _most_equal_radii(len(radii)),
             f"equal radii among {len(radii)} pairs, to 36 bits after the point",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def lattice_checks(method: NoisyMethod) -> list[Check]:
-    """Check that all coordinates of an update are multiples of one power of two that does not depend on the data."""
+    """Check that an update's coordinates are multiples of one power of two.
+
+    The power must not depend on the data.
+    """
     first, other = (_common_power(method, seed) for seed in (0, 1))
     return [
         check(
-            "lattice of an update", first, 0.5, 1.0,
-            "its step over the largest that the noise pays for; about 0 for sums that are on no lattice",
+            "lattice of an update",
+            first,
+            0.5,
+            1.0,
+            "its step over the largest that the noise pays for; about 0 for sums that are on no "
+            "lattice",
         ),
-        check("lattice of another data set", other / first if first else 0.0, 1, 1, "its step over the first one's"),
-    ]  # fmt: skip
+        check(
+            "lattice of another data set",
+            other / first if first else 0.0,
+            1,
+            1,
+            "its step over the first one's",
+        ),
+    ]
 
 
 def _steps(in_a_row: int) -> Iterator[int]:
@@ -102,8 +155,9 @@ def _steps(in_a_row: int) -> Iterator[int]:
 
 
 def _normals() -> Iterator[NDArray[np.float64]]:
-    """Yield normals of many steps, runs, parameters, parts and positions, as training requests them."""
+    """Yield normals of many steps, runs, parameters, parts and positions, as training asks."""
     noise, everything = CorrelatedNoise(), Part(count=COORDINATES, start=0, stop=COORDINATES)
+    # Runs, parameters and steps, then the parts of one large parameter.
     for number, (run_id, name) in enumerate(product(RUN_IDS, NAMES)):
         stream = KeyedStream(key=TEST_KEY, run_id=run_id)
         for step in _steps(4 * NEAR if number == 0 else NEAR):
@@ -111,7 +165,9 @@ def _normals() -> Iterator[NDArray[np.float64]]:
     stream = KeyedStream(key=TEST_KEY, run_id=RUN_IDS[0])
     for start in (0, LARGE // 3):  # two workers of a sharded model
         stop = LARGE // 3 if start == 0 else LARGE
-        yield noise.normal(stream, Part(count=LARGE, start=start, stop=stop), step=0, name="large").numpy()
+        yield noise.normal(
+            stream, Part(count=LARGE, start=start, stop=stop), step=0, name="large"
+        ).numpy()
     for exponent in range(18, 35):  # positions of a parameter of 2^35 coordinates, far apart
         part = Part(count=2**35, start=2**exponent, stop=2**exponent + COORDINATES)
         yield noise.normal(stream, part, step=1, name="large").numpy()
@@ -133,14 +189,19 @@ def _repeats(values: NDArray[np.generic]) -> int:
 def _noise_of_steps(method: NoisyMethod) -> NDArray[np.float64]:
     """Return a method's updates on empty batches, which are pure noise. Shape [draw, coordinate].
 
-    They are of two runs, at consecutive steps and at single later steps. Each layer is a draw. Correlated noise is
-    generated from the first step on again, so it is only checked at consecutive steps.
+    They are of two runs, at consecutive steps and at single later steps. Each layer is a draw.
+    Correlated noise is generated from the first step on again, so it is only checked at consecutive
+    steps.
     """
     bands = len(noise_strategy(method, _plan(RUN_IDS[0], 1)))
     updates = [_updates(method, run_id, 0, NEAR) for run_id in RUN_IDS]
     if bands == 1:
         updates += [_updates(method, RUN_IDS[0], step, step + 1) for step in FAR if step >= NEAR]
-    return np.concatenate(updates).reshape(-1, WIDTH * WIDTH) if bands == 1 else _independent(method, updates)
+    return (
+        np.concatenate(updates).reshape(-1, WIDTH * WIDTH)
+        if bands == 1
+        else _independent(method, updates)
+    )
 
 
 def _independent(method: NoisyMethod, of_runs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -155,16 +216,26 @@ def _independent(method: NoisyMethod, of_runs: list[NDArray[np.float64]]) -> NDA
 
 
 def _plan(run_id: str, num_steps: int) -> TrialPlan:
-    return observed_plan(run_id, batch_size=1, num_steps=num_steps, num_examples=2048, noise_multiplier=2.0)
+    return observed_plan(
+        run_id, batch_size=1, num_steps=num_steps, num_examples=2048, noise_multiplier=2.0
+    )
 
 
 def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray[np.float64]:
-    """Return the updates of the steps first to stop - 1, [step, coordinate]. If first > 0, the run is resumed there."""
+    """Return the updates of the steps first to stop - 1, [step, coordinate].
+
+    If first > 0, the run is resumed there.
+    """
     context, empty = linear_training_context(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
-    task, plan = LinearTask(torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), num_reference=1), _plan(run_id, stop)
+    task, plan = (
+        LinearTask(torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), num_reference=1),
+        _plan(run_id, stop),
+    )
+    # Empty batches: the update is the noise alone.
     observed = with_sgd(method, lambda step: empty)
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(folder=Path(folder), run_id=run_id)
+        # A checkpoint of the step before, so that the run is really resumed there.
         if first:
             optimizer = observed.optimizer(plan, list(context.parameters.values()))
             store.save(first, whole_state(context, optimizer, LocalComm()), {"history": []})
@@ -174,6 +245,7 @@ def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray
 
 def _largest_cosine(rows: NDArray[np.float64]) -> tuple[float, float, int]:
     """Return the largest |cosine| of two rows, its bound at LEVEL, and the number of rows."""
+    # Correct noise is isotropic, so the squared cosine of two rows has a beta distribution.
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = np.abs(unit @ unit.T)
     np.fill_diagonal(cosines, 0)
@@ -188,23 +260,33 @@ def _coarse(values: NDArray[np.float64]) -> int:
 
 
 def _most_coarse(count: int) -> float:
-    """Return the bound on `_coarse`. Double precision has 29 more bits, all 0 with probability 2^-29 if unrounded."""
+    """Return the bound on `_coarse`.
+
+    Double precision has 29 more bits, all 0 with probability 2^-29 if unrounded.
+    """
     return float(stats.binom.isf(LEVEL, count, 2.0**-27))
 
 
 def _most_equal_radii(count: int) -> float:
-    """Return the bound on equal squared radii in cells of 2^-36. They are exponential with mean 2: 2^-38 per pair."""
+    """Return the bound on equal squared radii in cells of 2^-36.
+
+    They are exponential with mean 2: 2^-38 per pair.
+    """
     return float(stats.poisson.isf(LEVEL, count**2 / 2 * 2.0**-38))
 
 
 def _common_power(method: NoisyMethod, seed: int) -> float:
-    """Return the largest power of two that divides all coordinates of the first update, over c 2^-13 / sqrt(d)."""
+    """Return the largest power of two that divides the first update, over c 2^-13 / sqrt(d)."""
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = (torch.randn(16, 32, generator=generator) for _ in range(2))
     plain = without_reference_weight(method)
-    plan, context = _plan(f"selftest/lattice/{seed}", 1), linear_training_context(32, 32, NUM_LAYERS)
+    plan, context = (
+        _plan(f"selftest/lattice/{seed}", 1),
+        linear_training_context(32, 32, NUM_LAYERS),
+    )
     observed = with_sgd(plain, lambda step: np.arange(16))
     (update,) = summed_updates(observed, plan, context, LinearTask(inputs, targets), LocalComm())
+    # The lowest set bit of each coordinate, as an exponent; the lowest of all is the lattice's.
     mantissas, exponents = np.frexp(update.double().numpy()[update.numpy() != 0])
     integers = (mantissas * 2.0**53).astype(np.int64)
     lowest = np.log2((integers & -integers).astype(np.float64)) + exponents - 53

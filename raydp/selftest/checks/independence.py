@@ -1,4 +1,4 @@
-"""Check that the examples of a model and a task do not depend on each other (`raydp.training.probe`)."""
+"""Check that examples of a model and a task are independent (`raydp.training.probe`)."""
 
 from __future__ import annotations
 
@@ -20,4 +20,7 @@ DETAILS = {
 def independence_checks(subject: Subject) -> list[Check]:
     """Return the figures that `raydp plan` and every worker look at, for a subject."""
     figures = probe.figures(subject.context, subject.task, clipped=True)
-    return [check(f"{f.name} ({subject.name})", f.difference, 0, f.rounding, DETAILS[f.name]) for f in figures]
+    return [
+        check(f"{f.name} ({subject.name})", f.difference, 0, f.rounding, DETAILS[f.name])
+        for f in figures
+    ]

@@ -16,7 +16,7 @@ from raydp.io.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
 from raydp.spec.sections.base import AtLeastOne, Section
 
 REGISTERED_MODEL = r"\w[\w .-]*"
-"""Pattern of the names of registered models. A name is a part of addresses of the form models:/name/version."""
+"""Pattern of names of registered models, which are parts of addresses models:/name/version."""
 
 
 class ClusterSpec(Section):
@@ -25,53 +25,80 @@ class ClusterSpec(Section):
     address: str = "local"
     """`local` starts Ray on this machine; `auto` or host:port joins a cluster."""
     workers_per_trial: AtLeastOne | tuple[AtLeastOne, AtLeastOne] = 1
-    """Ray Train workers that share a trial. With [min, max], a trial takes as many workers as are free. If workers are
-    lost, it continues with the others, which counts as a retry. q and T do not change."""
+    """Ray Train workers that share a trial.
+
+    With [min, max], a trial takes as many workers as are free. If workers are lost, it continues
+    with the others, which counts as a retry. q and T do not change.
+    """
     sharding: Literal["none", "full"] = "none"
-    """`none`: every worker holds the whole model. `full`: each worker holds its share of the weights (FSDP2), and in
-    full fine-tuning its share of gradients and optimizer state, for models that do not fit one device."""
+    """`none`: every worker holds the whole model.
+
+    `full`: each worker holds its share of the weights (FSDP2), and in full fine-tuning its share of
+    gradients and optimizer state, for models that do not fit one device.
+    """
     gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    """GPUs of one worker. With a fraction such as 0.5, several trials share a GPU, and each may use its fraction of the
-    memory."""
+    """GPUs of one worker.
+
+    With a fraction such as 0.5, several trials share a GPU, and each may use its fraction of the
+    memory.
+    """
     cpus_per_worker: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
-    """CPU cores that Ray reserves for one worker, and threads on which it computes. A worker that runs alone takes no
-    more."""
+    """CPU cores that Ray reserves for one worker, and threads on which it computes.
+
+    A worker that runs alone takes no more.
+    """
     working_dir: str | None = None
-    """Folder with your own code (plug-ins), or the URI of its zip file. Ray copies it to every node. Without it, the
-    code must be installed on the nodes."""
+    """Folder with your own code (plug-ins), or the URI of its zip file.
+
+    Ray copies it to every node. Without it, the code must be installed on the nodes.
+    """
     exchange: str | None = None
-    """URI of an object store (s3://bucket/folder, gs://...) for checkpoints and trained models. It is needed if some
-    nodes do not see the sweep's folder."""
+    """URI of an object store (s3://bucket/folder, gs://...) for checkpoints and trained models.
+
+    It is needed if some nodes do not see the sweep's folder.
+    """
     max_concurrent_trials: Annotated[int, Field(ge=1)] | None = None
     """Largest number of worker groups that run side by side; by default as many as fit."""
     autoscaling: bool = False
-    """Whether the cluster grows on demand. If true, max_concurrent_trials worker groups are started even if they do not
-    fit yet. Waiting groups make the cluster add nodes."""
+    """Whether the cluster grows on demand.
+
+    If true, max_concurrent_trials worker groups are started even if they do not fit yet. Waiting
+    groups make the cluster add nodes.
+    """
     microbatch_size: Annotated[int, Field(ge=1)] | None = None
-    """Examples in one backward pass. By default it is chosen from the examples' lengths, and halved if memory runs
-    out."""
+    """Examples in one backward pass.
+
+    By default it is chosen from the examples' lengths, and halved if memory runs out.
+    """
     gradient_checkpointing: bool = False
-    """Recompute parts of the forward pass in the backward pass, to use less memory and more time."""
+    """Recompute parts of the forward pass in the backward pass, to use less memory and more
+    time."""
     checkpoint_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """Seconds between two checkpoints of a trial."""
     max_retries: Annotated[int, Field(ge=0)] = 1
     """How often a trial is tried again if its workers fail."""
-    grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
-    """Seconds that Ctrl-C or SIGTERM waits for running trials to save their state."""
+    grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
+    """Seconds that Ctrl-C or SIGTERM waits for trials that train to save their state."""
     prefix_cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
-    """Disk space in GiB for the hidden states below the first adapter; 0 computes them in every step."""
+    """Disk space in GiB for the hidden states below the first adapter; 0 computes them in every
+    step."""
 
     @field_validator("address", "working_dir", "exchange")
     @classmethod
     def _holds_no_credentials(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            refuse_credentials(value, f"cluster.{info.field_name}", "in the environment of the cluster")
+            refuse_credentials(
+                value, f"cluster.{info.field_name}", "in the environment of the cluster"
+            )
         return value
 
     @field_validator("address")
     @classmethod
     def _can_be_an_address(cls, address: str) -> str:
-        if not re.fullmatch(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}|(ray://)?\[[0-9a-fA-F:]+\]:\d{1,5}", address):
+        # IPv6 addresses stand in brackets.
+        if not re.fullmatch(
+            r"auto|local|(ray://)?[^\s/:]+:\d{1,5}|(ray://)?\[[0-9a-fA-F:]+\]:\d{1,5}", address
+        ):
             raise ValueError(f"must be local, auto or host:port, got {address!r}. Write head:6379.")
         return address
 
@@ -79,43 +106,64 @@ class ClusterSpec(Section):
     @classmethod
     def _exchange_is_a_uri(cls, exchange: str | None) -> str | None:
         if exchange is not None and not is_uri(exchange):
-            raise ValueError(f"must be a URI such as s3://bucket/folder, got {exchange!r}. Put file:// before a path.")
+            raise ValueError(
+                f"must be a URI such as s3://bucket/folder, got {exchange!r}. Put file:// before a "
+                "path."
+            )
         return exchange
 
     @model_validator(mode="after")
     def _workers_can_do_it(self) -> ClusterSpec:
+        # Check workers, code and machines, then GPUs.
         if self.min_workers > self.max_workers:
             raise ValueError(
-                f"cluster.workers_per_trial must be [min, max] with min <= max, got {list(self.worker_range)}. "
-                "Exchange the two."
+                "cluster.workers_per_trial must be [min, max] with min <= max, got "
+                f"{list(self.worker_range)}. Exchange the two."
             )
         if self.working_dir is not None and self.address == "local":
             raise ValueError(
-                f"cluster.working_dir must go with another address than local, got {self.working_dir!r}. Remove it: "
-                "workers on this machine see the driver's own code."
+                "cluster.working_dir must go with another address than local, got "
+                f"{self.working_dir!r}. Remove it: workers on this machine see the driver's own "
+                "code."
             )
+        # Without a bound, the cluster would grow with the number of runs.
         if self.autoscaling and (self.max_concurrent_trials is None or self.address == "local"):
-            missing = "another address than local" if self.address == "local" else "cluster.max_concurrent_trials"
-            raise ValueError(f"cluster.autoscaling must go with {missing}, got none. Give it, or remove autoscaling.")
+            missing = (
+                "another address than local"
+                if self.address == "local"
+                else "cluster.max_concurrent_trials"
+            )
+            raise ValueError(
+                f"cluster.autoscaling must go with {missing}, got none. Give it, or remove "
+                "autoscaling."
+            )
+        # Ray gives out whole GPUs, or fractions of a single one.
         if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
             raise ValueError(
-                f"cluster.gpus_per_worker must be whole above 1, got {self.gpus_per_worker:g}. Round it: a worker has "
-                "whole GPUs, or a part of one."
+                f"cluster.gpus_per_worker must be whole above 1, got {self.gpus_per_worker:g}. "
+                "Round it: a worker has whole GPUs, or a part of one."
             )
         if 0 < self.gpus_per_worker < 1 and self.max_workers > 1:
             raise ValueError(
-                f"cluster.gpus_per_worker must be whole with workers_per_trial {self.max_workers}, got "
-                f"{self.gpus_per_worker:g}. NCCL needs a GPU per worker: share GPUs between trials of one worker."
+                f"cluster.gpus_per_worker must be whole with workers_per_trial {self.max_workers}, "
+                f"got {self.gpus_per_worker:g}. NCCL needs a GPU per worker: share GPUs between "
+                "trials of one worker."
             )
+        # A single worker has nobody to share the weights with.
         if self.sharding == "full" and self.max_workers == 1:
             raise ValueError(
-                "cluster.workers_per_trial must be at least 2 with sharding 'full', got 1. Give more workers, or leave "
-                "sharding out."
+                "cluster.workers_per_trial must be at least 2 with sharding 'full', got 1. Give "
+                "more workers, or leave sharding out."
             )
         return self
 
     def workers_on(self, cpus: float, gpus: float) -> int:
-        """Return how many workers fit on a node with these CPUs and GPUs. A fraction of a GPU lies on one GPU."""
+        """Return how many workers fit on a node with these CPUs and GPUs.
+
+        A fraction of a GPU lies on one GPU.
+        """
+        # The scarcest resource decides. 1e-9 corrects quotients such as 0.3 / 0.1 =
+        # 2.9999999999999996.
         bounds = [cpus / self.cpus_per_worker]
         if self.gpus_per_worker >= 1:
             bounds.append(gpus / self.gpus_per_worker)
@@ -139,7 +187,10 @@ class ClusterSpec(Section):
 
 
 class TrackingSpec(Section):
-    """Where MLflow keeps runs and models: SQLite by default, or any MLflow server. And further logs of the runs."""
+    """Where MLflow keeps runs and models: SQLite by default, or any MLflow server.
+
+    And further logs of the runs.
+    """
 
     uri: str = "sqlite:///raydp.db"
     """URI of the MLflow store: a SQLite file (sqlite:///FILE) or an MLflow server (http://...)."""
@@ -148,11 +199,15 @@ class TrackingSpec(Section):
     registered_model: str = "raydp"
     """Name of the registered model; every finished run is one of its versions."""
     signing_key: str | None = None
-    """File with the team's private key, made by `raydp models keygen`. Every registered model's privacy card and
-    weights are signed with it. The path is not sent to MLflow."""
+    """File with the team's private key, made by `raydp models keygen`.
+
+    Every registered model's privacy card and weights are signed with it. The path is not sent to
+    MLflow.
+    """
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Further logs of every run, in the sweep's folder: `tensorboard`, and `wandb` (Weights & Biases, which is offline:
-    `wandb sync` uploads). They hold the run's config, step metrics, utility and scores."""
+    """Further logs of every run, in the sweep's folder: `tensorboard`, and `wandb` (Weights &
+    Biases, which is offline: `wandb sync` uploads). They hold the run's config, step metrics,
+    utility and scores."""
 
     @field_validator("loggers")
     @classmethod
@@ -170,7 +225,12 @@ class TrackingSpec(Section):
     @field_validator("registered_model")
     @classmethod
     def _registry_takes_it(cls, name: str) -> str:
-        """Check the name before anything is trained. A private selection opens MLflow only after all runs."""
+        """Check the name before anything is trained.
+
+        Some sweeps open MLflow only after all runs.
+        """
         if not re.fullmatch(REGISTERED_MODEL, name):
-            raise ValueError(f"must be letters, digits, '_', '-', '.' and spaces, got {name!r}. Rename it.")
+            raise ValueError(
+                f"must be letters, digits, '_', '-', '.' and spaces, got {name!r}. Rename it."
+            )
         return name

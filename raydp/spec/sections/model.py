@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AliasChoices,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from raydp.spec.sections.base import Positive, Section
+from raydp.spec.sections.base import LATER, Of, Positive, Section
 
 VIRTUAL = ("soft_prompt", "prefix")
 """Types of adapters that put virtual tokens before the text."""
@@ -22,72 +20,92 @@ WHOLE = ("none", "bitfit")
 ALL_LINEAR = "all-linear"
 """peft's name for all linear layers but the output layer."""
 IA3_TARGETS, IA3_FEEDFORWARD = ("k_proj", "v_proj", "down_proj"), ("down_proj",)
-"""The layers that Liu et al. (2022) scale, in a Llama's names: keys and values, and the inputs of down_proj."""
+"""The layers that Liu et al. (2022) scale, in a Llama's names.
 
-_OF_LORA, _OF_PEFT = ("lora",), ("lora", "ia3")
-_OWNERS = {
-    "r": _OF_LORA,
-    "alpha": _OF_LORA,
-    "use_rslora": _OF_LORA,
-    "use_dora": _OF_LORA,
-    "lora_dropout": _OF_LORA,
-    "target_modules": _OF_PEFT,
-    "layers_to_transform": _OF_PEFT,
-    "modules_to_save": _OF_PEFT,
-    "feedforward_modules": ("ia3",),
-    "num_virtual_tokens": VIRTUAL,
-}
-"""Field -> the types of adapters that have it."""
-_LATER = {"use_rslora", "use_dora", "lora_dropout", "modules_to_save"}
-"""Fields that are a part of a run's identity only if they are used: earlier runs did not have them."""
+They are keys and values, and the inputs of down_proj.
+"""
+
+_LORA = Of("type", ("lora",), written_with=("none",))
+_PEFT = Of("type", ("lora", "ia3"), written_with=("none",))
+"""Full fine-tuning has LoRA's fields in its identity, so that earlier runs keep their ids."""
 
 
 class AdapterSpec(Section):
-    """The trained weights: an adapter of peft (LoRA, IA3, a soft prompt, a prefix) or weights of the base itself."""
+    """The trained weights: an adapter of peft (LoRA, IA3, a soft prompt, a prefix) or weights of
+    the base itself."""
+
+    written_in: ClassVar[str] = "model.adapter"
 
     type: Literal["lora", "ia3", "soft_prompt", "prefix", "bitfit", "none"] = "lora"
-    """`lora`, `ia3` (factors of the outputs or inputs of linear layers; Liu et al. 2022), `soft_prompt` (prompt tuning;
-    Lester et al. 2021), `prefix` (prefix tuning without its reparametrisation; Li and Liang 2021), `bitfit` (the base's
-    biases, and the weights of its norms; Ben Zaken et al. 2022) or `none` (full fine-tuning)."""
-    r: Annotated[int, Field(ge=1, le=4096)] = 8
+    """`lora`, `ia3` (factors of the outputs or inputs of linear layers; Liu et al. 2022),
+    `soft_prompt` (prompt tuning; Lester et al. 2021), `prefix` (prefix tuning without its
+    reparametrisation; Li and Liang 2021), `bitfit` (the base's biases, and the weights of its
+    norms; Ben Zaken et al. 2022) or `none` (full fine-tuning)."""
+    r: Annotated[int, Field(ge=1, le=4096), _LORA] = 8
     """Rank of the LoRA adapter."""
-    alpha: Annotated[Positive, Field(validation_alias=AliasChoices("alpha", "lora_alpha"))] = 16.0
-    """Scale of the LoRA adapter: the update is alpha / r times B A. peft's name `lora_alpha` is the same."""
-    use_rslora: bool = False
-    """Whether the update is alpha / sqrt(r) times B A instead, so that its size does not fall with the rank
-    (Kalajdzievski 2023)."""
-    use_dora: bool = False
-    """Whether the adapter also learns the norm of each row of the adapted matrices (DoRA; Liu et al. 2024)."""
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = ("q_proj", "v_proj")
-    """Names of the linear layers that get an adapter, or `all-linear` for all but the output layer. Of `ia3` the
-    default is k_proj, v_proj and down_proj."""
-    layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    alpha: Annotated[
+        Positive, Field(validation_alias=AliasChoices("alpha", "lora_alpha")), _LORA
+    ] = 16.0
+    """Scale of the LoRA adapter: the update is alpha / r times B A.
+
+    peft's name `lora_alpha` is the same.
+    """
+    use_rslora: Annotated[bool, _LORA, LATER] = False
+    """Whether the update is alpha / sqrt(r) times B A instead, so that its size does not fall with
+    the rank (Kalajdzievski 2023)."""
+    use_dora: Annotated[bool, _LORA, LATER] = False
+    """Whether the adapter also learns the norm of each row of the adapted matrices (DoRA; Liu et
+    al. 2024)."""
+    target_modules: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"], _PEFT
+    ] = ("q_proj", "v_proj")
+    """Names of the linear layers that get an adapter, or `all-linear` for all but the output layer.
+
+    Of `ia3` the default is k_proj, v_proj and down_proj.
+    """
+    layers_to_transform: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, _PEFT] = None
     """Positions of the decoder layers that get an adapter; all layers by default."""
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of a LoRA adapter's inputs that is set to 0 in training. The masks depend on the sweep's key, the run, the
-    step, the example and the layer alone, so a step that is repeated after a fault drops the same inputs."""
-    modules_to_save: tuple[str, ...] = ()
-    """Names of modules of the base, such as lm_head, that are trained as a whole and saved with the adapter."""
-    feedforward_modules: tuple[str, ...] = ()
-    """Those target modules of `ia3` whose inputs are scaled in place of their outputs. Default: down_proj, if
-    target_modules is left out."""
-    num_virtual_tokens: Annotated[int, Field(ge=1, le=4096)] = 20
-    """Length of the soft prompt or prefix, in tokens. Every virtual token stands before the text: as a trained
-    embedding, or as trained keys and values of every layer."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1), _LORA, LATER] = 0.0
+    """Share of a LoRA adapter's inputs that is set to 0 in training.
+
+    The masks depend on the sweep's key, the run, the step, the example and the layer alone, so a
+    step that is repeated after a fault drops the same inputs.
+    """
+    modules_to_save: Annotated[tuple[str, ...], _PEFT, LATER] = ()
+    """Names of modules of the base, such as lm_head, that are trained as a whole and saved with the
+    adapter."""
+    feedforward_modules: Annotated[tuple[str, ...], Of("type", ("ia3",))] = ()
+    """Those target modules of `ia3` whose inputs are scaled in place of their outputs.
+
+    Default: down_proj, if target_modules is left out.
+    """
+    num_virtual_tokens: Annotated[int, Field(ge=1, le=4096), Of("type", VIRTUAL)] = 20
+    """Length of the soft prompt or prefix, in tokens.
+
+    Every virtual token stands before the text: as a trained embedding, or as trained keys and
+    values of every layer.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _one_name_for_the_scale(cls, values: object) -> object:
+        # pydantic would take one of the two silently.
         if isinstance(values, dict) and {"alpha", "lora_alpha"} <= values.keys():
             raise ValueError(
-                "model.adapter.alpha must be given once, got lora_alpha too, which is the same. Remove one."
+                "model.adapter.alpha must be given once, got lora_alpha too, which is the same. "
+                "Remove one."
             )
         return values
 
     @model_validator(mode="before")
     @classmethod
     def _layers_of_ia3(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("type") == "ia3" and "target_modules" not in values:
+        if (
+            isinstance(values, dict)
+            and values.get("type") == "ia3"
+            and "target_modules" not in values
+        ):
+            # The default of IA3 differs from LoRA's, so it is set before validation.
             return {"feedforward_modules": IA3_FEEDFORWARD, **values, "target_modules": IA3_TARGETS}
         return values
 
@@ -96,28 +114,18 @@ class AdapterSpec(Section):
     def _names_or_all(cls, value: object) -> object:
         if isinstance(value, str) and value != ALL_LINEAR:
             raise ValueError(
-                f"model.adapter.target_modules must be a list of names or {ALL_LINEAR!r}, got {value!r}. Write "
-                f"[{value}]."
+                f"model.adapter.target_modules must be a list of names or {ALL_LINEAR!r}, got "
+                f"{value!r}. Write [{value}]."
             )
         return value
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> AdapterSpec:
-        for name, owners in _OWNERS.items():
-            value = getattr(self, name)
-            if self.type not in owners and value != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"model.adapter.{name} must be left out with type {self.type!r}, got {value}. "
-                    f"Remove it, or use type {' or '.join(map(repr, owners))}."
-                )
-        return self
 
     @model_validator(mode="after")
     def _inputs_of_targets(self) -> AdapterSpec:
         others = [name for name in self.feedforward_modules if name not in self.target_modules]
         if others and self.target_modules != ALL_LINEAR:
             raise ValueError(
-                f"model.adapter.feedforward_modules must be among target_modules, got {others}. Add them there."
+                f"model.adapter.feedforward_modules must be among target_modules, got {others}. "
+                "Add them there."
             )
         return self
 
@@ -126,18 +134,11 @@ class AdapterSpec(Section):
         both = [name for name in self.modules_to_save if name in self.target_modules]
         if both and self.target_modules != ALL_LINEAR:
             raise ValueError(
-                f"model.adapter.modules_to_save must not hold layers of target_modules, got {', '.join(both)} in both. "
-                "Train it as a whole or with an adapter: remove it from one of the two."
+                "model.adapter.modules_to_save must not hold layers of target_modules, got "
+                f"{', '.join(both)} in both. Train it as a whole or with an adapter: remove it "
+                "from one of the two."
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out the fields of other types. In full fine-tuning, the identity of runs has always had LoRA's."""
-        values: dict[str, object] = handler(self)
-        like = "lora" if self.type == "none" else self.type
-        unused = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
-        return {k: v for k, v in values.items() if k == "type" or (like in _OWNERS[k] and k not in unused)}
 
     @property
     def virtual_tokens(self) -> int:
@@ -146,7 +147,7 @@ class AdapterSpec(Section):
 
     @property
     def trains_base(self) -> bool:
-        """Return whether weights of the base itself are trained, so that the model is saved as a whole."""
+        """Return whether weights of the base are trained, so that the whole model is saved."""
         return self.type in WHOLE
 
 
@@ -154,40 +155,41 @@ class ModelSpec(Section):
     """The base model."""
 
     name: str
-    """`tiny`, `smollm2-135m-instruct-q4`, a local folder, a Hugging Face hub id, or a network such as mlp:1x8x8:10."""
+    """`tiny`, `smollm2-135m-instruct-q4`, a local folder, a Hugging Face hub id, or a network such
+    as mlp:1x8x8:10."""
     adapter: AdapterSpec = AdapterSpec()
     """The part that is trained on the base model: an adapter, or weights of the model itself."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the base weights under an adapter. With type `none` or `bitfit` the weights are float32 and the matrix
-    products of training are computed in this type (autocast). A GPU computes the products of an adapter in this type,
-    too; a CPU computes them in float32, so its results differ in their last digits."""
+    """Type of the base weights under an adapter.
 
-    quantization: Literal["nf4", "int8"] | None = None
-    """Precision of the frozen linear layers under an adapter, by bitsandbytes: `nf4` (4 bits; Dettmers et al. 2023) or
-    `int8` (Dettmers et al. 2022). Embeddings, norms, the output layer and the adapter keep theirs."""
+    With type `none` or `bitfit` the weights are float32 and the matrix products of training are
+    computed in this type (autocast). A GPU computes the products of an adapter in this type, too; a
+    CPU computes them in float32, so its results differ in their last digits.
+    """
+
+    quantization: Annotated[Literal["nf4", "int8"] | None, LATER] = None
+    """Precision of the frozen linear layers under an adapter, by bitsandbytes: `nf4` (4 bits;
+    Dettmers et al. 2023) or `int8` (Dettmers et al. 2022). Embeddings, norms, the output layer and
+    the adapter keep theirs."""
 
     @model_validator(mode="after")
     def _few_bits_are_frozen(self) -> ModelSpec:
         if self.quantization and (self.adapter.trains_base or self.adapter.use_dora):
             what = "use_dora" if self.adapter.use_dora else f"type {self.adapter.type!r}"
             raise ValueError(
-                f"model.quantization must be left out with model.adapter {what}, got {self.quantization}: the base's "
-                "weights are then trained or read as numbers. Use another adapter, or leave it out."
+                f"model.quantization must be left out with model.adapter {what}, got "
+                f"{self.quantization}: the base's weights are then trained or read as numbers. Use "
+                "another adapter, or leave it out."
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_asked_for(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out the precision of a model that is not quantised, so that earlier runs keep their identity."""
-        values: dict[str, object] = handler(self)
-        return {k: v for k, v in values.items() if k != "quantization" or v is not None}
 
     @model_validator(mode="after")
     def _modules_are_trained_in_float32(self) -> ModelSpec:
         if self.adapter.modules_to_save and self.dtype != "float32":
             raise ValueError(
-                f"model.dtype must be float32 with adapter.modules_to_save, got {self.dtype}: these modules are "
-                "trained in float32 and read what the base computes. Write float32, or leave modules_to_save out."
+                f"model.dtype must be float32 with adapter.modules_to_save, got {self.dtype}: "
+                "these modules are trained in float32 and read what the base computes. Write "
+                "float32, or leave modules_to_save out."
             )
         return self
 
@@ -199,7 +201,10 @@ class ModelSpec(Section):
     def autocasts_on(self, device_type: str) -> bool:
         """Return whether training computes matrix products in another type than the weights'.
 
-        Trained weights are float32 in every case. A GPU computes the products of an adapter on a bfloat16 base in
-        bfloat16, because in float32 they would take nearly as long as the products of the base.
+        Trained weights are float32 in every case. A GPU computes the products of an adapter on a
+        bfloat16 base in bfloat16, because in float32 they would take nearly as long as the products
+        of the base.
         """
-        return self.dtype != self.weight_dtype or (device_type == "cuda" and self.dtype == "bfloat16")
+        return self.dtype != self.weight_dtype or (
+            device_type == "cuda" and self.dtype == "bfloat16"
+        )

@@ -3,86 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     Field,
+    ModelWrapValidatorHandler,
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from raydp.plugins import registries
-from raydp.privacy.mechanisms.tuning import check_bound
+from raydp.plugins.described import shown
 from raydp.spec.sections.base import Positive, Section
 
-
-class NumRunsSpec(Section):
-    """The distribution of the number K of runs of a private selection."""
-
-    distribution: Literal["truncated_negative_binomial", "poisson", "binomial"] = "truncated_negative_binomial"
-    """`truncated_negative_binomial` (K >= 1), `poisson` or `binomial` (with K = 0 nothing is trained or released)."""
-    mean: Annotated[float, Field(gt=1, le=1000)] = 10.0
-    """E[K], the expected number of runs."""
-    eta: Annotated[float, Field(ge=-0.5, le=10)] = 1.0
-    """η of the truncated negative binomial: 1 is geometric, 0 is logarithmic. A smaller value costs less privacy and
-    spreads K more."""
-    trials: Annotated[int, Field(ge=2, le=10_000)] | None = None
-    """The largest K of the binomial distribution, above the mean. Fewer trials spread K less and cost more privacy."""
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> NumRunsSpec:
-        for name in self._unused() & self.model_fields_set:
-            raise ValueError(
-                f"privacy.num_runs.{name} must be left out with distribution {self.distribution}, got "
-                f"{getattr(self, name):g}. Remove it."
-            )
-        if self.distribution == "binomial" and not (self.trials or 0) > self.mean:
-            raise ValueError(
-                f"privacy.num_runs.trials must be an integer > mean {self.mean:g} with distribution binomial, got "
-                f"{self.trials}. It is the largest number of runs: twice the mean is usual."
-            )
-        return self
-
-    def _unused(self) -> set[str]:
-        """Return the fields that the distribution does not have."""
-        used = {"truncated_negative_binomial": "eta", "binomial": "trials"}.get(self.distribution)
-        return {"eta", "trials"} - {used}
-
-    @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        values: dict[str, object] = handler(self)
-        return {k: v for k, v in values.items() if k not in self._unused()}
+IGNORED = "ignored"
+"""The tuning of an ordinary sweep."""
 
 
 class PrivacySpec(Section):
-    """The guarantee that every configuration is calibrated to."""
+    """The guarantee that every configuration is calibrated to.
+
+    A policy of another tuning has a subclass with its own fields (see
+    `raydp.sweep.policy.SweepPolicy`). A spec is read as the class of its tuning.
+    """
 
     target_epsilon: Annotated[float, Field(gt=0, le=1000)]
     """ε of the guarantee: the noise of every configuration is calibrated to it."""
     target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """δ of the guarantee as a number; give it or delta_exponent."""
     delta_exponent: Positive | None = None
-    """δ as n^-delta_exponent, where n is the number of units. It is 1.1 if target_delta is not given either (Hu et al.
-    2025, section 3.1)."""
-    accountant: str = registries.DEFAULT_ACCOUNTANT
-    """The accountant that computes ε from the noise: `pld`, `prv`, `rdp`, or an installed one by its name."""
-    unit: Literal["example", "user"] = "example"
-    """The unit that is protected: one example, or one user with all its examples. batch_size, n and δ count units."""
-    noise_key: Literal["secret", "test"] = "secret"
-    """`secret` draws a key for the sweep. `test` fixes the key, for tests and demonstrations; the guarantee is then not
-    certified."""
-    tuning: Literal["ignored", "private_selection"] = "ignored"
-    """`ignored`: ε covers one model, and not the choice among several. `private_selection`: ε covers the one released
-    model, which is the best of a random number of runs by utility on public data (Papernot and Steinke 2022)."""
-    num_runs: NumRunsSpec | None = None
-    """The distribution of the number of runs; with tuning `private_selection` only."""
+    """δ as n^-delta_exponent, where n is the number of units.
 
-    @property
-    def selects(self) -> bool:
-        """Return whether the choice of the released model is part of the guarantee."""
-        return self.tuning == "private_selection"
+    It is 1.1 if target_delta is not given either (Hu et al. 2025, section 3.1).
+    """
+    accountant: str = registries.DEFAULT_ACCOUNTANT
+    """The accountant that computes ε from the noise: `pld`, `prv`, `rdp`, or an installed one by
+    its name."""
+    unit: Literal["example", "user"] = "example"
+    """The unit that is protected: one example, or one user with all its examples.
+
+    batch_size, n and δ count units.
+    """
+    noise_key: Literal["secret", "test"] = "secret"
+    """`secret` draws a key for the sweep.
+
+    `test` fixes the key, for tests and demonstrations; the guarantee is then not certified.
+    """
+    tuning: str = IGNORED
+    """`ignored`: ε covers one model, and not the choice among several."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_tuning(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> PrivacySpec:
+        """Read a section as the class of its tuning."""
+        if cls is not PrivacySpec or not isinstance(data, Mapping):
+            return handler(data)
+        tuning = data.get("tuning", IGNORED)
+        known = registries.names("policies")
+        if tuning == IGNORED:
+            return handler(_without_other_tunings(data))
+        if tuning in known:
+            section: type[PrivacySpec] = registries.resolve("policies", tuning).section
+            return section.model_validate(data)
+        # A name that the core does not have may be that of an extension.
+        raise ValueError(
+            f"privacy.tuning must be {' or '.join(map(repr, known))}, got {shown(tuning)}. Change "
+            "it; another tuning needs an extension that is not installed."
+        )
+
+    @classmethod
+    def further_fields(cls) -> Mapping[str, FieldInfo]:
+        """Return the fields that only the sections of other tunings have."""
+        return {
+            name: field
+            for tuning in registries.names("policies")
+            if tuning != IGNORED
+            for name, field in registries.resolve("policies", tuning).section.model_fields.items()
+            if name not in PrivacySpec.model_fields
+        }
 
     def require_ignored_tuning(self, where: str, remedy: str) -> None:
         """Check that the guarantee does not cover a choice among runs.
@@ -94,38 +95,16 @@ class PrivacySpec(Section):
         Raises:
             ValueError: the guarantee covers a choice.
         """
-        if self.selects:
-            raise ValueError(f"privacy.tuning must be ignored {where}, got private_selection. {remedy}")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _selection_has_a_distribution(cls, data: object) -> object:
-        """Add the default distribution, so that a spec with the defaults written out is an equal spec."""
-        if isinstance(data, Mapping) and data.get("tuning") == "private_selection" and data.get("num_runs") is None:
-            return {**data, "num_runs": {}}
-        return data
-
-    @model_validator(mode="after")
-    def _selection_is_whole(self) -> PrivacySpec:
-        if not self.selects and self.num_runs is not None:
-            raise ValueError(
-                "privacy.num_runs must be left out with tuning ignored, got a distribution. Remove it, or set "
-                "privacy.tuning: private_selection."
-            )
-        if self.selects:
-            check_bound(self.accountant, field="privacy.accountant")
-        if self.num_runs is not None and (self.num_runs.distribution, self.accountant) == ("binomial", "rdp"):
-            raise ValueError(
-                "privacy.accountant must be pld with num_runs.distribution binomial, got 'rdp'. Rényi divergences have "
-                "no theorem for it: set it to pld."
-            )
-        return self
+        if self.tuning != IGNORED:
+            raise ValueError(f"privacy.tuning must be ignored {where}, got {self.tuning}. {remedy}")
 
     @model_serializer(mode="wrap")
-    def _without_what_does_not_apply(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out unused fields, which are not part of a run's identity."""
+    def _without_what_does_not_apply(
+        self, handler: SerializerFunctionWrapHandler
+    ) -> dict[str, object]:
+        """Leave out an ignored tuning, which is not part of a run's identity."""
         values: dict[str, object] = handler(self)
-        return values if self.selects else {k: v for k, v in values.items() if k not in ("tuning", "num_runs")}
+        return {k: v for k, v in values.items() if (k, v) != ("tuning", IGNORED)}
 
     @model_validator(mode="after")
     def _one_delta(self) -> PrivacySpec:
@@ -143,4 +122,22 @@ class PrivacySpec(Section):
         """Return δ for n units: the given δ, or n^-delta_exponent (n^-1.1 if neither is given)."""
         if self.target_delta is not None:
             return self.target_delta
+        # n^-1.1 is below 1/n for every n > 1 (Hu et al. 2025, section 3.1).
         return float(num_units ** -(self.delta_exponent or 1.1))
+
+
+def _without_other_tunings(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a section without the empty fields of other tunings, and refuse their values."""
+    for tuning in registries.names("policies") if set(data) - set(PrivacySpec.model_fields) else ():
+        if tuning == IGNORED:
+            continue
+        own = set(registries.resolve("policies", tuning).section.model_fields)
+        for name in own.intersection(data) - set(PrivacySpec.model_fields):
+            if data[name] is not None:
+                raise ValueError(
+                    f"privacy.{name} must be left out with tuning ignored, got "
+                    f"{shown(data[name])}. Remove it, or set privacy.tuning: {tuning}."
+                )
+            # A spec of an earlier version has all fields, also those without a value.
+            data = {key: value for key, value in data.items() if key != name}
+    return data

@@ -1,4 +1,4 @@
-"""The end of a sweep: the points table, the selection, the aliases in the registry, and the report."""
+"""The end of a sweep: the points table, the selection, the registry's aliases, the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from raydp.analysis import Selection, load_points, select, write_report
+from raydp.analysis import Selection, write_report
 from raydp.analysis.selection.words import in_words
 from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
@@ -20,8 +20,8 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder, patiently
 from raydp.sweep.store.alarms import alarm_of, alarms_of
-from raydp.sweep.store.measurements import is_logarithmic
-from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, values_by_secret, write_tables
+from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, write_tables
+from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
 from raydp.tracking import NotDeliveredError, Tracker, set_alarms
 from raydp.tracking.promotions import PRIVACY_PREFERRED
@@ -39,60 +39,65 @@ class Finish:
     report: Path | None
 
 
-NOT_FINISHED = Finish(selected=None, best_utility=None, reason="interrupted before the end", report=None)
-"""The outcome of an interrupted sweep. Nothing is selected, because all runs might select another configuration."""
-
-OF_CANARIES = Finish(
-    selected=None, best_utility=None, reason="models of canaries are for `raydp audit`, not for use", report=None
+NOT_FINISHED = Finish(
+    selected=None, best_utility=None, reason="interrupted before the end", report=None
 )
-"""The outcome of a sweep of the task `audited`."""
+"""The outcome of an interrupted sweep.
+
+Nothing is selected, because all runs might select another configuration.
+"""
 
 
 def finish(recorder: Recorder) -> Finish:
-    """Write the tables, select, set the aliases `best-utility` and, if private, `privacy-preferred`, and report.
+    """Write the tables, select, set the aliases and report.
 
-    If MLflow cannot be reached, nothing is selected, because the aliases would choose from a part of the runs.
+    The aliases are `best-utility` and, if the models are private, `privacy-preferred`.
+
+    If MLflow cannot be reached, nothing is selected, because the aliases would choose from a part
+    of the runs.
     """
+    # The tables need no tracking store, so they exist even if MLflow is away.
     with phase(stderr, "writing the points table"):
         path = write_tables(recorder.context.folder)
     if recorder.undelivered():
-        return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(), report=None)
+        return Finish(
+            selected=None, best_utility=None, reason=recorder.not_delivered(), report=None
+        )
     try:
         return patiently(lambda: _finish(recorder, path))
     except NotDeliveredError as error:
-        return Finish(selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None)
+        return Finish(
+            selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None
+        )
 
 
 def _finish(recorder: Recorder, path: Path) -> Finish:
     """Finish a sweep whose runs MLflow has."""
     spec, folder, plan = recorder.context.spec, recorder.context.folder, recorder.context.plan
     ended = counts(folder)
+    # Joint ε of all registered models, for the summary and every card.
     together = recorder.release()
     tracking = spec.tracking
-    set_alarms(tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri)
+    # The registry shows what audits found, whatever is selected.
+    set_alarms(
+        tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri
+    )
     if not ended.finished:
         return _nothing_selected(recorder, ended, "no run has finished")
-    points, chosen = load_points(path, scored=False), spec.select
-    values, logarithmic = values_by_secret(path, chosen.score), is_logarithmic(folder, chosen.score)
+    # Select by the sweep's own rule, and by utility alone to compare with.
+    chosen = spec.select
+    source = PointsSource(folder=folder, file=path, select=chosen)
+    points = source.points(scored=False)
     try:
         with phase(stderr, "selecting a configuration"):
-            selections = {
-                rule: of_sweep(
-                    select(
-                        points,
-                        rule=rule,
-                        by_secret=values,
-                        logarithmic=logarithmic,
-                        **folder.precision(),
-                        **chosen.constraints(),
-                    ),
-                    folder,
-                )
-                for rule in dict.fromkeys([chosen.rule, "best-utility"])
-            }
+            selections = [
+                of_sweep(selection, folder)
+                for selection in source.selections(points, [chosen.rule, "best-utility"])
+            ]
     except ValueError as error:  # such as no configuration below the threshold; the runs are kept
         return _nothing_selected(recorder, ended, str(error))
-    selected, best = selections[chosen.rule], selections["best-utility"]
+    selected, best = selections[0], selections[-1]
+    # Aliases: `privacy-preferred` promises a guarantee, so every run must have a finite ε.
     aliases = {"best-utility": best}
     if all(math.isfinite(record.accounted.epsilon) for record in plan.privacy.values()):
         aliases[PRIVACY_PREFERRED] = selected  # only for models with a guarantee
@@ -100,11 +105,15 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     # An audit that refutes the guarantee keeps the alias away too.
     if alarm is not None and aliases.pop(PRIVACY_PREFERRED, None) is not None:
         LOGGER.warning("privacy-preferred is not set: %s", alarm)
+    # Models that are only trained for attacks get no alias.
     aliases = aliases if spec.task.params.for_use else {}
     set_aliases(recorder.tracker, aliases)
+    # Report, then the summary that marks the end: a sweep with a summary has a report.
     report = folder.report
     with phase(stderr, "writing the report"):
-        write_report(points, list(selections.values()), report, by_secret=values, **about(folder))
+        write_report(
+            points, selections, report, by_secret=source.by_secret(chosen.score), **about(folder)
+        )
     summary = SweepSummary(
         counts=ended,
         selected=SelectedConfiguration.from_json(selected.to_dict()),
@@ -113,18 +122,27 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         audit_alarm=alarm,
         aliases={alias: str(selection.model_uri) for alias, selection in aliases.items()},
     )
-    folder.set_summary(summary)
+    folder.summary.write(summary)
     write_tables(folder)  # again, now with the aliases
-    with phase(stderr, "recording the end of the sweep in MLflow"), TemporaryDirectory() as published:
+    # MLflow gets the tables without the counts by secret, which are as private as the data.
+    with (
+        phase(stderr, "recording the end of the sweep in MLflow"),
+        TemporaryDirectory() as published,
+    ):
         for file in (folder.path / POINTS_FILE, folder.report):
             shutil.copy(file, published)
-        secrets_table(folder).drop(columns="count").to_parquet(Path(published) / "secrets.parquet", index=False)
+        secrets_table(folder).drop(columns="count").to_parquet(
+            Path(published) / "secrets.parquet", index=False
+        )
         recorder.tracker.finish_sweep(summary.to_json(), Path(published))
     return Finish(selected=selected, best_utility=best, reason=None, report=report)
 
 
 def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
-    """End the sweep in MLflow without a selection. The selection of an earlier end no longer holds."""
+    """End the sweep in MLflow without a selection.
+
+    The selection of an earlier end no longer holds.
+    """
     recorder.context.folder.remove_selection()
     recorder.tracker.remove_aliases(("best-utility", PRIVACY_PREFERRED), reason)
     recorder.tracker.finish_sweep({"counts": ended.to_json(), "reason": reason}, None)
@@ -134,7 +152,9 @@ def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Fini
 def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:
     """Set each alias to the model of its selection, with the decision in words as the reason."""
     for alias, selection in aliases.items():
-        reason = " ".join([f"The rule {selection.rule} of the sweep selected it.", *in_words(selection)])
+        reason = " ".join(
+            [f"The rule {selection.rule} of the sweep selected it.", *in_words(selection)]
+        )
         tracker.set_alias(alias, str(selection.model_uri), reason)
 
 
@@ -158,11 +178,18 @@ class SelectionEnding:
         return finish(self.listener)
 
 
-class CanaryEnding:
-    """The ending of a sweep whose models are trained on canaries, only to be measured. See `SelectionEnding`."""
+class MeasuringEnding:
+    """The ending of a sweep whose models are trained only to be measured.
 
-    def __init__(self, context: SweepContext) -> None:
+    See `SelectionEnding`.
+
+    Args:
+        reason: why they are only measured, in words.
+    """
+
+    def __init__(self, context: SweepContext, reason: str) -> None:
         self._folder = context.folder
+        self._reason = reason
         self.listener = ModelRemover(context.folder)
 
     def is_over(self) -> bool:
@@ -172,4 +199,4 @@ class CanaryEnding:
     def finish(self) -> Finish:
         """Write the tables. There is no model to select."""
         write_tables(self._folder)
-        return OF_CANARIES
+        return Finish(selected=None, best_utility=None, reason=self._reason, report=None)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
-from raydp.sweep.names import run_name
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of
 from raydp.sweep.store.state import Plan
@@ -38,7 +36,9 @@ class ReportTexts(TypedDict, total=False):
     curves: Sequence[Curve]
 
 
-def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = False) -> ReportTexts:
+def about(
+    folder: SweepFolder, *, score: str | None = None, worst_case: bool = False
+) -> ReportTexts:
     """Return the texts and the base score of a sweep's report.
 
     Args:
@@ -50,11 +50,25 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
     # Reading the whole spec would import the training code.
     written, selected_by = folder.names(), folder.select().score
     named, private = score or selected_by, folder.disclosure().note
+    # The score of the untrained model, which the report compares the others with.
     measured = (
-        None if named is None else scores_of(folder.result(BASE_RUN), BASE_RUN, measured_later(folder)).get(named)
+        None
+        if named is None
+        else scores_of(folder.result(BASE_RUN), BASE_RUN, measured_later(folder)).get(named)
     )
-    base = None if measured is None else max(measured.per_secret.values()) if worst_case else measured.value
-    by = "" if score is None and not worst_case else f", by {'the worst case of ' if worst_case else ''}"
+    base = (
+        None
+        if measured is None
+        else max(measured.per_secret.values())
+        if worst_case
+        else measured.value
+    )
+    # The title names the score if it is not the sweep's own.
+    by = (
+        ""
+        if score is None and not worst_case
+        else f", by {'the worst case of ' if worst_case else ''}"
+    )
     return {
         "title": f"{written['sweep']}{f'{by}{named}' if by else ''}",
         "base_score": base,
@@ -77,26 +91,40 @@ def about(folder: SweepFolder, *, score: str | None = None, worst_case: bool = F
 
 
 def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
-    """Return the training of the first 200 finished runs. A run without a history of steps has none."""
+    """Return the training of the first 200 finished runs.
+
+    A run without a history of steps has none.
+    """
     from raydp.analysis.figures.curves import Curve
 
+    # Read one result at a time: a history is long, and a sweep may have thousands of runs.
     results = ((trial, folder.result(trial.run_id)) for trial in plan.trials)
-    finished = ((trial, result) for trial, result in results if result is not None and result.finished)
+    finished = (
+        (trial, result) for trial, result in results if result is not None and result.finished
+    )
     later = measured_later(folder)
     curves = []
     for trial, result in islice(finished, _MOST_CURVES):
         measured = scores_of(result, trial.run_id, later).get(score)
         if not result.history or measured is None:
             continue
-        rows = [row for row in result.history if row.get("loss") is not None and math.isfinite(row["loss"])]
+        # A step without a finite loss, as after a divergence, has no place in a curve.
+        rows = [
+            row
+            for row in result.history
+            if row.get("loss") is not None and math.isfinite(row["loss"])
+        ]
         curves.append(
             Curve(
-                name=run_name(asdict(trial)),
+                name=str(trial),
                 score=measured.value,
                 steps=[int(row["step"]) for row in rows],
                 losses=[row["loss"] for row in rows],
                 heldout=[
-                    (int(row["step"]) + 1, row["heldout_loss"]) for row in result.history if "heldout_loss" in row
+                    # Steps count from 0, and the held-out loss is measured after the step.
+                    (int(row["step"]) + 1, row["heldout_loss"])
+                    for row in result.history
+                    if "heldout_loss" in row
                 ],
             )
         )
@@ -104,7 +132,10 @@ def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
 
 
 def _meaning(score: str) -> str:
-    """Return the first line of a score's docstring. Return "" for a label that is no score's name."""
+    """Return the first line of a score's docstring.
+
+    Return "" for a label that is no score's name.
+    """
     return summary("scores", score) if score in names("scores") else ""
 
 
@@ -120,8 +151,9 @@ def _searched(folder: SweepFolder, strategy: str | None) -> list[str]:
     if search is None or strategy is None:
         return []
     return [
-        f"The search {strategy} chose which configurations were run and left out {len(search.skipped)}. Accuracies, "
-        "regressions, spreads and risks describe only the configurations that were run."
+        f"The search {strategy} chose which configurations were run and left out "
+        f"{len(search.skipped)}. Accuracies, regressions, spreads and risks describe only the "
+        "configurations that were run."
     ]
 
 
@@ -129,14 +161,28 @@ def card_of(plan: Plan) -> dict[str, str]:
     """Return the rows of the report's card about the guarantee."""
     record, caveats = plan.record, plan.facts.notes.get("caveats", [])
     accounted, procedure = record.accounted, record.procedure
+    # A claimed ε is always shown as claimed, with its range and the number of models it is of.
     claims = [one.procedure.claimed_epsilon for one in plan.privacy.values()]
     stated = sorted({claim for claim in claims if claim is not None})
-    words = f"{stated[0]:g}" if len(stated) == 1 else f"{stated[0]:g} to {stated[-1]:g}" if stated else ""
-    some = f", for {len(claims) - claims.count(None)} of {len(claims)} models" if None in claims else ""
+    words = (
+        f"{stated[0]:g}"
+        if len(stated) == 1
+        else f"{stated[0]:g} to {stated[-1]:g}"
+        if stated
+        else ""
+    )
+    some = (
+        f", for {len(claims) - claims.count(None)} of {len(claims)} models"
+        if None in claims
+        else ""
+    )
+    # Beside ε stand its unit, its adjacency, its sampler, and why it is not certified.
     return {
         **({"Claimed ε": f"{words}{some}, not certified"} if stated else {}),
         "Unit of privacy": record.unit,
-        "Certified": "yes" if record.certified else f"no: {'; '.join(record.not_certified_because)}",
+        "Certified": "yes"
+        if record.certified
+        else f"no: {'; '.join(record.not_certified_because)}",
         "Adjacency": ADJACENCY.replace("-", " "),
         **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
         "Sampler": str(procedure.sampler),
@@ -155,27 +201,37 @@ def notes_of(plan: Plan) -> list[str]:
 def promise_of(record: PrivacyRecord) -> str:
     """Return the guarantee of a sweep's models in a sentence."""
     accounted = record.accounted
-    model = "Each model" if record.private_selection is None else "The released model"
+    model = "Each model" if record.choice is None else "The released model"
     return (
-        f"{model}: ε at most {accounted.target_epsilon or math.inf:g} at δ = {accounted.delta:.3g} for one "
-        f"{record.unit} added or removed, by accountant {accounted.accountant} ({accounted.accountant_version})."
+        f"{model}: ε at most {accounted.target_epsilon or math.inf:g} at δ = {accounted.delta:.3g} "
+        f"for one {record.unit} added or removed, by accountant {accounted.accountant} "
+        f"({accounted.accountant_version})."
     )
 
 
 def cautions_about(folder: SweepFolder) -> list[str]:
-    """Return the warnings of the plan and of the joint cost, which are said wherever a decision is shown."""
+    """Return the cautions of the plan and of the joint cost, said wherever a decision is shown."""
     released = folder.released()
-    together = [] if released is None else cautions_together(released.epsilon, released.num_models, released.accountant)
+    together = (
+        []
+        if released is None
+        else cautions_together(released.epsilon, released.num_models, released.accountant)
+    )
     return [str(caution) for caution in (*folder.plan().warnings, *together)]
 
 
 def together_notes(released: ReleasedModels | None) -> list[str]:
-    """Return the joint cost of all registered models in a sentence, if there are several with a guarantee."""
+    """Return the joint cost of all registered models, if several have a guarantee."""
+    # One model's own card already states its ε.
     if released is None or released.epsilon == math.inf or released.num_models == 1:
         return []
     if released.epsilon is None:
-        return [f"The joint cost of all {released.num_models} models of this sweep is not known: {released.reason}"]
+        return [
+            f"The joint cost of all {released.num_models} models of this sweep is not known: "
+            f"{released.reason}"
+        ]
     return [
-        f"All {released.num_models} models of this sweep together: ε at most {stated(released.epsilon)} at "
-        f"δ = {released.delta:.3g}, by accountant {released.accountant}. That is the guarantee if all are used."
+        f"All {released.num_models} models of this sweep together: ε at most "
+        f"{stated(released.epsilon)} at δ = {released.delta:.3g}, by accountant "
+        f"{released.accountant}. That is the guarantee if all are used."
     ]

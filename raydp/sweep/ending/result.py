@@ -29,7 +29,8 @@ class SweepResult:
         best_utility: the selection of the rule best-utility.
         reason: why nothing was selected.
         report: the HTML report.
-        interrupted: whether the sweep was stopped before its end. Only the result in `Interrupted` has it set.
+        interrupted: whether the sweep was stopped before its end. Only the result in `Interrupted`
+            has it set.
     """
 
     folder: Path
@@ -69,7 +70,9 @@ class SweepResult:
 
     def _summary(self) -> dict[str, object]:
         """Return the fields that a reader looks for first."""
-        runs = ", ".join(f"{getattr(self.counts, name)} {name}" for name in ("finished", "failed", "pending"))
+        runs = ", ".join(
+            f"{getattr(self.counts, name)} {name}" for name in ("finished", "failed", "pending")
+        )
         chosen = {"reason": self.reason} if self.selected is None else {"selected": self.selected}
         ended = {"interrupted": True} if self.interrupted else {}
         return {"folder": str(self.folder), "runs": runs, **chosen, **ended}

@@ -13,7 +13,7 @@ from raydp.sweep.store.folder import SweepFolder
 def of_sweep(
     selection: Selection, folder: SweepFolder, *, score: str | None = None, worst_case: bool = False
 ) -> Selection:
-    """Return a selection with the sweep's warnings, its name, the score's name and the function that loads the model.
+    """Return a selection with its sweep's warnings and names, and a function to load its model.
 
     Args:
         selection: a selection from the sweep's points.
@@ -25,6 +25,7 @@ def of_sweep(
 
     name = (score or folder.select().score) if selection.score is not None else None
     store, load_fn = folder.tracking().uri, None
+    # Loading imports the training libraries, so it waits until a user asks for the model.
     if selection.model_uri is not None:
         load_fn = partial(load_model, selection.model_uri, tracking_uri=store)
     return replace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import RunResult
-from raydp.sweep.store.transfer import Bucket, bucket_of, collect
+from raydp.sweep.store.transfer import Exchange, exchange_at
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -31,7 +30,10 @@ LOGGER = logging.getLogger(__name__)
 WRITE_TRIES, WRITE_SECONDS = 60, 10.0
 """Number of attempts to write a result while the disk is full, and the time between them."""
 UNSEEN_TRIES = 7
-"""Number of attempts to read a model that is not visible yet. A shared folder may show a file up to a minute late."""
+"""Number of attempts to read a model that is not visible yet.
+
+A shared folder may show a file up to a minute late.
+"""
 
 
 @dataclass(kw_only=True)
@@ -48,10 +50,14 @@ class Committer:
     _queue: ActorProxy[TrialQueue] | None = None
     _base: ObjectRef[RunResult] | None = None
     _progress: SweepProgress | None = None
-    _next: deque[str] = field(default_factory=deque)
     committed: set[str] = field(default_factory=set)
 
-    def attach(self, queue: ActorProxy[TrialQueue], base: ObjectRef[RunResult] | None, progress: SweepProgress) -> None:
+    def attach(
+        self,
+        queue: ActorProxy[TrialQueue],
+        base: ObjectRef[RunResult] | None,
+        progress: SweepProgress,
+    ) -> None:
         """Connect the committer to a sweep that runs.
 
         Args:
@@ -60,10 +66,6 @@ class Committer:
             progress: shows each committed run.
         """
         self._queue, self._base, self._progress = queue, base, progress
-
-    def hand_out(self, run_ids: Sequence[str]) -> None:
-        """Put the next of these runs into the queue at each commit, so that the number of runs in the queue stays."""
-        self._next = deque(run_ids)
 
     def base(self) -> RunResult | None:
         """Wait for the untrained model's utility and scores. None if they could not be measured."""
@@ -76,79 +78,117 @@ class Committer:
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome, after the untrained base model's, and tell the listener."""
         assert self._queue is not None, "runs are committed while a queue is attached"
-        outcome = ray.get(self._queue.outcome.remote(run_id))
-        if outcome.status == "stopped":
-            outcome = replace(outcome, executed=self._executed(run_id, len(outcome.history or ())))
+        outcome = self._whole(ray.get(self._queue.outcome.remote(run_id)))
         for note in outcome.notes:
             LOGGER.warning("%s", note)
+        # Write first: the listener must never hear of a result that a crash could lose.
         outcome = self._write(outcome)
         LOGGER.debug("committed run %s: %s, attempt %s", run_id, outcome.status, outcome.attempts)
         self.committed.add(run_id)
-        self._queue.forget.remote(run_id)  # it is on disk now
-        if self._next:
-            self._queue.enqueue.remote([self._next.popleft()])
+        self._queue.committed.remote(run_id)
+        # The listener compares the run with the untrained model, so the model's result comes first.
         self.base()
         self.listener.committed(self.context.trials[run_id])
         if self._progress is not None:
             self._progress.finished(outcome)
 
+    def keep(self, outcomes: Sequence[RunResult]) -> None:
+        """Commit what an interrupted sweep's runs have ended with.
+
+        The listener hears of it at a resume.
+        """
+        for outcome in outcomes:
+            # An outcome that is refused must not keep the others from being saved.
+            try:
+                self._put(self._whole(outcome))
+            except (OSError, ValueError) as error:
+                LOGGER.warning(
+                    "run %s is trained again from its last checkpoint (%s)", outcome.run_id, error
+                )
+
+    def _whole(self, outcome: RunResult) -> RunResult:
+        """Return an outcome with the cost of its steps, if it was stopped early."""
+        if outcome.status != "stopped":
+            return outcome
+        return replace(outcome, executed=self._executed(outcome.run_id, len(outcome.history or ())))
+
+    def _put(self, outcome: RunResult) -> None:
+        """Commit an outcome, with its model fetched from the object store if there is one."""
+        if self._exchange is not None and outcome.finished:
+            run_id, folder = outcome.run_id, self.context.folder
+            self._exchange.collect(run_id, str(outcome.attempt), folder.trial(run_id))
+        self.context.folder.commit(outcome)
+
     @cached_property
-    def _bucket(self) -> Bucket | None:
-        """Open the object store once for all runs, because that takes time. None without an object store."""
-        return bucket_of(self.context.spec.cluster.exchange, self.context.plan.sweep_id)
+    def _exchange(self) -> Exchange | None:
+        """Open the object store once for all runs, because that takes time.
+
+        None without an object store.
+        """
+        exchange = exchange_at(self.context.spec.cluster.exchange)
+        return None if exchange is None else exchange.of_sweep(self.context.plan.sweep_id)
 
     def _write(self, outcome: RunResult) -> RunResult:
         """Commit an outcome and return it.
 
-        If the disk or the object store does not take it, wait: the result exists nowhere else. A run whose model
-        does not become visible, or that has no utility, has failed.
+        If the disk or the object store does not take it, wait: the result exists nowhere else. A
+        run whose model does not become visible, or that has no utility, has failed.
         """
-        run_id, bucket = outcome.run_id, self._bucket
+        run_id, exchange = outcome.run_id, self._exchange
+        # The selection could not compare a run without a utility loss.
         if outcome.finished and outcome.utility_loss is None:
-            outcome = RunResult(run_id=run_id, status="failed", reason="it ended without a utility loss")
+            outcome = RunResult(
+                run_id=run_id, status="failed", reason="it ended without a utility loss"
+            )
+        # Retry: a shared folder shows files late, and a user may free the disk meanwhile.
         for left in reversed(range(WRITE_TRIES)):
             try:
-                if bucket is not None and outcome.finished:
-                    collect(bucket, run_id, str(outcome.attempt), self.context.folder.trial(run_id))
-                self.context.folder.commit(outcome)
+                self._put(outcome)
                 break
             except FileNotFoundError as error:
+                # The model may become visible later. After some attempts it counts as lost.
                 if WRITE_TRIES - left >= UNSEEN_TRIES:
                     lost = f"the trained model was lost: {error}"
                     outcome = RunResult(run_id=run_id, status="failed", reason=lost)
                 time.sleep(WRITE_SECONDS)
             except OSError as error:
+                # The disk is full or the store is away. Wait: no other copy of the result exists.
                 if not left:
                     raise
                 why = error.strerror or error
                 problem = f"the result of {run_id} cannot be written to {self.context.folder.path} yet ({why})"
-                LOGGER.warning("%s: free some space, or check the disk or the store. Trying again", problem)
+                LOGGER.warning(
+                    "%s: free some space, or check the disk or the store. Trying again", problem
+                )
                 time.sleep(WRITE_SECONDS)
-        if bucket is not None and outcome.status != "failed":
+        # The folder has the files now. A failed run keeps its checkpoints for the next attempt.
+        if exchange is not None and outcome.status != "failed":
             try:
-                bucket.delete_folder(run_id)
+                exchange.remove(run_id)
             except OSError as error:
-                LOGGER.warning("the files of %s are left in %s (%s)", run_id, bucket.uri, error)
+                LOGGER.warning("the files of %s are left in %s (%s)", run_id, exchange.uri, error)
         return outcome
 
     def clear_store(self) -> None:
         """Delete the files of ended runs from the object store. Call it when no run is in progress.
 
-        Workers that were thought dead may have left such files. A failed run's checkpoints stay for the next attempt.
+        Workers that were thought dead may have left such files. A failed run's checkpoints stay for
+        the next attempt.
         """
-        if self._bucket is None:
+        if self._exchange is None:
             return
         try:
-            for run_id in {name.partition("/")[0] for name in self._bucket.names("")}:
+            for run_id in self._exchange.runs():
                 if self.context.folder.has_ended(run_id):
-                    self._bucket.delete_folder(run_id)
+                    self._exchange.remove(run_id)
         except OSError as error:
-            LOGGER.warning("files are left in %s (%s)", self._bucket.uri, error)
+            LOGGER.warning("files are left in %s (%s)", self._exchange.uri, error)
 
     def _executed(self, run_id: str, num_steps: int) -> dict[str, object]:
-        """Return the cost of a stopped run's steps, as if their number had been fixed before the run.
+        """Return the cost of a stopped run's steps, as if their number had been fixed in advance.
 
-        The run's guarantee still covers all planned steps, because the run's utility decided when to stop.
+        The run's guarantee still covers all planned steps, because the run's utility decided when
+        to stop.
         """
         trial = replace(self.context.trials[run_id], num_steps=num_steps)
         spec, delta = self.context.spec, self.context.plan.delta

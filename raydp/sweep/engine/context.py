@@ -1,4 +1,4 @@
-"""The knowledge of the driver and of the workers about a sweep that runs."""
+"""What the driver and the workers know about a running sweep."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from raydp.models.finding import hub_revision, local_folder
 from raydp.privacy import Event
+from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
-from raydp.sweep.store.transfer import Bucket, StoredFiles, TrialFiles
+from raydp.sweep.store.transfer import Exchange, TrialFiles
 from raydp.tasks.base import Task, TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
@@ -63,9 +64,10 @@ class WorkerInputs:
         models: the base model by the type of its weights, which may vary with the adapter.
         trials: run_id -> planned run.
         accounted: run_id -> event of the run's privacy record.
-        first: the settings of the run that a worker gets first, whose model it sets up at its start.
+        first: the settings of the run that a worker gets first, whose model it sets up at its
+            start.
         folder: the sweep's folder.
-        bucket: the store through which runs are handed over; None if every node sees the folder.
+        exchange: the store through which runs are handed over; None if every node sees the folder.
         key: the sweep's secret key.
     """
 
@@ -74,16 +76,16 @@ class WorkerInputs:
     models: Mapping[str, SharedModel]
     trials: dict[str, TrialPlan]
     accounted: dict[str, Event]
-    first: str
+    first: Settings
     sweep_id: str
     folder: Path
-    bucket: Bucket | None
+    exchange: Exchange | None
     key: bytes
 
     def files(self, run_id: str) -> TrialFiles:
         """Return a run's files, as this node sees them."""
-        if self.bucket is not None:
-            return StoredFiles(bucket=self.bucket, run_id=run_id)
+        if self.exchange is not None:
+            return self.exchange.files(run_id)
         return SweepFolder(path=self.folder).files(run_id)
 
     def require_folder(self) -> None:
@@ -92,12 +94,15 @@ class WorkerInputs:
         Raises:
             ValueError: the node does not see the folder, or the folder is not of this sweep.
         """
+        # The id shows that the folder is this sweep's, and not an equal path on another disk.
         plan = self.folder / "plan.json"
-        if self.bucket is None and not (plan.is_file() and self.sweep_id in plan.read_text(encoding="utf-8")):
+        if self.exchange is None and not (
+            plan.is_file() and self.sweep_id in plan.read_text(encoding="utf-8")
+        ):
             raise ValueError(
                 f"storage must be a folder that every node sees, got {str(self.folder)!r}, which "
-                f"{socket.gethostname()} does not. Mount it there, or set cluster.exchange to the URI of an object "
-                "store."
+                f"{socket.gethostname()} does not. Mount it there, or set cluster.exchange to the "
+                "URI of an object store."
             )
 
     def __repr__(self) -> str:

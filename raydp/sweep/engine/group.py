@@ -1,6 +1,7 @@
 """The code that Ray Train's controller of a worker group unpickles.
 
-Every slot has a controller, so the module imports little. The workers alone import torch and the training code.
+Every slot has a controller, so the module imports little. The workers alone import torch and the
+training code.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ class LoopConfig:
 class SilentScalingPolicy(FixedScalingPolicy):
     """A fixed number of workers, without Ray Data's autoscaling coordinator.
 
-    Train announces every worker group to the coordinator, so that Ray Data leaves it its CPUs and a cluster can grow
-    for it. A sweep has no Ray Data, and a cluster that does not grow has nothing to announce. The coordinator would be
-    a further process, and each worker group would wait until it has started.
+    Train announces every worker group to the coordinator, so that Ray Data leaves it its CPUs and a
+    cluster can grow for it. A sweep has no Ray Data, and a cluster that does not grow has nothing
+    to announce. The coordinator would be a further process, and each worker group would wait until
+    it has started.
     """
 
     def _send_resource_request(self) -> None:
@@ -66,17 +68,20 @@ class SilentScalingPolicy(FixedScalingPolicy):
 
 
 class LazyTorchBackend(Backend):
-    """Sets up torch's process group as Ray Train's own backend does, but imports torch in the workers alone."""
+    """Sets up torch's process group as Ray Train does, but imports torch in the workers only."""
 
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
-        """Let the workers join one process group, whose meeting point is on the first worker's node."""
+        """Let the workers join one process group, which meets on the first worker's node."""
         assert isinstance(backend_config, LazyTorchConfig)
         address, port = worker_group.execute_single(0, get_address_and_port)
         size = len(worker_group)
+        # Start all joins before waiting: a join returns only when every rank has met the others.
         joined: list[Any] = [
-            worker_group.execute_single_async(rank, _join, rank, size, address, port, backend_config.backend)
+            worker_group.execute_single_async(
+                rank, _join, rank, size, address, port, backend_config.backend
+            )
             for rank in range(size)
         ]
         ray.get(joined)
@@ -84,6 +89,7 @@ class LazyTorchBackend(Backend):
     def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Let the workers leave the process group, and wait for them at most `LEAVE_SECONDS`."""
         left: list[Any] = worker_group.execute_async(_leave, len(worker_group))
+        # A worker that hangs in a collective operation never leaves, so the wait is limited.
         with suppress(GetTimeoutError):
             ray.get(left, timeout=LEAVE_SECONDS)
 
@@ -114,6 +120,7 @@ def _join(rank: int, size: int, address: str, port: int, backend: str) -> None:
     """Join the process group of a worker group. Runs in a worker."""
     from ray.train.torch import config
 
+    # Libraries in the worker read these variables, as under Ray Train's own backend.
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     config._set_torch_distributed_env_vars()
     make_process_group(rank, size, address, port, backend)
@@ -122,19 +129,32 @@ def _join(rank: int, size: int, address: str, port: int, backend: str) -> None:
 def make_process_group(rank: int, size: int, address: str, port: int, backend: str) -> None:
     """Join the others of a process group at an address of the first one.
 
-    The meeting point listens on that address alone, where torch's "env://" would listen on all interfaces.
+    The meeting point listens on that address alone, where torch's "env://" would listen on all
+    interfaces.
     """
     import torch.distributed
 
-    if address == "127.0.0.1":  # all workers are here; gloo would listen where the machine's name leads
+    # All workers are on this machine, but gloo would listen at the address of the machine's name,
+    # which other machines may reach.
+    if address == "127.0.0.1":
         names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]  # Linux, macOS
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+    # A socket of our own listens on this one address. `TCPStore` would listen on all interfaces.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, port), family=family).detach() if rank == 0 else None
-    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # public, but not exported by name
-        address, port, size, is_master=rank == 0, wait_for_workers=False, master_listen_fd=listening, timeout=JOIN
+    # `TCPStore` is public, but not exported by name.
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        size,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listening,
+        timeout=JOIN,
     )
-    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN)
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=JOIN
+    )
 
 
 def _leave(size: int) -> None:
@@ -146,6 +166,7 @@ def _leave(size: int) -> None:
 
 def train_loop(config: dict[str, LoopConfig]) -> None:
     """Do a worker's work with the config under "loop"; see `raydp.sweep.engine.worker.work`."""
+    # The first work of this process: what is imported is frozen for the garbage collector.
     imported("raydp.sweep.engine.worker", first=True)
     from raydp.sweep.engine.worker import work
 

@@ -10,20 +10,27 @@ from raydp.training.trial_plan import TrialPlan
 
 
 class RunListener(Protocol):
-    """Is notified of every run whose result is in the sweep's folder."""
+    """Is notified of every run whose result is in the sweep's folder.
+
+    Implemented by `Recorder` (hands runs to MLflow), `SilentListener` and
+    `ModelRemover` (models that are only measured).
+    """
 
     def reopened(self) -> None:
-        """Take back what an earlier end of the sweep said about all its runs: further runs follow."""
+        """Take back an earlier end of the sweep: further runs follow."""
 
     def committed(self, trial: TrialPlan) -> None:
         """Take a committed run. The untrained base model is measured before."""
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Take the committed runs that were missed because the driver was killed or a server did not answer."""
+        """Take the committed runs that were missed.
+
+        They are missed if the driver was killed or a server did not answer.
+        """
 
 
 class SilentListener:
-    """Does nothing: nothing about the runs of a private selection may leave the folder."""
+    """Does nothing. For sweeps of whose runs nothing may leave the folder."""
 
     def reopened(self) -> None:
         """Do nothing."""
@@ -36,7 +43,7 @@ class SilentListener:
 
 
 class ModelRemover:
-    """Deletes the models, which were trained on canaries for a measurement alone, and keeps the results."""
+    """Deletes the models, which were trained only to be measured, and keeps the results."""
 
     def __init__(self, folder: SweepFolder) -> None:
         self._folder = folder

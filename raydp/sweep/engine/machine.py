@@ -15,7 +15,9 @@ RAY_PORT = 6379
 
 
 def check_address(address: str) -> None:
-    """Check that something answers at the cluster's address. Ray itself would try again for minutes.
+    """Check that something answers at the cluster's address.
+
+    Ray itself would try again for minutes.
 
     Raises:
         ValueError: nothing answers.
@@ -24,22 +26,27 @@ def check_address(address: str) -> None:
         return
     where = address
     try:
+        # "auto" is the cluster that runs on this machine; Ray knows its address.
         if address == "auto":
             from ray._private.services import canonicalize_bootstrap_address_or_die
 
             where = str(canonicalize_bootstrap_address_or_die("auto"))
         parts = urlsplit(f"//{where.removeprefix('ray://')}")
-        with socket.create_connection((parts.hostname, parts.port or RAY_PORT), timeout=CONNECT_SECONDS):
+        with socket.create_connection(
+            (parts.hostname, parts.port or RAY_PORT), timeout=CONNECT_SECONDS
+        ):
             return
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"cluster.address must be of a running Ray cluster, got {address!r} ({where}: {error}). Start one "
-            "(`ray start --head`), or correct it."
+            f"cluster.address must be of a running Ray cluster, got {address!r} ({where}: "
+            f"{error}). Start one (`ray start --head`), or correct it."
         ) from error
 
 
 def check_machine(cluster: ClusterSpec) -> None:
-    """Check that this machine holds at least one worker group, with its usable CPUs and the GPUs that Ray detects.
+    """Check that this machine holds at least one worker group.
+
+    It counts the usable CPUs and the GPUs that Ray detects.
 
     Raises:
         ValueError: the machine is too small.
@@ -54,15 +61,20 @@ def check_machine(cluster: ClusterSpec) -> None:
             manager.get_current_node_num_accelerators(),
             manager.get_current_process_visible_accelerator_ids(),
         )
+        # CUDA_VISIBLE_DEVICES and its like may hide GPUs, which Ray then does not use.
         gpus = gpus if visible is None else min(gpus, len(visible))
     fitting_groups(cluster, [(usable_cpus(), gpus)])
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs of this machine this process may use. Ray by itself would also count those it may not."""
+    """Return how many CPUs of this machine this process may use.
+
+    Ray by itself would also count those it may not.
+    """
     from ray._private.utils import get_num_cpus
 
     detected = int(get_num_cpus())
+    # Under taskset or in a container, a process may use fewer CPUs than there are.
     return min(detected, len(os.sched_getaffinity(0))) if sys.platform == "linux" else detected
 
 
@@ -76,6 +88,7 @@ def fitting_groups(cluster: ClusterSpec, nodes: Sequence[tuple[float, float]]) -
         ValueError: not even one worker group fits.
     """
     workers = sum(cluster.workers_on(*node) for node in nodes)
+    # Groups are elastic: if no group of full size fits, one smaller group may.
     fit = workers // cluster.max_workers or int(workers >= cluster.min_workers)
     if fit < 1:
         cpus, gpus = (sum(values) for values in zip(*nodes, strict=True)) if nodes else (0, 0)

@@ -1,4 +1,4 @@
-"""The display while a sweep runs: runs done, running and failed, the best loss so far, the time left."""
+"""Show how a sweep goes on: runs done, running and failed, the best loss, the time left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,12 @@ class FirstPass:
 
 
 def follow_start(
-    console: Console, what: str, *, poll: Callable[[], QueueStatus], wait: Callable[[float], bool], slots: int
+    console: Console,
+    what: str,
+    *,
+    poll: Callable[[], QueueStatus],
+    wait: Callable[[float], bool],
+    slots: int,
 ) -> None:
     """Say what the workers do until one of them has taken a run.
 
@@ -59,7 +64,9 @@ def follow_start(
         while not wait(REFRESH_SECONDS):
             known, preparing = text, poll().preparing
             works = "; ".join(f"worker {slot} {work}" for slot, work in sorted(preparing.items()))
-            text = f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
+            text = (
+                f"{what} ({len(preparing)} of {slots} have started{'; ' + works if works else ''})"
+            )
             if text != known:
                 LOGGER.debug("%s", text)
             update(text)
@@ -69,7 +76,8 @@ class SweepProgress:
     """Shows a sweep's progress on a console until it is closed.
 
     Args:
-        costs: run_id -> compute C of each run that is left. The time left is estimated in proportion to C.
+        costs: run_id -> compute C of each run that is left. The time left is estimated in
+            proportion to C.
         done_before: number of runs that have ended before.
         poll: returns the queue's status. It is called from a thread of its own.
         names: run_id -> the run's name for people, such as its configuration and seed.
@@ -122,7 +130,10 @@ class SweepProgress:
         self._keep(None)
 
     def finished(self, result: RunResult) -> None:
-        """Count a run's result. The result is not kept: a sweep may have thousands, each with its history."""
+        """Count a run's result.
+
+        The result is not kept: a sweep may have thousands, each with its history.
+        """
         self._statuses[result.run_id] = result.status
         if result.finished and (self._best is None or result.loss < self._best[0]):
             scores = ", ".join(f"{name} {m.value:.3g}" for name, m in result.scores.items())
@@ -131,14 +142,22 @@ class SweepProgress:
     def _loop(self) -> None:
         """Look at the queue every second; show and record what is there at longer intervals."""
         terminal, seconds, silent = self._console.is_terminal, 0.0, AGAIN_SECONDS - SILENT_SECONDS
+        # A terminal is redrawn, a notebook's cell replaced, and other outputs get line after line.
         cell = replaced_text() if in_notebook() and not terminal else None
-        live = Live(self._render(), console=self._console, refresh_per_second=2, transient=True) if terminal else None
+        live = (
+            Live(self._render(), console=self._console, refresh_per_second=2, transient=True)
+            if terminal
+            else None
+        )
         with live or nullcontext():
             while not self._stop.wait(REFRESH_SECONDS):
                 seconds, silent = seconds + REFRESH_SECONDS, silent + REFRESH_SECONDS
                 self._refresh()
+                # The record lets another process tell how far the sweep is.
                 if seconds % RECORD_SECONDS == 0:
-                    self._keep(DriverProgress(sentence=self._line(), running=dict(self._status.running)))
+                    self._keep(
+                        DriverProgress(sentence=self._line(), running=dict(self._status.running))
+                    )
                 if live is not None:
                     live.update(self._render())
                 elif cell is not None:
@@ -146,6 +165,7 @@ class SweepProgress:
                 elif silent >= again_seconds(seconds):
                     self._console.print(self._line())
                     silent = 0.0
+        # The last text must not show a run in progress.
         self._status = QueueStatus(running={}, waiting=0)
         if cell is not None:
             cell(self._text())
@@ -160,11 +180,13 @@ class SweepProgress:
         before, self._status = self._status, self._poll()
         for run_id in self._status.running.keys() - before.running.keys():
             LOGGER.debug("%s has begun, run %s", self._names.get(run_id, run_id), run_id)
+        # Remember when steps were first and last seen, for the rate of the steps.
         computed = sum(self._computed().values())
         if computed > self._last_steps[1]:
             self._last_steps = time.monotonic(), computed
         if self._first_steps is None and computed:
             self._first_steps = self._last_steps
+        # Each failed attempt is printed once.
         for run_id, reason in self._status.retried[len(before.retried) :]:
             name = self._names.get(run_id, run_id)
             self._console.print(f"{name}: {reason}. The run is tried again.", markup=False)
@@ -175,6 +197,7 @@ class SweepProgress:
         done = self._done_before + len(ended) - failed
         total = self._done_before + len(self._costs)
         share = f"{done} of at most {total}" if self._searched else f"{done}/{total}"
+        # The first pass is certain and further runs are not, so they count apart.
         if self._first_pass is not None:
             of_first = len(self._first_pass.run_ids)
             further = f"{max(0, done - of_first)} of at most {total - of_first} further runs"
@@ -187,12 +210,19 @@ class SweepProgress:
 
     def _running(self) -> str:
         """Return how many runs are in progress, and how far the first of them are."""
-        steps = [f"{step} of {of}" for step, of in list(self._status.running.values())[:MOST_STEPS] if of]
+        steps = [
+            f"{step} of {of}" for step, of in list(self._status.running.values())[:MOST_STEPS] if of
+        ]
         more = ", ..." if len(self._status.running) > MOST_STEPS else ""
-        return f"{len(self._status.running)} running" + (f" (step {', '.join(steps)}{more})" if steps else "")
+        return f"{len(self._status.running)} running" + (
+            f" (step {', '.join(steps)}{more})" if steps else ""
+        )
 
     def _computed(self) -> dict[str, float]:
-        """Return the compute of each run that has ended or begun. A run in progress counts with its share of steps."""
+        """Return the compute of each run that has ended or begun.
+
+        A run in progress counts with its share of steps.
+        """
         spent = {run_id: float(self._costs[run_id]) for run_id in list(self._statuses)}
         for run_id, (step, num_steps) in self._status.running.items():
             if run_id in self._costs and num_steps:
@@ -202,11 +232,13 @@ class SweepProgress:
     def _time_left(self) -> str:
         """Estimate the time left in proportion to compute.
 
-        Before the first run has ended, only the time of its steps is known, not the time of its scores. It counts from
-        the first step that was seen to the last one, so that a step that has not ended makes the others no slower.
+        Before the first run has ended, only the time of its steps is known, not the time of its
+        scores. It counts from the first step that was seen to the last one, so that a step that has
+        not ended makes the others no slower.
         """
         spent, since_last = self._computed(), 0.0
         computed, elapsed, without = sum(spent.values()), time.monotonic() - self._started, ""
+        # No run has ended: take the rate of the steps seen so far, in compute C = b·T a second.
         if not self._statuses and self._first_steps is not None:
             (began, before), (last, _) = self._first_steps, self._last_steps
             done, elapsed, without = computed - before, last - began, ", scores not counted"
@@ -215,15 +247,23 @@ class SweepProgress:
             done = computed if self._statuses else 0.0
         if done <= 0:
             return "time left: known after the first steps"
-        left, about, of = sum(self._costs.values()) - computed, "at most about" if self._searched else "about", ""
+        # The compute that is left, of all runs; with adaptive seeds, of those that are certain.
+        left, about, of = (
+            sum(self._costs.values()) - computed,
+            "at most about" if self._searched else "about",
+            "",
+        )
         if self._first_pass is not None:
             first = self._first_pass.run_ids & self._costs.keys()
             if first <= self._statuses.keys():
+                # The first pass has ended: further runs use at most what is left of their budget.
                 further = sum(cost for run_id, cost in spent.items() if run_id not in first)
                 left = max(0.0, min(left, self._first_pass.further_cost - further))
             else:
+                # The first pass decides on further runs, so only the pass itself is estimated.
                 left = sum(self._costs[run_id] - spent.get(run_id, 0.0) for run_id in first)
                 about, of = "about", " of the first pass"
+        # The time since the last step has passed already.
         seconds = max(0.0, elapsed * left / done - since_last)
         return f"{about} {int(seconds // 60)} min {int(seconds % 60):02d} s left{of}{without}"
 
@@ -237,12 +277,17 @@ class SweepProgress:
         if self._best is not None:
             grid.add_row(Text(self._best[1]))
         for run_id, (step, num_steps) in self._status.running.items():
-            grid.add_row(Text(f"  {self._names.get(run_id, run_id)}  step {step}/{num_steps or '?'}", style="dim"))
+            grid.add_row(
+                Text(
+                    f"  {self._names.get(run_id, run_id)}  step {step}/{num_steps or '?'}",
+                    style="dim",
+                )
+            )
         return grid
 
 
 class MeasurementProgress:
-    """Shows how many measurements are done: a bar, or a line at intervals if the output is no terminal."""
+    """Shows how many measurements are done: a bar on a terminal, else lines at intervals."""
 
     def __init__(self, console: Console, *, total: int) -> None:
         self._console, self._total, self._done = console, total, 0
@@ -252,7 +297,9 @@ class MeasurementProgress:
     def __enter__(self) -> MeasurementProgress:
         self._bar.start()
         self._task = self._bar.add_task("measuring", total=self._total)
-        self._phase = begin_phase(self._console, lambda: f"{self._done}/{self._total} measured{self._seen}")
+        self._phase = begin_phase(
+            self._console, lambda: f"{self._done}/{self._total} measured{self._seen}"
+        )
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -269,6 +316,8 @@ class MeasurementProgress:
         Args:
             seen: label of a score -> (models that it has seen, models in all).
         """
-        under_way = (f"{label} has seen {done} of {total} models" for label, (done, total) in seen.items())
+        under_way = (
+            f"{label} has seen {done} of {total} models" for label, (done, total) in seen.items()
+        )
         self._seen = "".join(f", {text}" for text in under_way)
         self._bar.update(self._task, description=f"measuring{self._seen}")

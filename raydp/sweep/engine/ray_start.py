@@ -1,7 +1,7 @@
 """Starts Ray, joins a cluster, and stops again. Every wait for Ray's start can be interrupted.
 
-Ray waits for its processes in calls of C++, in which Python handles no signal. So a thread starts Ray, and the caller
-waits for the thread.
+Ray waits for its processes in calls of C++, in which Python handles no signal. So a thread starts
+Ray, and the caller waits for the thread.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ray.tune.execution import class_cache
 from raydp.io.files import private_folder
 from raydp.io.output import stderr
 from raydp.io.watcher import watched
+from raydp.plugins.registries import service
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_address, usable_cpus
-from raydp.sweep.engine.warm.start import forked_workers
 
 NODE_SECONDS = 3600
 """How long a worker group waits for a node that an autoscaler adds."""
@@ -42,19 +42,26 @@ LOCAL_CONFIG = {
     "prestart_worker_first_driver": False,
     "enable_metrics_collection": False,
 }
-"""Ray's settings on one machine. A raylet waits long enough for its agents and workers, also on a busy machine. The
-driver waits for no worker: it would wait for ever for one that did not start in time. No metrics have a reader."""
+"""Ray's settings on one machine.
+
+A raylet waits long enough for its agents and workers, also on a busy machine. The driver waits for
+no worker: it would wait for ever for a worker that did not start in time. Metrics are off, because
+nothing reads them.
+"""
 SAID_SECONDS = 10.0
 """Time between two lines on what the start waits for."""
 END_SECONDS = 1.0
 """How long a given-up start may take to end. Its processes are killed at once."""
 STUCK_SECONDS = 10.0
-"""How much longer Ray's code in C++ may wait for a process that does not answer, before the process is killed."""
+"""How much longer Ray's C++ code may wait for a silent process before the process is killed."""
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
 ANSWER_SECONDS = 1.0
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""The preface of HTTP/2 and an empty SETTINGS frame, which a server answers (RFC 9113, section 3.4)."""
+"""The preface of HTTP/2 and an empty SETTINGS frame (RFC 9113, section 3.4).
+
+A server answers them.
+"""
 RAYLET: Any = _raylet
 NODE: Any = node
 """Ray's modules without their types: what is used of them is private."""
@@ -67,10 +74,12 @@ UNUSED_PORTS = (
 
 
 class LocalNode(node.Node):
-    """Ray's processes on this machine alone: reachable from this machine only, and without a process that has no work.
+    """Ray's processes on this machine alone, without a process that has no work.
 
-    Ray's log monitor has no reader, its autoscaler no node to add, and its API server no dashboard. Each takes a second
-    to start.
+    They are reachable from this machine only.
+
+    Ray's log monitor has no reader, its autoscaler no node to add, and its API server no dashboard.
+    Each takes a second to start.
     """
 
     newest: LocalNode | None = None
@@ -79,10 +88,14 @@ class LocalNode(node.Node):
     def __init__(self, ray_params: Any, **options: Any) -> None:
         LocalNode.newest = self
         self.all_processes: dict[str, Any] = {}
-        ray_params.node_ip_address = LOOPBACK  # `ray.init` would take the machine's address in its place
+        # `ray.init` would take the machine's address in its place
+        ray_params.node_ip_address = LOOPBACK
+        # Ray's sockets and logs, in a folder that this user alone may read.
         ray_params.temp_dir = str(private_folder("ray"))
+        # Start no process without work; see the class.
         ray_params.include_log_monitor = False
         ray_params.no_monitor = True
+        # The raylet is told its agent's port before the agent starts; see `start_raylet`.
         ray_params.runtime_env_agent_port = _free_port()
         super().__init__(ray_params, **options)
 
@@ -122,16 +135,27 @@ class LocalNode(node.Node):
 
     def has_failed(self) -> bool:
         """Return whether one of the processes has ended."""
-        return any(started.process.poll() is not None for group in self.all_processes.values() for started in group)
+        return any(
+            started.process.poll() is not None
+            for group in self.all_processes.values()
+            for started in group
+        )
 
     def kill(self) -> None:
-        """Kill the processes that have started. Processes that start meanwhile need another call."""
-        with suppress(RuntimeError, AttributeError, KeyError):  # they are about to be made, or to be killed
+        """Kill the processes that have started.
+
+        Processes that start meanwhile need another call.
+        """
+        # The processes are about to be made, or to be killed.
+        with suppress(RuntimeError, AttributeError, KeyError):
             self.kill_all_processes(check_alive=False)
 
 
 class Start(threading.Thread):
-    """An attempt to start Ray. The thread lives as long as Ray: the system kills Ray's processes with the thread."""
+    """An attempt to start Ray.
+
+    The thread lives as long as Ray: the system kills Ray's processes with the thread.
+    """
 
     def __init__(self, options: dict[str, object]) -> None:
         super().__init__(daemon=True, name="ray-start")
@@ -148,6 +172,7 @@ class Start(threading.Thread):
             self.ended.set()
             return
         self.ended.set()
+        # The system kills Ray's processes with this thread, so it stays until Ray is stopped.
         self.stopped.wait()
 
 
@@ -156,7 +181,9 @@ _running: Start | None = None
 
 def ray_phase(cluster: ClusterSpec) -> str:
     """Return what `start_ray` does, in words."""
-    return "starting Ray" if cluster.address == "local" else f"connecting to Ray at {cluster.address}"
+    return (
+        "starting Ray" if cluster.address == "local" else f"connecting to Ray at {cluster.address}"
+    )
 
 
 def start_ray(cluster: ClusterSpec) -> None:
@@ -168,11 +195,15 @@ def start_ray(cluster: ClusterSpec) -> None:
     """
     check_address(cluster.address)
     options, local = _options(cluster), cluster.address == "local"
+    fork = service(
+        "forked_workers", needed_by=None
+    )  # workers that start faster, where it is installed
+    # The second attempt has more time, for a busy machine. There is no third.
     for seconds, following in zip(START_SECONDS, (*START_SECONDS[1:], None), strict=True):
         words = _refusal(seconds, "an end of this process, while a process of Ray did not answer")
         with (
             watched(seconds + STUCK_SECONDS, words),
-            forked_workers(cluster),
+            nullcontext() if fork is None else fork(cluster),
             _own_node(seconds) if local else nullcontext(),
         ):
             reason = _attempt(options, seconds)
@@ -180,18 +211,22 @@ def start_ray(cluster: ClusterSpec) -> None:
             return
         if following is None:
             raise TimeoutError(_refusal(seconds, reason))
-        stderr.print(f"starting Ray: {reason} ({_load()}). Trying again, for at most {following:g} s", markup=False)
+        stderr.print(
+            f"starting Ray: {reason} ({_load()}). Trying again, for at most {following:g} s",
+            markup=False,
+        )
 
 
 def _refusal(seconds: float, reason: str) -> str:
     return (
-        f"Ray must start within {seconds:g} s, got {reason} ({_load()}). End other programs, or wait until they have "
-        "ended, and give the command again."
+        f"Ray must start within {seconds:g} s, got {reason} ({_load()}). End other programs, or "
+        "wait until they have ended, and give the command again."
     )
 
 
 def _options(cluster: ClusterSpec) -> dict[str, object]:
     """Quieten Ray in this process, and return the arguments of `ray.init`."""
+    # Variables of this process, and of Ray's processes on every node.
     quiet = {
         "RAY_AIR_NEW_OUTPUT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing anywhere, and saves a process
@@ -199,23 +234,35 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-        "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # as Ray Train's own trainer sets it for its controllers
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor for each slot; `Slots` watches the nodes
+        # as Ray Train's own trainer sets it for its controllers
+        "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+        # an actor for each slot; `Slots` watches the nodes
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "TUNE_WARN_THRESHOLD_S": "5",
         "WANDB_ERROR_REPORTING": "false",  # W&B would send figures of its own use, also offline
-        **({"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)} if cluster.autoscaling else {}),
+        **(
+            {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)}
+            if cluster.autoscaling
+            else {}
+        ),
     }
+    # The user's own settings win.
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
-    # Ray prints warnings of its own processes, whatever log_to_driver says. One would come in every sweep: that there
-    # are more processes than CPUs, because each slot has helpers.
+    # Ray prints warnings of its own processes, whatever log_to_driver says. One would come in every
+    # sweep: that there are more processes than CPUs, because each slot has helpers.
     ray._private.worker._worker_logs_enabled = False
-    # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into its logs in the
-    # clear. A trial of a sweep does not need them, because it only waits for the queue.
-    class_cache.ENV_VARS_TO_PROPAGATE -= {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
-    # Tune counts its callbacks for statistics that are switched off, and imports every logger that it knows for it.
+    # Tune hands the driver's AWS keys to its trials, in a runtime environment that Ray writes into
+    # its logs in the clear. A trial of a sweep does not need them, because it only waits for the
+    # queue.
+    class_cache.ENV_VARS_TO_PROPAGATE -= {
+        n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")
+    }
+    # Tune counts its callbacks for statistics that are switched off, and imports every logger that
+    # it knows for it.
     usage.tag_callbacks = lambda callbacks: False
-    logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` warns before it reads its logging_level
+    # `ray.init` warns before it reads its logging_level.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     local = cluster.address == "local"
     return {
         "address": cluster.address,  # "local" never joins an instance that someone else started
@@ -223,7 +270,8 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
         "include_dashboard": False if local else None,
         "log_to_driver": False,
         "logging_level": logging.ERROR,
-        "runtime_env": None if local else _environment(cluster, quiet),  # local processes inherit it
+        # Processes on this machine inherit the variables.
+        "runtime_env": None if local else _environment(cluster, quiet),
         "_system_config": LOCAL_CONFIG if local else None,
     }
 
@@ -233,7 +281,8 @@ def _attempt(options: dict[str, object], seconds: float) -> str | None:
 
     Raises:
         KeyboardInterrupt: the wait was interrupted. No process is left.
-        TimeoutError: the thread is stuck in Ray, and holds the lock that a further attempt would wait for.
+        TimeoutError: the thread is stuck in Ray, and holds the lock that a further attempt would
+            wait for.
         ValueError: an argument is wrong.
     """
     global _running
@@ -242,31 +291,40 @@ def _attempt(options: dict[str, object], seconds: float) -> str | None:
     began = said = time.monotonic()
     try:
         start.start()
+        # Wait in short steps, between which Python handles signals: Ctrl-C ends the start.
         while not start.ended.wait(POLL_SECONDS) and (now := time.monotonic()) - began < seconds:
             _keep_sigterm()
             if now - said >= SAID_SECONDS:
                 said = now
-                stderr.print(f"starting Ray: waiting for {_awaited()} since {now - began:.0f} s ({_load()})")
+                stderr.print(
+                    f"starting Ray: waiting for {_awaited()} since {now - began:.0f} s ({_load()})"
+                )
         if start.ended.is_set() and start.error is None:
             _running = start
             return None
         awaited = _awaited()
     finally:
+        # Also after an interruption, no process of Ray may be left.
         _keep_sigterm()
         if _running is not start:
             _give_up(start)
+    # Give the reason: a wrong argument, Ray's own error, or a process that did not answer.
     if isinstance(start.error, ValueError):
         raise start.error
     if start.error is not None:
         return next(iter(str(start.error).strip().splitlines()), type(start.error).__name__)
     reason = f"no answer from {awaited} after {seconds:g} s"
+    # The thread holds Ray's lock, so a further attempt would hang.
     if not start.ended.is_set():
         raise TimeoutError(_refusal(seconds, reason))
     return reason
 
 
 def _keep_sigterm() -> None:
-    """Install Python's handler of SIGTERM again. Ray replaces it by one that prints a stack trace and aborts."""
+    """Install Python's handler of SIGTERM again.
+
+    Ray replaces it by one that prints a stack trace and aborts.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
@@ -276,9 +334,13 @@ def _awaited() -> str:
 
 
 def _load() -> str:
-    """Return how busy this machine is, and the limit of memory that Ray's processes inherit, if there is one."""
+    """Return this machine's load, and the memory limit that Ray's processes inherit, if any."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limited = "" if limit == resource.RLIM_INFINITY else f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
+    limited = (
+        ""
+        if limit == resource.RLIM_INFINITY
+        else f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
+    )
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors{limited}"
 
 
@@ -288,8 +350,9 @@ def _kill_newest() -> None:
 
 
 def _give_up(start: Start) -> None:
-    """Kill what an attempt has started, until its thread has ended or waits for nothing that could start."""
+    """Kill what an attempt has started, until its thread has ended or starts nothing more."""
     deadline = time.monotonic() + END_SECONDS
+    # Processes that start meanwhile are killed in the next round.
     while True:
         _kill_newest()
         if start.ended.wait(POLL_SECONDS) or time.monotonic() > deadline:
@@ -303,8 +366,12 @@ def _give_up(start: Start) -> None:
 
 @contextmanager
 def _own_node(seconds: float) -> Iterator[None]:
-    """Let Ray, which starts in the block, start a `LocalNode`, and wait for it this long. What it makes is private."""
+    """Let Ray, which starts in the block, start a `LocalNode`, and wait for it this long.
+
+    What it makes is private.
+    """
     own, get_node, wait_for_port = NODE.Node, services.get_node, NODE.wait_for_persisted_port
+    # What Ray creates in the block is for this user alone.
     umask = os.umask(0o077)
     deadline = time.monotonic() + seconds
 
@@ -312,6 +379,7 @@ def _own_node(seconds: float) -> Iterator[None]:
         assert LocalNode.newest is not None
         return LocalNode.newest
 
+    # These two replace waits of Ray in C++, during which Python handles no signal.
     def registered(*args: Any) -> Any:
         _poll(started().is_ready, started(), deadline)
         return get_node(*args)  # type: ignore[no-untyped-call]
@@ -329,7 +397,9 @@ def _own_node(seconds: float) -> Iterator[None]:
 
 
 def _poll(condition: Callable[[], bool], started: LocalNode, deadline: float) -> None:
-    """Wait for a condition. Ray's own waits let no other thread run, so that no signal would be handled.
+    """Wait for a condition.
+
+    Ray's own waits let no other thread run, so that no signal would be handled.
 
     Raises:
         OSError: the time is over, or a process has ended.
@@ -343,8 +413,15 @@ def _poll(condition: Callable[[], bool], started: LocalNode, deadline: float) ->
 
 
 def _answers(port: int) -> bool:
-    """Return whether a server of gRPC answers on a port of the loopback interface. A frozen one accepts connections."""
-    with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=ANSWER_SECONDS) as connection:
+    """Return whether a server of gRPC answers on a port of the loopback interface.
+
+    A frozen one accepts connections.
+    """
+    with (
+        suppress(OSError),
+        socket.create_connection((LOOPBACK, port), timeout=ANSWER_SECONDS) as connection,
+    ):
+        # The system accepts connections for a frozen server too, so wait for a byte.
         connection.sendall(GREETING)
         connection.recv(1)
         return True
@@ -360,8 +437,12 @@ def _free_port() -> int:
 
 
 def stop_ray() -> None:
-    """Stop Ray here, or leave the cluster. A process of Ray that has frozen is killed after some seconds."""
+    """Stop Ray here, or leave the cluster.
+
+    A process of Ray that has frozen is killed after some seconds.
+    """
     global _running
+    # Ray's own shutdown would wait for a frozen process for ever.
     killer = threading.Timer(STUCK_SECONDS, _kill_newest)
     killer.daemon = True
     killer.start()

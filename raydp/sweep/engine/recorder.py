@@ -9,16 +9,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NotRequired, Self, TypedDict, TypeVar, cast
 
+from raydp.analysis.statistics.results import given
 from raydp.io.cache import cache_dir
 from raydp.io.output import phase, stderr, strict
 from raydp.methods.base import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
+from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.deliveries import check_deliveries
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.searched import searched
+from raydp.sweep.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, DAMAGED
 from raydp.sweep.store.measurements import claimed_figures, measured_later, scores_of
 from raydp.sweep.store.results import RunResult
@@ -31,12 +33,15 @@ from raydp.training.trial_plan import TrialPlan
 T = TypeVar("T")
 LOGGER = logging.getLogger(__name__)
 PATIENCE_SECONDS = 90.0
-"""How long the end of a sweep waits for a tracking store that does not answer. A restart of the server takes less."""
+"""How long the end of a sweep waits for a tracking store that does not answer.
+
+A restart of the server takes less.
+"""
 RETRY_SECONDS = 5.0
 
 
 def patiently(action_fn: Callable[[], T]) -> T:
-    """Repeat an action while the tracking store does not answer, for as long as a restart of its server takes.
+    """Repeat an action, at most for `PATIENCE_SECONDS`, until the tracking store answers.
 
     Raises:
         NotDeliveredError: the store did not answer in this time.
@@ -53,8 +58,10 @@ def patiently(action_fn: Callable[[], T]) -> T:
 
 
 class RunParams(TypedDict):
-    """Parameters of a run that the tracker shows: (b, T, η), the seed, and the further fields as text if there are
-    any."""
+    """Parameters of a run that the tracker shows.
+
+    They are (b, T, η), the seed, and the further fields as text if there are any.
+    """
 
     batch_size: int
     num_steps: int
@@ -65,7 +72,10 @@ class RunParams(TypedDict):
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Hands committed runs to the tracker, then marks in the folder that the tracker has them. A `RunListener`."""
+    """Hands committed runs to the tracker, then marks in the folder that the tracker has them.
+
+    A `RunListener`.
+    """
 
     context: SweepContext
     tracker: Tracker
@@ -76,13 +86,17 @@ class Recorder:
 
     @classmethod
     def open(cls, context: SweepContext) -> Self:
-        """Open the sweep's record in the tracker: a new record, or the record that an earlier driver opened."""
+        """Open the sweep's record in the tracker, or the record that an earlier driver opened."""
         spec, folder = context.spec, context.folder
         tracker = open_tracker(spec.tracking)
+        # The path of the signing key stays out of the tracker, which others read.
         written = spec.model_dump(mode="json", exclude={"tracking": {"signing_key"}})
-        parent = tracker.sweep_run(context.plan.sweep_id, spec.name, written, cls._public_facts(context.facts))
+        parent = tracker.sweep_run(
+            context.plan.sweep_id, spec.name, written, cls._public_facts(context.facts)
+        )
         if folder.tracking_run() != parent:  # another store, without this sweep
             folder.set_tracking_run(parent)
+        # The store may have lost runs that the folder marks as delivered.
         check_deliveries(folder, tracker)
         tuned = searched(spec, list(context.trials.values()))
         return cls(context=context, tracker=tracker, parent_run=parent, _searched=tuned)
@@ -95,11 +109,13 @@ class Recorder:
     def committed(self, trial: TrialPlan) -> None:
         """Hand a committed run to MLflow.
 
-        If MLflow does not answer, the run waits in the folder and training goes on. When MLflow answers again, the next
-        delivery includes the runs that wait.
+        If MLflow does not answer, the run waits in the folder and training goes on. When MLflow
+        answers again, the next delivery includes the runs that wait.
         """
+        # After a failure, wait before the next attempt: training must not wait for the store.
         if not self._pauses.over():
             return
+        # After an outage, the runs that waited are delivered with this one.
         waiting = self.undelivered() if self._why else [trial]
         try:
             for one in waiting:
@@ -107,7 +123,9 @@ class Recorder:
         except NotDeliveredError as error:
             self._pauses.failed()
             if not self._why:
-                LOGGER.warning("MLflow is away, runs wait in %s: %s", self.context.folder.path, error)
+                LOGGER.warning(
+                    "MLflow is away, runs wait in %s: %s", self.context.folder.path, error
+                )
             self._why = str(error)
             return
         if self._why:
@@ -116,7 +134,10 @@ class Recorder:
         self._pauses.succeeded()
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Deliver the runs that wait. If the store does not answer, wait as long as its restart takes."""
+        """Deliver the runs that wait.
+
+        If the store does not answer, wait as long as its restart takes.
+        """
         if count := len(self.undelivered()):
             LOGGER.info("Register the runs that MLflow has not got: %d", count)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -137,15 +158,23 @@ class Recorder:
     def not_delivered(self, reason: str = "") -> str:
         """Say what MLflow has not got, and which command delivers it."""
         waiting, all_runs = len(self.undelivered()), len(self.context.trials)
-        what = f"{waiting} of {all_runs} runs" if waiting else "all runs, but not their end and the aliases"
+        what = (
+            f"{waiting} of {all_runs} runs"
+            if waiting
+            else "all runs, but not their end and the aliases"
+        )
         had = "has not got" if waiting else "has got"
         return (
-            f"MLflow {had} {what} ({reason or self._why}). Everything is in {self.context.folder.path}; once it is "
-            "there, `raydp sweep SPEC --resume` delivers what is missing, once each, and trains nothing again"
+            f"MLflow {had} {what} ({reason or self._why}). Everything is in "
+            f"{self.context.folder.path}; once it is there, `raydp sweep SPEC --resume` delivers "
+            "what is missing, once each, and trains nothing again"
         )
 
     def _waits(self, trial: TrialPlan) -> bool:
-        result, delivery = self.context.folder.result(trial.run_id), self.context.folder.delivery(trial.run_id)
+        result, delivery = (
+            self.context.folder.result(trial.run_id),
+            self.context.folder.delivery(trial.run_id),
+        )
         return result is not None and (delivery is None or delivery.status != result.status)
 
     def deliver(self, trial: TrialPlan) -> None:
@@ -156,17 +185,25 @@ class Recorder:
         """
         if not self._waits(trial):
             return
+        # Check the model's files first: a damaged model must not be registered.
         result = self.context.folder.fail_if_damaged(trial.run_id)
         assert result is not None, "a run that waits has a result"
         if result.reason == DAMAGED:
-            LOGGER.warning("run %s is not registered: %s. --resume trains it again", trial.run_id, DAMAGED)
+            LOGGER.warning(
+                "run %s is not registered: %s. --resume trains it again", trial.run_id, DAMAGED
+            )
         if result.finished:
             uri = self.tracker.log_trial(self._record(trial, result))
         else:
-            self.tracker.fail_trial(trial.run_id, str(result.reason), self._params(trial), status=result.status)
+            self.tracker.fail_trial(
+                trial.run_id, str(result.reason), self._params(trial), status=result.status
+            )
             uri = None
         LOGGER.debug("MLflow has run %s (%s)", trial.run_id, uri or result.status)
-        self.context.folder.set_delivery(trial.run_id, Delivery(status=result.status, model_uri=uri))
+        # Mark it last: after a crash before this line, the run is handed over again under its id.
+        self.context.folder.set_delivery(
+            trial.run_id, Delivery(status=result.status, model_uri=uri)
+        )
 
     def release(self) -> ReleasedModels | None:
         """Write the joint cost of all registered models to the folder and onto every card.
@@ -174,27 +211,40 @@ class Recorder:
         Returns:
             The joint cost; None without models.
         """
-        released = [t for t in self.context.trials.values() if self.context.folder.model_uri(t.run_id) is not None]
+        # Every registered model counts, selected or not: whoever reads the registry has them all.
+        released = [
+            t
+            for t in self.context.trials.values()
+            if self.context.folder.model_uri(t.run_id) is not None
+        ]
         if not released:
             return None
         delta, accountant = self.context.plan.delta, self.context.spec.privacy.accountant
-        with phase(stderr, f"composing the joint ε of {len(released)} models by accountant {accountant}"):
+        # The joint ε composes the events of all models, by the sweep's own accountant.
+        with phase(
+            stderr, f"composing the joint ε of {len(released)} models by accountant {accountant}"
+        ):
             cost = cost_together(
-                self._methods(released), released, delta, accountant, cache_dir=cache_dir() / "guarantee"
+                self._methods(released),
+                released,
+                delta,
+                accountant,
+                cache_dir=cache_dir() / "guarantee",
             )
         together = ReleasedModels(
             run_ids=tuple(t.run_id for t in released),
             **cost,
             note=self._steered(),
         )
-        self.context.folder.set_released(together)
+        self.context.folder.released.write(together)
+        # A card states the joint ε because the model's own ε holds for this model alone.
         with phase(stderr, f"writing the joint ε onto the cards of {len(released)} models"):
             for trial in released:
                 self._update_card(trial, together)
         return together
 
     def reopened(self) -> None:
-        """Take the joint cost of an earlier end off all cards, because it leaves out the models that follow."""
+        """Take the joint cost of an earlier end off all cards, because further models follow."""
         folder = self.context.folder
         before = folder.released()
         for run_id in () if before is None else before.run_ids:
@@ -205,8 +255,12 @@ class Recorder:
         """Write a registered model's card anew, with the joint cost if it is known."""
         result = self.context.folder.result(trial.run_id)
         assert result is not None, "a registered model has a result"
-        card = replace(self._privacy(trial, result), released_together=together.on_card() if together else None)
-        record = replace(self._record(trial, result), privacy=card.to_json(), card=card_markdown(card))
+        card = replace(
+            self._privacy(trial, result), released_together=together.on_card() if together else None
+        )
+        record = replace(
+            self._record(trial, result), privacy=card.to_json(), card=card_markdown(card)
+        )
         self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
 
     def _steered(self) -> str | None:
@@ -219,9 +273,11 @@ class Recorder:
         return "which configurations ran was chosen by utility and scores, which are not covered"
 
     def _privacy(self, trial: TrialPlan, result: RunResult) -> PrivacyCard:
-        """Return the run's privacy record, with what was tuned, the guarantee and the executed steps."""
+        """Return the run's privacy record, with tuning, guarantee and executed steps."""
         event = self._spec_of(trial).method.params.event(trial, trial.noise_multiplier)
-        said = guarantee(event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee")
+        said = guarantee(
+            event, self.context.spec.privacy.accountant, cache_dir=cache_dir() / "guarantee"
+        )
         return PrivacyCard(
             record=self.context.plan.privacy[trial.run_id],
             searched=self._searched,
@@ -237,14 +293,14 @@ class Recorder:
             seed=trial.seed,
         )
         if trial.settings:
-            params["settings"] = trial.settings
+            params["settings"] = trial.settings.text
         return params
 
     def _spec_of(self, trial: TrialPlan) -> SweepSpec:
         """Return the spec with the further fields of a run's configuration."""
         return self.context.spec.of_run(trial.settings)
 
-    def _methods(self, trials: Sequence[TrialPlan]) -> dict[str, Method]:
+    def _methods(self, trials: Sequence[TrialPlan]) -> dict[Settings, Method]:
         """Return settings -> the method of the runs with these settings."""
         return {trial.settings: self._spec_of(trial).method.params for trial in trials}
 
@@ -252,23 +308,26 @@ class Recorder:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
         claimed = card.record.procedure.claimed_epsilon
         spec = self._spec_of(trial)
+        # Scores from training, replaced where a later measurement has values.
         scores = scores_of(result, trial.run_id, measured_later(self.context.folder))
         optional = {"quantization": spec.model.quantization, "revision": self.context.base_revision}
-        method = spec.method.params.model_dump(mode="json")
+        method, selected = spec.method.params.model_dump(mode="json"), spec.select.score
         return TrialRecord(
             run_id=trial.run_id,
             **self._params(trial),
+            # Parameters define the run. A claimed ε is one of them, and no guarantee.
             params={
                 "method": spec.method.name,
                 "task_hash": self.context.facts.content_hash,
                 **method,
-                **trial.fields,
-                **({} if claimed is None else {"claimed_epsilon": claimed}),
+                **trial.settings,
+                **given(claimed_epsilon=claimed),
             },
             step_metrics=result.history or (),
+            # Metrics: the score that selects has one name, so that sweeps can be compared.
             metrics={
                 "utility_loss": result.loss,
-                **({"score": scores[spec.select.score].value} if spec.select.score is not None else {}),
+                **given(score=None if selected is None else scores[selected].value),
                 **_against(base, result.loss),
                 **{f"score.{name}": m.value for name, m in scores.items()},
                 **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
@@ -276,6 +335,7 @@ class Recorder:
             },
             privacy=card.to_json(),
             card=card_markdown(card),
+            # Base model: the name without a local path, which may name people.
             base={
                 "name": _public_name(spec.model.name),
                 "weight_hash": self.context.weight_hash,
@@ -288,14 +348,16 @@ class Recorder:
 
 
 def cost_together(
-    methods: Mapping[str, Method],
+    methods: Mapping[Settings, Method],
     trials: Sequence[TrialPlan],
     delta: float,
     accountant: str,
     *,
     cache_dir: Path | None = None,
 ) -> ComposedCost:
-    """Return the joint cost of the models of all these runs. Each run counts, also if runs have equal events.
+    """Return the joint cost of the models of all these runs.
+
+    Each run counts, also if runs have equal events.
 
     Args:
         methods: settings -> the method of the runs with these settings.
@@ -315,5 +377,8 @@ def _against(base: RunResult | None, utility_loss: float) -> dict[str, float]:
 
 
 def _public_name(name: str) -> str:
-    """Return a base model's name for records. Of an absolute path of this machine, only the last part is shown."""
+    """Return a base model's name for records.
+
+    Of an absolute path of this machine, only the last part is shown.
+    """
     return Path(name).name if Path(name).is_absolute() else name

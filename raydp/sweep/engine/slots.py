@@ -1,7 +1,7 @@
-"""The slots of a sweep: they start the queue, and one long-lived worker group of Ray Train for each slot.
+"""The slots of a sweep, each with one long-lived worker group of Ray Train.
 
-A worker group takes its runs from the queue. A slot is a thread of the driver that starts a worker group, waits for its
-end and starts the next group.
+A worker group takes its runs from the queue. A slot is a thread of the driver that starts a worker
+group, waits for its end and starts the next group.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ray.train.v2.api.callback import RayTrainCallback
     from ray.train.v2.api.result import Result
 
+    from raydp.sweep.store.results import RunResult
+
 T = TypeVar("T")
 
 LOGGER = logging.getLogger(__name__)
@@ -50,10 +52,16 @@ MAX_CONTROLLER_DEATHS = 3
 """How often Train's controller of a slot may die before the slot gives up."""
 
 TRIALS_PER_GROUP = 200
-"""Number of runs after which a fresh worker group replaces a worker group: memory that libraries keep cannot grow."""
+"""Number of runs after which a fresh worker group replaces a worker group.
+
+Memory that libraries keep cannot grow further.
+"""
 
 CALLS_PER_SLOT = 10
-"""Calls of the queue that may be in progress at once, for each slot: waits for results and leases, and heartbeats."""
+"""Calls of the queue that may be in progress at once, for each slot.
+
+They are waits for results and leases, and heartbeats.
+"""
 
 DRAIN_SECONDS = 2.0
 """Time between two checks for nodes that will be removed."""
@@ -61,17 +69,31 @@ DRAIN_SECONDS = 2.0
 CLOSE_SECONDS = 30.0
 """How long the end of a sweep waits for its worker groups to end."""
 
+ANSWER_SECONDS = 1.0
+"""How long an interrupted sweep waits for the queue's answer. The queue may have died."""
+
+UNSAVED = (
+    "a run did not save its state within {seconds:g} s: it goes on from its last checkpoint. "
+    "Raise cluster.grace_seconds to wait longer"
+)
+
 KILL_SECONDS = 10.0
-"""How long it waits once their controllers are killed. Longer waits are for a process of Ray that has frozen."""
+"""How long the end of a sweep waits once the controllers of its worker groups are killed.
+
+Longer waits are for a process of Ray that has frozen.
+"""
 
 
 def beside_driver(cls: type[T], **options: object) -> ActorClass[T]:
-    """Return a class of actors that take no CPU and run on the driver's node, so that they end with no other node.
+    """Return a class of actors that take no CPU and run on the driver's node.
+
+    They end with no other node.
 
     Args:
         cls: class of the actor.
         options: further options of Ray's actors.
     """
+    # On another node, the actor would end with this node.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(cls).options(num_cpus=0, scheduling_strategy=here, **options)
 
@@ -101,23 +123,29 @@ def _nodes() -> list[tuple[float, float]]:
 
 
 def first_group(slot: int, num_slots: int) -> int:
-    """Return the number of runs of a slot's first worker group, from about half of `TRIALS_PER_GROUP` for slot 0 to all
-    for the last slot. Worker groups are then not all replaced at once."""
+    """Return the number of runs of a slot's first worker group.
+
+    It grows from about half of `TRIALS_PER_GROUP` for slot 0 to all for the last slot, so that
+    worker groups are not all replaced at once.
+    """
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
 
 
 class SlimTrainer(DataParallelTrainer):
-    """A Ray Train trainer that starts no helper process without work, and tells which actor controls its workers.
+    """A Ray Train trainer without idle helper processes, which tells who controls its workers.
 
-    Ray Data's helper has no work, because runs read their examples from the object store. The cleaner of placement
-    groups has no work, because `Slots` gives them back. For the coordinator see `SilentScalingPolicy`.
+    Ray Data's helper has no work, because runs read their examples from the object store. The
+    cleaner of placement groups has no work, because `Slots` gives them back. For the coordinator
+    see `SilentScalingPolicy`.
 
     Args:
         grows: whether the cluster adds nodes for the worker group.
         started: takes the controller, whose process may not have started yet.
     """
 
-    def __init__(self, *args: Any, grows: bool, started: Callable[[ActorHandle[Any]], object], **options: Any) -> None:
+    def __init__(
+        self, *args: Any, grows: bool, started: Callable[[ActorHandle[Any]], object], **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self._grows, self._started = grows, started
 
@@ -129,8 +157,12 @@ class SlimTrainer(DataParallelTrainer):
         ]
 
     def _initialize_and_run_controller(self, **options: Any) -> Result:
+        # If the cluster grows, Train must announce the group, so that a node is added.
         if not self._grows and type(options["scaling_policy"]) is FixedScalingPolicy:
-            options["scaling_policy"] = SilentScalingPolicy(options["scaling_policy"].scaling_config)
+            options["scaling_policy"] = SilentScalingPolicy(
+                options["scaling_policy"].scaling_config
+            )
+        # On the driver's node: a controller must not end with a node of the workers.
         environment = {"env_vars": get_env_vars_to_propagate()}
         controller: Any = beside_driver(TrainController, runtime_env=environment).remote(**options)
         self._started(controller)
@@ -140,33 +172,47 @@ class SlimTrainer(DataParallelTrainer):
 
 
 class Slots:
-    """Starts the slots of a sweep at the beginning of a `with` block. The end of the block stops them and Ray.
+    """Starts the slots of a sweep at the beginning of a `with` block.
+
+    The end of the block stops them and Ray.
 
     Args:
-        expected: number of runs that will enter the queue, including the measurement of the base model.
+        expected: number of runs that will enter the queue, including the measurement of the base
+            model.
         storage: a folder for Ray Train's own state.
         early_stopping: decides which runs stop early; None if no run stops early.
     """
 
     def __init__(
-        self, cluster: ClusterSpec, *, expected: int, storage: Path, early_stopping: EarlyStopping | None = None
+        self,
+        cluster: ClusterSpec,
+        *,
+        expected: int,
+        storage: Path,
+        early_stopping: EarlyStopping | None = None,
     ) -> None:
+        # No more slots than runs: an idle slot would hold devices for nothing.
         self.num_slots = min(fitting_slots(cluster), expected)
-        calls = CALLS_PER_SLOT * self.num_slots + 1000  # calls that wait must leave room for calls that end a wait
-        self.queue: ActorProxy[TrialQueue] = beside_driver(TrialQueue, max_concurrency=calls).remote(
-            expected=expected, max_retries=cluster.max_retries, early_stopping=early_stopping
-        )
-        self._is_up = self.queue.status.remote()
+        # Calls that wait must leave room for calls that end a wait.
+        calls = CALLS_PER_SLOT * self.num_slots + 1000
+        self.queue: ActorProxy[TrialQueue] = beside_driver(
+            TrialQueue, max_concurrency=calls
+        ).remote(expected=expected, max_retries=cluster.max_retries, early_stopping=early_stopping)
         self._controllers: dict[int, ActorHandle[Any]] = {}
         self._shared: ObjectRef[WorkerInputs] | None = None  # keeps the object in the store
         self._cluster = cluster
         self._storage = storage
+        # Train must not give up on a slot before every run has failed in every attempt.
         self._max_failures = (1 + cluster.max_retries) * (expected + 1)
         self._reasons: list[str] = []
         self._running = self.num_slots
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._threads = [threading.Thread(target=self._keep, args=(k,), daemon=True) for k in range(self.num_slots)]
+        self._threads = [
+            threading.Thread(target=self._keep, args=(k,), daemon=True)
+            for k in range(self.num_slots)
+        ]
+        # Only a cluster of several nodes gives notice of a node that will be removed.
         if cluster.address != "local":
             self._threads.append(threading.Thread(target=self._watch_nodes, daemon=True))
 
@@ -176,30 +222,41 @@ class Slots:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._pause()
-        with phase(stderr, "stopping Ray" if self._cluster.address == "local" else "leaving the Ray cluster"):
+        with phase(
+            stderr,
+            "stopping Ray" if self._cluster.address == "local" else "leaving the Ray cluster",
+        ):
             try:
-                deadline = time.monotonic() + CLOSE_SECONDS  # a worker group may still wait for a node
+                # A worker group may still wait for a node, so the wait for the slots is limited.
+                deadline = time.monotonic() + CLOSE_SECONDS
+                # After an error nobody waits for the runs in progress.
                 for thread in self._threads[: self.num_slots] if kind is None else []:
                     thread.join(max(0.0, deadline - time.monotonic()))
                 self._close()
             finally:
                 stop_ray()
 
-    def _pause(self) -> None:
-        """Let runs in progress save their state. A second interruption ends the wait."""
-        if not ray.wait([self._is_up], timeout=0)[0]:  # no run is in progress while the queue starts
-            return
+    def pause(self) -> list[RunResult]:
+        """Let runs that train save their state, and return the outcomes that are not on disk yet.
+
+        A second interruption ends the wait.
+        """
         seconds = self._cluster.grace_seconds
-        said = f"stopping: runs in progress save their state, which may take {seconds:g} s"
+        said = f"stopping: runs that train save their state, for at most {seconds:g} s"
+        # The queue may have died, or the user interrupts again: then nothing more is kept.
         with suppress(ray.exceptions.RayError, KeyboardInterrupt), phase(stderr, said):
             self.queue.pause.remote()
-            ray.get(self.queue.idle.remote(), timeout=seconds)
+            if not ray.wait([self.queue.saved.remote()], timeout=seconds)[0]:
+                LOGGER.warning(UNSAVED.format(seconds=seconds))
+            return ray.get(self.queue.ended.remote(), timeout=ANSWER_SECONDS)
+        return []
 
     def _close(self) -> None:
-        """End the threads by killing the controllers that they wait for. If a thread is still in a call of Ray when Ray
-        shuts down, the whole process can end without an exception."""
+        """End the threads by killing the controllers that they wait for.
+
+        If a thread is still in a call of Ray when Ray shuts down, the whole process can end without
+        an exception.
+        """
         self._closing.set()
         deadline = time.monotonic() + KILL_SECONDS
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
@@ -224,16 +281,22 @@ class Slots:
                     known = draining
 
     def _keep(self, slot: int) -> None:
-        """Start worker groups until no run is left for the slot. When the last slot ends, the runs that still wait fail
-        with the slots' reasons: otherwise they would wait for ever."""
+        """Start worker groups until no run is left for the slot.
+
+        When the last slot ends, the runs that still wait fail with the slots' reasons: otherwise
+        they would wait for ever.
+        """
         try:
             self._run_groups(slot)
         except Exception as error:  # noqa: BLE001 - whatever ends a slot becomes the reason of the runs that wait
             self._reasons.append(str(error).strip().splitlines()[-1])
+        # Count under a lock, so that exactly one slot sees that it is the last.
         with self._lock:
             self._running -= 1
             if not self._running and not self._closing.is_set():
-                ray.get(self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left"))
+                ray.get(
+                    self.queue.abandon.remote("; ".join(self._reasons) or "no worker group is left")
+                )
 
     def _run_groups(self, slot: int) -> None:
         """Run one worker group after another, until no run is left for the slot."""
@@ -243,6 +306,7 @@ class Slots:
             try:
                 self._trainer(slot, max_trials).fit()
             except ray.exceptions.RayActorError:  # Train's controller has died
+                # Train replaces dead workers by itself; a dead controller needs a new worker group.
                 deaths += 1
                 if deaths > MAX_CONTROLLER_DEATHS:
                     raise
@@ -261,15 +325,21 @@ class Slots:
             train_loop,
             grows=cluster.autoscaling,
             started=partial(self._controllers.__setitem__, slot),
-            train_loop_config={"loop": LoopConfig(slot=slot, queue=self.queue, max_trials=max_trials)},
+            train_loop_config={
+                "loop": LoopConfig(slot=slot, queue=self.queue, max_trials=max_trials)
+            },
             backend_config=LazyTorchConfig(backend="nccl" if cluster.gpus_per_worker else "gloo"),
             scaling_config=ray.train.ScalingConfig(
-                num_workers=cluster.workers_per_trial,  # type: ignore[arg-type] # Train v2 takes a range
-                elastic_resize_monitor_interval_s=math.inf,  # type: ignore[call-arg] # never resize a group that is well
+                # Train v2 also takes a range of workers, which its types do not say.
+                num_workers=cluster.workers_per_trial,  # type: ignore[arg-type]
+                # Never resize a worker group that is well.
+                elastic_resize_monitor_interval_s=math.inf,  # type: ignore[call-arg]
                 use_gpu=cluster.gpus_per_worker > 0,
                 resources_per_worker=resources,
             ),
             run_config=ray.train.RunConfig(
+                # A new name for each group: under a known name, Train would restore an earlier
+                # state.
                 name=f"slot-{slot}-{secrets.token_hex(4)}",
                 storage_path=str(self._storage),
                 failure_config=ray.train.FailureConfig(max_failures=self._max_failures),
@@ -277,8 +347,11 @@ class Slots:
         )
 
     def _free_leftovers(self, slot: int) -> None:
-        """Give back the devices that a killed controller still holds. Otherwise the next worker group would wait for
-        them for ever. Train's own cleaner does not do it: it needs the state API, which needs the dashboard."""
+        """Give back the devices that a killed controller still holds.
+
+        Otherwise the next worker group would wait for them for ever. Train's own cleaner does not
+        do it: it needs the state API, which needs the dashboard.
+        """
         leftover = ray.get(self.queue.placement_group.remote(slot))
         if leftover is not None:
             ray.util.remove_placement_group(leftover)

@@ -18,8 +18,10 @@ from ray.train.torch import get_device
 
 from raydp.io.files import wait_until_writable
 from raydp.models import sharing
+from raydp.search_spaces.settings import NO_SETTINGS, Settings
 from raydp.sweep.engine.context import WorkerInputs
-from raydp.sweep.engine.queue import News, Order, TrialQueue
+from raydp.sweep.engine.leases.run_queue import News
+from raydp.sweep.engine.queue import Order, TrialQueue
 from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.training.comm import Comm, DistributedComm, LocalComm
@@ -34,13 +36,16 @@ if TYPE_CHECKING:
 DISK_SECONDS = 600.0
 """How long a failed run waits for a disk that takes no file, before the failure counts."""
 BEAT_SECONDS = 1.0
-"""Time between two heartbeats. The answer to each is an order to pause, which comes at once, or to go on."""
+"""Time between two heartbeats.
+
+The answer to each is an order to pause, which comes at once, or to go on.
+"""
 LOOK_SECONDS = 0.1
 """Time between two looks for that answer."""
 
 
 def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
-    """Lease a run, train it and hand in its result, until no run is left or the worker group is due for replacement.
+    """Lease runs, train them and hand in results, until no run is left or the group is replaced.
 
     Args:
         queue: the sweep's queue.
@@ -51,25 +56,32 @@ def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
     device = get_device()
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
     here = ray.util.get_current_placement_group()
+    # Rank 0 alone talks to the queue and broadcasts the answers, so that all ranks do the same.
     if not comm.broadcast_object(_register(queue, slot, here) if comm.rank == 0 else None):
         return
     (reference,) = ray.get(queue.shared.remote())
     shared = ray.get(reference)
+    # A node that does not see the sweep's folder can train no run, so the slot gives up.
     try:
         shared.require_folder()
     except ValueError as error:
-        ray.get(queue.give_up.remote(slot, str(error)))
+        ray.get(queue.explain.remote(slot, str(error), True))
         raise
+    # Set the model up once, for all runs of this worker group.
     try:
         torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
-        runners = Runners(shared, comm, partial(queue.prepare.remote, slot) if comm.rank == 0 else None)
+        runners = Runners(
+            shared, comm, partial(queue.prepare.remote, slot) if comm.rank == 0 else None
+        )
         runners.of(shared.first)
     except DependentExamples as error:
-        ray.get(queue.give_up.remote(slot, str(error)))
+        # Examples depend on each other by model and task: another worker group cannot help.
+        ray.get(queue.explain.remote(slot, str(error), True))
         raise
     except Exception as error:
-        ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}"))
+        ray.get(queue.explain.remote(slot, f"{type(error).__name__}: {error}", False))
         raise
+    # Work off leases. After `max_trials` runs, the slot replaces this worker group.
     for _ in range(max_trials):
         lease = comm.broadcast_object(ray.get(queue.lease.remote(slot)) if comm.rank == 0 else None)
         if lease is None:
@@ -77,39 +89,56 @@ def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
         _run_lease(runners, shared, queue, *lease)
 
 
-def _register(queue: ActorProxy[TrialQueue], slot: int, placement_group: PlacementGroup | None) -> bool:
+def _register(
+    queue: ActorProxy[TrialQueue], slot: int, placement_group: PlacementGroup | None
+) -> bool:
     """Tell the queue where the group's workers are. Return whether they go on."""
     nodes = list(ray.util.placement_group_table(placement_group)["bundles_to_node_id"].values())
     return ray.get(queue.register.remote(slot, placement_group, nodes))
 
 
-def _run_lease(runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQueue], run_id: str, token: int) -> None:
-    """Run the leased run. A failure is reported with its reason, and then restarts the whole worker group."""
+def _run_lease(
+    runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQueue], run_id: str, token: int
+) -> None:
+    """Run the leased run.
+
+    A failure is reported with its reason, and then restarts the whole worker group.
+    """
     files = shared.files(run_id)
-    attempt = f"attempt-{token}-{secrets.token_hex(4)}"  # the tokens of a resumed sweep begin at 1 again
+    # The tokens of a resumed sweep begin at 1 again, so the name has a random part.
+    attempt = f"attempt-{token}-{secrets.token_hex(4)}"
+    # Train under heartbeats, whose answers bring the order to pause.
     with closing(files), Heartbeat(queue, run_id, token, active=runners.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
-                outcome = runners.of("").measure_base(shared.spec.seed_labels[0])
+                outcome = runners.of(NO_SETTINGS).measure_base(shared.spec.seed_labels[0])
             else:
                 trial = shared.trials[run_id]
-                outcome = runners.of(trial.settings).run(trial, files, attempt, heart, shared.accounted[run_id])
+                outcome = runners.of(trial.settings).run(
+                    trial, files, attempt, heart, shared.accounted[run_id]
+                )
         except Paused:
             ray.get(queue.release.remote(run_id, token))  # changes nothing if the lease was lost
             return
         except Exception as error:
             refused = isinstance(error, DependentExamples)  # another attempt would find the same
             reason = str(error) if refused else f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError) and shared.bucket is None:  # the next attempt would fail at once, too
-                wait_until_writable(shared.folder / "trials", seconds=DISK_SECONDS, stop_fn=heart.must_pause)
+            # With a full disk the next attempt would fail at once, too.
+            if isinstance(error, OSError) and shared.exchange is None:
+                wait_until_writable(
+                    shared.folder / "trials", seconds=DISK_SECONDS, stop_fn=heart.must_pause
+                )
             ray.get(queue.fail.remote(run_id, token, reason, not refused))
             raise
+    # Rank 0 alone has an outcome. The queue refuses it if the lease was lost.
     if outcome is not None:
         ray.get(queue.complete.remote(run_id, token, outcome))
 
 
 class Runners:
-    """The runner of a sweep's runs. It has one base model in memory, and is set up anew where runs need another one.
+    """The runner of a sweep's runs.
+
+    It has one base model in memory, and is set up anew where runs need another one.
 
     Args:
         shared: what every worker needs.
@@ -117,13 +146,15 @@ class Runners:
         prepare: takes what the worker does before a run, in words; None says nothing.
     """
 
-    def __init__(self, shared: WorkerInputs, comm: Comm, prepare: Callable[[str], object] | None) -> None:
+    def __init__(
+        self, shared: WorkerInputs, comm: Comm, prepare: Callable[[str], object] | None
+    ) -> None:
         self.comm = comm
         self._shared = shared
         self._prepare = prepare
         self._runner: TrialRunner | None = None
 
-    def of(self, settings: str) -> TrialRunner:
+    def of(self, settings: Settings) -> TrialRunner:
         """Return the runner of the runs with these settings."""
         spec = self._shared.spec.of_run(settings)
         if self._runner is None or not self._runner.turn_to(spec):
@@ -148,13 +179,17 @@ class Runners:
 class Heartbeat:
     """Tells the queue at intervals that the lease is held, also while scores are measured.
 
+    This is the `TrialControl` of a sweep's runs.
+
     The queue answers whether the run goes on.
 
     Args:
         active: whether to send heartbeats. Rank 0 alone does.
     """
 
-    def __init__(self, queue: ActorProxy[TrialQueue], run_id: str, token: int, *, active: bool) -> None:
+    def __init__(
+        self, queue: ActorProxy[TrialQueue], run_id: str, token: int, *, active: bool
+    ) -> None:
         self._queue, self._run_id, self._token = queue, run_id, token
         self._at = News()
         self._order: Order = "go on"
@@ -166,7 +201,7 @@ class Heartbeat:
         self._at = News(step=step, num_steps=num_steps, row=row)
 
     def must_pause(self) -> bool:
-        """Return whether the sweep pauses, or the lease was lost because this worker was thought dead."""
+        """Return whether the sweep pauses, or this worker was thought dead and lost its lease."""
         return self._order != "go on"
 
     def check(self, name: str, utility_loss: float) -> str | None:
@@ -187,6 +222,7 @@ class Heartbeat:
         return self._queue.heartbeat.remote(self._run_id, self._token, self._at, BEAT_SECONDS)
 
     def _loop(self) -> None:
+        # One heartbeat at a time, because the queue holds its answer back for an order.
         sent = self._send()
         while not self._done.wait(LOOK_SECONDS):
             if ray.wait([sent], timeout=0)[0]:  # while the network is down there is no answer

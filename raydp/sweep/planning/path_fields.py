@@ -1,4 +1,4 @@
-"""Fields that hold a path: options and arguments of a command, and fields of the spec that an argument names."""
+"""Fields that hold a path: a command's parameters, and the fields of a spec that it names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from raydp.sweep.store.folder import SweepFolder
 
 
 def field_of(path: str, given: Mapping[str, object], names: Mapping[str, str]) -> str | None:
-    """Return the field whose value is a path, or is the nearest folder above the path; None if there is none.
+    """Return the field whose value is a path or the nearest folder above it; None without one.
 
     Args:
         path: the path that failed.
         given: name -> value of each parameter of the command.
         names: name -> the parameter as users write it: "--output", "DATA".
     """
-    written = [(names.get(name, name), value) for name, values in given.items() for value in _flat(values)]
+    written = [
+        (names.get(name, name), value) for name, values in given.items() for value in _flat(values)
+    ]
     storage = Path(str(given.get("storage") or "."))
     inside = [found for _, value in written for found in _fields_of_spec(Path(value), storage)]
     failed, here = Path(path).absolute(), Path.cwd()
-    above = set(failed.parents) - {here, *here.parents}  # the current folder holds every relative path
+    # The current folder is above every relative path, so it tells no field from another.
+    above = set(failed.parents) - {here, *here.parents}
     fitting = [(field, Path(value).absolute()) for field, value in (*inside, *written) if value]
     fitting = [(field, at) for field, at in fitting if at == failed or at in above]
+    # The value with the most parts is the nearest folder.
     return max(fitting, key=lambda found: len(found[1].parts), default=(None, None))[0]
 
 
@@ -35,8 +39,11 @@ def _flat(values: object) -> list[str]:
 
 
 def _fields_of_spec(source: Path, storage: Path) -> Iterator[tuple[str, str]]:
-    """Yield the fields with a text of a spec that is given by its file, by its sweep's folder or by its name."""
-    for file in (source, *(SweepFolder(path=path).spec_file for path in (source, storage / source))):
+    """Yield the fields of a spec with their texts, by its file, its sweep's folder or its name."""
+    for file in (
+        source,
+        *(SweepFolder(path=path).spec_file for path in (source, storage / source)),
+    ):
         if is_spec(file):
             try:
                 yield from _texts(read_yaml(file, "SPEC"), "")

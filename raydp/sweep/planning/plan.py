@@ -1,4 +1,4 @@
-"""From a spec to the runs of a sweep: every run is checked, calibrated and named before training starts."""
+"""From a spec to a sweep's runs: checked, calibrated and named before training starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from raydp.analysis.statistics.results import given
 from raydp.io.cache import cache_dir
 from raydp.methods.base import weighted_sets
 from raydp.privacy import (
@@ -17,11 +18,11 @@ from raydp.privacy import (
     Calibration,
     CalibrationRequest,
     Caution,
+    ChoiceRecord,
     DataSetsRecord,
     Mechanism,
     PrivacyRecord,
     PrivacyTarget,
-    PrivateSelectionRecord,
     data_sets_record,
     privacy_record,
     remarks,
@@ -29,17 +30,14 @@ from raydp.privacy import (
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces import Configuration, Rejected, exact, load_space
 from raydp.search_spaces.loader import without_duplicates
-from raydp.search_spaces.settings import settings_text
+from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
-from raydp.sweep.planning.tuning import Tuning, tuning_of
 from raydp.sweep.planning.warnings import warnings_of
+from raydp.sweep.policy import SweepPolicy, policy_of
 from raydp.sweep.store.state import Plan
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
-
-ANY_NOISE = 1e-6
-"""A noise multiplier that no method refuses, for an event before the calibration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +47,15 @@ class SweepPlan:
     Attributes:
         facts: facts of the task.
         delta: δ of every run.
-        trials: one run for each (configuration, seed). The largest compute comes first, which shortens the sweep.
+        trials: one run for each (configuration, seed). The largest compute comes first, which
+            shortens the sweep.
         privacy: run_id -> the run's privacy record.
         rejected: configurations of a named space that the task cannot run, each with its reason.
         warnings: what makes the guarantee, the utility or the scores say little.
-        selection: a sentence about the draw of a private selection; None without private selection. Before the draw,
+        selection: a sentence about the draw of the runs; None if all runs are made. Before the draw,
             `trials` has one run for each configuration. `drawn` replaces them with the drawn runs.
-        configurations: one run for each configuration that could have been drawn. Empty without private selection and
-            before the draw.
+        configurations: one run for each configuration that could have been drawn. Empty without a
+            draw and before it.
         adaptive: when further seeds end; None if all seeds are run.
     """
 
@@ -83,43 +82,57 @@ class SweepPlan:
         return self.selection if self.adaptive is None else self.adaptive.sentence()
 
     def rows(self) -> list[dict[str, object]]:
-        """Return the table of `raydp plan`, a row for each configuration: n, q, σ, ε, δ, C, U and cost in tokens."""
+        """Return a row for each configuration: n, q, σ, ε, δ, C, U and cost in tokens.
+
+        This is the table of `raydp plan`.
+        """
         repetitions = Counter(trial.configuration.key for trial in self.first_pass)
+        # Reversed, so that the first run of each configuration stands for it.
         one_each = {trial.configuration.key: trial for trial in reversed(self.first_pass)}
-        paths = sorted({path for trial in self.trials for path in trial.fields})
+        paths = sorted({path for trial in self.trials for path in trial.settings})
         return [self._row(one_each[key], paths, seeds=repetitions[key]) for key in sorted(one_each)]
 
     def remarks(self) -> list[str]:
-        """Return remarks on the guarantees, such as that there is no ε. Each sentence comes once."""
-        sentences = (sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id]))
+        """Return remarks on the guarantees, such as that there is no ε.
+
+        Each sentence comes once.
+        """
+        sentences = (
+            sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id])
+        )
         return list(dict.fromkeys(sentences))
 
     def _row(self, trial: TrialPlan, paths: Sequence[str], *, seeds: int) -> dict[str, object]:
         record = self.privacy[trial.run_id]
-        claimed, choice = record.procedure.claimed_epsilon, record.private_selection
+        claimed, choice = record.procedure.claimed_epsilon, record.choice
         compute = trial.batch_size * trial.num_steps
         return {
             "batch_size": trial.batch_size,
             "num_steps": trial.num_steps,
             "learning_rate": trial.learning_rate,
-            **{path: trial.fields.get(path) for path in paths},
+            **{path: trial.settings.get(path) for path in paths},
             "num_examples": trial.num_examples,
             "sample_rate": record.mechanism.sample_rate or trial.batch_size / trial.num_examples,
             "noise_multiplier": trial.noise_multiplier,
             "epsilon": json_number(record.accounted.epsilon),
-            **({} if claimed is None else {"claimed_epsilon": claimed}),
+            **given(claimed_epsilon=claimed),
             "delta": record.accounted.delta,
             "compute": compute,
             "updates": float(compute * exact(trial.learning_rate)),
             "seeds": seeds,
+            # Cost in tokens: T steps of b units of mean length, for each seed.
             "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
-            **({} if choice is None else {"single_run_epsilon": choice.single_run_epsilon}),
+            **given(single_run_epsilon=choice and choice.single_run_epsilon),
             **_of_data_sets(record.data_sets),
         }
 
 
 def make_plan(
-    spec: SweepSpec, facts: TaskFacts, weight_hash: str, *, progress: Callable[[int, int], None] | None = None
+    spec: SweepSpec,
+    facts: TaskFacts,
+    weight_hash: str,
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SweepPlan:
     """Calibrate every configuration to the target and name every run.
 
@@ -128,45 +141,59 @@ def make_plan(
         progress: called with (calibrations done, calibrations in all).
 
     Raises:
-        ValueError: a configuration of the user's own list or grid does not fit the data, no configuration is left, or
-            the utility of a private selection depends on private data.
+        ValueError: a configuration of the user's own list or grid does not fit the data, no
+            configuration is left, or the policy of `privacy.tuning` does not allow the task.
     """
-    tuning = tuning_of(spec)
-    tuning.check(facts)
+    policy = policy_of(spec)
+    policy.check(facts)
+    # The configurations that fit the data, and the spec of each combination of further fields.
     configurations, rejected = _configurations(spec, facts.num_units)
-    specs = {settings: spec.of_run(settings) for settings in dict.fromkeys(c.settings for c in configurations)}
+    specs = {
+        settings: spec.of_run(settings)
+        for settings in dict.fromkeys(c.settings for c in configurations)
+    }
+    # Calibrate: the smallest σ with which each configuration, or the whole choice, meets (ε, δ).
     delta = spec.privacy.delta(facts.num_units)
     solved: Sequence[Calibration | None] = [None] * len(configurations)
     tuned_epsilon = None
     if spec.method.params.private:
-        solved, tuned_epsilon = _calibrations(tuning, spec, specs, configurations, facts, delta, progress)
+        solved, tuned_epsilon = _calibrations(
+            policy, spec, specs, configurations, facts, delta, progress
+        )
+    # Name every run and make its privacy record. An import may have no model for a run.
     trials, privacy = list[TrialPlan](), dict[str, PrivacyRecord]()
     for configuration, calibration in zip(configurations, solved, strict=True):
         own = specs[configuration.settings]
         for seed in spec.seed_labels:
-            possible = _possible(spec, _trial(facts, configuration), seed, calibration, delta)
-            trial = own.method.params.planned(possible, spec.privacy)
+            trial = _trial(own, facts, weight_hash, configuration, seed, calibration)
             if trial is None:
                 continue
-            trial = replace(trial, run_id=run_id(own, facts, weight_hash, configuration, seed, stated=trial))
+            # Equal ids mean equal results: the second run would only repeat the first.
             if trial.run_id in privacy:
                 raise ValueError(
-                    f"space must not repeat a configuration, got {configuration} twice: with other values of fields "
-                    "that change nothing, or with a value that the spec has anyway. Remove one of them."
+                    f"space must not repeat a configuration, got {configuration} twice: with other "
+                    "values of fields that change nothing, or with a value that the spec has "
+                    "anyway. Remove one of them."
                 )
             trials.append(trial)
+            # A run with a claimed ε may state a δ of its own.
             own_delta = delta if trial.delta is None else trial.delta
             alone = calibration.epsilon if calibration else math.inf
-            choice = tuning.record(len(configurations), alone) if calibration else None
+            choice = policy.choice(len(configurations), alone) if calibration else None
             record = _record(own, facts, trial, calibration, own_delta, tuned_epsilon, choice)
             privacy[trial.run_id] = record
     if not trials:
         raise ValueError(
-            f"space must have a configuration that method {spec.method.name} has a model of, got none with the seeds "
-            f"{', '.join(map(str, spec.seed_labels))}. Use `raydp import`, which reads both from its table."
+            f"space must have a configuration that method {spec.method.name} has a model of, got "
+            f"none with the seeds {', '.join(map(str, spec.seed_labels))}. Use `raydp import`, "
+            "which reads both from its table."
         )
     _check_bounds(spec, privacy)
-    trials, rates = _in_order(trials, specs, spec.seed_labels), [trial.learning_rate for trial in trials]
+    # The learning rates stay in the order of the space, whatever order the runs start in.
+    trials, rates = (
+        _in_order(trials, specs, spec.seed_labels),
+        [trial.learning_rate for trial in trials],
+    )
     return SweepPlan(
         facts=facts,
         delta=delta,
@@ -174,33 +201,23 @@ def make_plan(
         privacy=privacy,
         rejected=tuple(rejected),
         warnings=tuple(warnings_of(spec, list(specs.values()), facts, privacy.values(), rates)),
-        selection=tuning.sentence(len(configurations)),
+        selection=policy.sentence(len(configurations)),
         adaptive=spec.seeds if isinstance(spec.seeds, AdaptiveSeeds) else None,
     )
 
 
-def _possible(spec: SweepSpec, trial: TrialPlan, seed: int, calibration: Calibration | None, delta: float) -> TrialPlan:
-    """Return the run of a configuration as every method would plan it. The method decides whether there is one."""
-    claims = spec.method.params.claims
-    return replace(
-        trial,
-        seed=seed,
-        noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
-        claimed_epsilon=spec.privacy.target_epsilon if claims else None,
-        delta=delta if claims else None,
-    )
-
-
 def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> SweepPlan:
-    """Draw the runs of a private selection under the sweep's key, in the order of the draw. Return any other plan
-    unchanged."""
-    draws = tuning_of(spec).draw(len(plan.trials), key)
+    """Draw the runs under the sweep's key, in the order of the draw, if the policy draws them."""
+    draws = policy_of(spec).draw(len(plan.trials), key)
     if draws is None:
         return plan
     trials, privacy = [], {}
+    # A configuration may be drawn several times, so each draw has its own seed label and run id.
     for position, label in draws:
         trial = plan.trials[position]
-        name = run_id(spec.of_run(trial.settings), plan.facts, weight_hash, trial.configuration, label)
+        name = run_id(
+            spec.of_run(trial.settings), plan.facts, weight_hash, trial.configuration, label
+        )
         trials.append(replace(trial, run_id=name, seed=label))
         privacy[name] = plan.privacy[trial.run_id]
     return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)
@@ -215,46 +232,64 @@ def run_id(
     *,
     stated: TrialPlan | None = None,
 ) -> str:
-    """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result (not where or how it runs).
+    """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result.
+
+    Where and how the run is trained is no part of it.
 
     Args:
-        spec: the spec of the run, with the further fields of its configuration (`SweepSpec.of_run`).
-        stated: the run, if its model was trained elsewhere. Its weights and what is stated of them define the result.
+        spec: the spec of the run, with the further fields of its configuration
+            (`SweepSpec.of_run`).
+        stated: the run, if its model was trained elsewhere. Its weights and what is stated of them
+            define the result.
     """
     target = spec.privacy.model_dump(mode="json")
     weights_elsewhere: dict[str, object] = {}
     method = spec.method.as_dict()
+    # A model from elsewhere is defined by its weights and by what is stated of its noise.
     if stated is not None and stated.source is not None:
-        from raydp.models.elsewhere import hash_of_model
+        from raydp.models.sets import hash_of_model
 
         weights_elsewhere = {
             "source": hash_of_model(Path(stated.source)),
             "stated": [stated.noise_multiplier, stated.claimed_epsilon, stated.delta],
         }
-        method = {name: value for name, value in method.items() if name != "runs"}  # a path says nothing of a result
+        # A path says nothing about a result.
+        method = {name: value for name, value in method.items() if name != "runs"}
     defines = {
         "method": method,
-        "configuration": [configuration.batch_size, configuration.num_steps, str(exact(configuration.learning_rate))],
+        "configuration": [
+            configuration.batch_size,
+            configuration.num_steps,
+            # The exact value as text, so that 0.1 and 1e-1 are one learning rate.
+            str(exact(configuration.learning_rate)),
+        ],
         "privacy": target,
         "seed": seed,
         "task": facts.content_hash,
         "weights": weight_hash,
+        # The hash of the base weights stands for the model's name, which may be a path.
         "model": spec.model.model_dump(mode="json", exclude={"name"}),
         **weights_elsewhere,
     }
     return hashlib.sha256(json.dumps(defines, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _in_order(trials: list[TrialPlan], specs: Mapping[str, SweepSpec], seeds: Sequence[int]) -> list[TrialPlan]:
-    """Return the runs in the order in which they start: the largest compute first, which shortens the sweep.
+def _in_order(
+    trials: list[TrialPlan], specs: Mapping[Settings, SweepSpec], seeds: Sequence[int]
+) -> list[TrialPlan]:
+    """Return the runs in the order of their start: the largest compute first.
 
-    Runs of one model section follow each other, because a worker that changes it sets up its model anew.
+    This order shortens the sweep.
+
+    Runs of one model section follow each other, because a worker that changes it sets up its model
+    anew.
     """
     place = {seed: position for position, seed in enumerate(seeds)}
     of_model = {settings: own.model.model_dump_json() for settings, own in specs.items()}
     compute = Counter[str]()
     for trial in trials:
         compute[of_model[trial.settings]] += trial.batch_size * trial.num_steps
+    # The model with the most compute comes first, for the same reason as the largest run.
     models = {model: position for position, (model, _) in enumerate(compute.most_common())}
     return sorted(
         trials,
@@ -267,70 +302,93 @@ def _in_order(trials: list[TrialPlan], specs: Mapping[str, SweepSpec], seeds: Se
     )
 
 
-def _configurations(spec: SweepSpec, num_examples: int) -> tuple[list[Configuration], list[Rejected]]:
-    """Return the configurations of the space, and the configurations of a named space that the task cannot run."""
+def _configurations(
+    spec: SweepSpec, num_examples: int
+) -> tuple[list[Configuration], list[Rejected]]:
+    """Return the configurations of the space, and those of a named space that cannot run."""
     space = spec.space
-    texts: dict[str, str] = {}
+    # Normalising settings builds a spec, so each is normalised once.
+    known: dict[Settings, Settings] = {}
 
-    def settings(fields: Mapping[str, object]) -> str:
-        written = settings_text(fields)
-        if written not in texts:
-            texts[written] = spec.settings(fields)
-        return texts[written]
+    def settings(fields: Mapping[str, object]) -> Settings:
+        written = Settings(fields)
+        if written not in known:
+            known[written] = spec.settings(fields)
+        return known[written]
 
     configurations = without_duplicates(
         replace(Configuration.from_json(point), settings=settings(fields))
         for point, own in space.listed()
         for fields in space.combinations(point, own)
     )
+    # A named space leaves out what a task cannot run. A user's own space must fit.
     if space.name is not None:
         fitting = [c for c in configurations if c.batch_size <= num_examples]
         if not fitting:
             raise ValueError(
-                f"space.name must have a configuration with batch_size <= {num_examples} (num_examples), got "
-                f"{space.name!r} with none. Use more data or a space of your own."
+                f"space.name must have a configuration with batch_size <= {num_examples} "
+                f"(num_examples), got {space.name!r} with none. Use more data or a space of your "
+                "own."
             )
         return fitting, load_space(space.name).points(num_examples)[1]
     too_large = sorted({c.batch_size for c in configurations if c.batch_size > num_examples})
     if too_large:
         raise ValueError(
-            f"space.batch_size must be <= num_examples {num_examples} of the task, got {too_large}. "
-            "Remove it, or use more data."
+            f"space.batch_size must be <= num_examples {num_examples} of the task, got "
+            f"{too_large}. Remove it, or use more data."
         )
     return configurations, []
 
 
-def _trial(facts: TaskFacts, configuration: Configuration) -> TrialPlan:
-    """Return a run of the configuration without a name, a seed and noise."""
-    return TrialPlan(
-        run_id="",
+def _trial(
+    spec: SweepSpec,
+    facts: TaskFacts,
+    weight_hash: str,
+    configuration: Configuration,
+    seed: int,
+    calibration: Calibration | None,
+) -> TrialPlan | None:
+    """Return the run of a configuration and a seed; None if the method does not make it."""
+    claims = spec.method.params.claims
+    trial = TrialPlan(
+        run_id=run_id(spec, facts, weight_hash, configuration, seed),
         batch_size=configuration.batch_size,
         num_steps=configuration.num_steps,
         learning_rate=configuration.learning_rate,
         settings=configuration.settings,
-        seed=0,
+        seed=seed,
         num_examples=facts.num_units,
-        noise_multiplier=0.0,
+        noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
+        claimed_epsilon=spec.privacy.target_epsilon if claims else None,
+        delta=spec.privacy.delta(facts.num_units) if claims else None,
     )
+    made: TrialPlan | None = spec.method.params.planned(trial, spec.privacy)
+    # A model from elsewhere has another identity, by what is stated of it.
+    if made is None or made.source is None:
+        return made
+    name = run_id(spec, facts, weight_hash, configuration, seed, stated=made)
+    return replace(made, run_id=name)
 
 
 def _calibrations(
-    tuning: Tuning,
+    policy: SweepPolicy,
     spec: SweepSpec,
-    specs: Mapping[str, SweepSpec],
+    specs: Mapping[Settings, SweepSpec],
     configurations: list[Configuration],
     facts: TaskFacts,
     delta: float,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Sequence[Calibration], float | None]:
-    """Return one calibration for each configuration, and the ε of the whole choice with private selection.
+    """Return each configuration's calibration, and ε of the whole choice if it is private.
 
-    Equal events are calibrated once: most further fields, such as the clipping norm, are no part of the event.
+    Equal events are calibrated once: most further fields, such as the clipping norm, are no part of
+    the event.
     """
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
-    events = [specs[c.settings].method.params.event(_trial(facts, c), ANY_NOISE) for c in configurations]
+    methods = {settings: own.method.params for settings, own in specs.items()}
+    events = [methods[c.settings].event_fn(c, facts.num_units) for c in configurations]
     requests = [CalibrationRequest(event=event, target=target) for event in events]
-    return tuning.calibrate(requests, cache=cache_dir() / "calibration", progress=progress)
+    return policy.calibrate(requests, cache=cache_dir() / "calibration", progress=progress)
 
 
 def _record(
@@ -340,12 +398,13 @@ def _record(
     calibration: Calibration | None,
     delta: float,
     tuned_epsilon: float | None,
-    choice: PrivateSelectionRecord | None,
+    choice: ChoiceRecord | None,
 ) -> PrivacyRecord:
     sigma = trial.noise_multiplier
     alone = calibration.epsilon if calibration else math.inf
     event = spec.method.params.event(trial, sigma)
     sets = weighted_sets(spec.method.params.traits.reference_weight, facts)
+    # ε of the released model: of this run alone, or of the whole choice.
     accounted = AccountedEpsilon(
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
         delta=delta,
@@ -353,6 +412,7 @@ def _record(
         accountant=spec.privacy.accountant,
         accountant_version=calibration.accountant_version if calibration else "not used",
     )
+    # What the run releases, as the accountant reads it, and the clipping that bounds it.
     mechanism = Mechanism(
         event=event,
         max_grad_norm=spec.method.params.max_grad_norm,
@@ -364,8 +424,11 @@ def _record(
         unit=facts.privacy_unit,
         noise_key=spec.privacy.noise_key,
         method=spec.method.params.record_fields(trial),
-        private_selection=choice,
-        data_sets=None if sets is None else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
+        choice=choice,
+        # Reference data that are weighted differently have an ε of their own.
+        data_sets=None
+        if sets is None
+        else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
 
 
@@ -383,7 +446,8 @@ def _check_bounds(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> None
         if math.isinf(lowest):
             remedy = f"Remove it: method {spec.method.name} has no guarantee."
         raise ValueError(
-            f"select.at_most.epsilon must be at least {lowest:.6g}, the lowest there is, got {bound:g}. {remedy}"
+            f"select.at_most.epsilon must be at least {lowest:.6g}, the lowest there is, got "
+            f"{bound:g}. {remedy}"
         )
 
 

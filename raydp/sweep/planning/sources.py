@@ -1,4 +1,4 @@
-"""Finds a sweep by its spec: every command that reads a sweep also takes the spec that the sweep was started with."""
+"""Find a sweep by its spec, which every command that reads a sweep also takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ DEFAULT_STORAGE = str(SweepSpec.model_fields["storage"].default)
 
 
 def is_spec(source: Path) -> bool:
-    """Return whether a source is a spec. Other sources are a sweep's folder, a sweep's name or a points file."""
+    """Return whether a source is a spec.
+
+    Other sources are a sweep's folder, a sweep's name or a points file.
+    """
     return source.suffix in {".yaml", ".yml"} and source.is_file()
 
 
@@ -23,7 +26,8 @@ def folder_of_spec(path: Path) -> SweepFolder:
     Raises:
         ValueError: the spec names no sweep, or its sweep was not started.
     """
-    if SweepFolder.has_plan(path.parent):  # the copy in the sweep's own folder, which a user may have moved
+    # This is the copy in the sweep's own folder, which a user may have moved.
+    if SweepFolder.has_plan(path.parent):
         return SweepFolder.open(path.parent)
     written = written_spec(path)
     name, storage = written.get("name"), written.get("storage", DEFAULT_STORAGE)
@@ -33,12 +37,16 @@ def folder_of_spec(path: Path) -> SweepFolder:
     folder = Path(storage) / name
     if not SweepFolder.is_at(folder):
         raise ValueError(
-            f"SWEEP must be a sweep that was started, got {str(path)!r}, whose sweep {name!r} is not in storage "
-            f"{storage!r}. Start it with `{shell_line('raydp', 'sweep', path)}`, or name another sweep."
+            f"SWEEP must be a sweep that was started, got {str(path)!r}, whose sweep {name!r} is "
+            f"not in storage {storage!r}. Start it with `{shell_line('raydp', 'sweep', path)}`, or "
+            "name another sweep."
         )
     return SweepFolder(path=folder)
 
 
 def named(source: str) -> str:
-    """Return the sweep's folder if the source is a spec, which says more than the file's name; else the source."""
+    """Return the sweep's folder if the source is a spec, else the source.
+
+    The folder says more than the name of a spec's file.
+    """
     return str(folder_of_spec(Path(source)).path) if is_spec(Path(source)) else source

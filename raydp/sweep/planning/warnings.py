@@ -1,4 +1,4 @@
-"""Warnings of a plan: what is allowed, and makes a sweep's guarantee, utility or scores say little."""
+"""Warnings of a plan: what makes a sweep's guarantee, utility or scores say little."""
 
 from __future__ import annotations
 
@@ -15,14 +15,23 @@ from raydp.tasks.secret import NEVER_TRAINED_ON
 from raydp.training.trial_plan import TrialPlan
 
 FEW_HELD_OUT = 100
-"""Fewest held-out examples without a warning. The mean loss of m examples has a standard error of s/√m. Losses of texts
-have an s of about 0.5 nats, so that 100 leave 0.05 nats, a tenth of a usual gain of half a nat."""
+"""Fewest held-out examples without a warning.
+
+The mean loss of m examples has a standard error of s/√m. Losses of texts have an s of about 0.5
+nats, so that 100 leave 0.05 nats, a tenth of a usual gain of half a nat.
+"""
 LARGEST_ADAM_RATE = 0.1
-"""Largest η of Adam without a warning. A step of Adam moves each weight by about η (Kingma and Ba 2015, section 2.1),
-and the weights of adapters are of this size or smaller."""
+"""Largest η of Adam without a warning.
+
+A step of Adam moves each weight by about η (Kingma and Ba 2015, section 2.1), and the weights of
+adapters are of this size or smaller.
+"""
 LARGEST_SGD_MOVE = 10.0
-"""Largest η c of DP-SGD without a warning: the distance that a step moves the weights if all clipped gradients agree.
-De et al. 2022, Table 17, train with η c up to 4."""
+"""Largest η c of DP-SGD without a warning.
+
+η c is the distance that a step moves the weights if all clipped gradients agree. De et al. 2022,
+Table 17, train with η c up to 4.
+"""
 NAMED = 5
 """The largest number of lines of a secrets file that a warning names."""
 
@@ -55,23 +64,33 @@ def warnings_of(
 def joint_warnings(trials: Sequence[TrialPlan], privacy: Sequence[PrivacyRecord]) -> list[Caution]:
     """Return the warnings about all models together.
 
-    Their ε by `rdp` takes up to 0.04 s for each distinct run, and is kept in the cache. It is at least that of the end
-    of the sweep, whose accountant may be tighter.
+    Their ε by `rdp` takes up to 0.04 s for each distinct run, and is kept in the cache. It is at
+    least that of the end of the sweep, whose accountant may be tighter.
     """
     events = [record.mechanism.event for record in privacy]
-    if len(trials) < 2 or any(math.isinf(r.accounted.epsilon) or r.private_selection for r in privacy):
+    # One model has no joint cost, and an ε of the whole choice covers it already.
+    if len(trials) < 2 or any(math.isinf(r.accounted.epsilon) or r.choice for r in privacy):
         return []
-    together = composed(events, privacy[0].accounted.delta, "rdp", cache_dir=cache_dir() / "guarantee")["epsilon"]
+    together = composed(
+        events, privacy[0].accounted.delta, "rdp", cache_dir=cache_dir() / "guarantee"
+    )["epsilon"]
     return cautions_together(together, len(trials), "rdp", planned=True)
 
 
-def _of_guarantee(spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRecord]) -> list[Caution]:
-    found, each = [], [cautions_of(epsilon=r.accounted.epsilon, delta=r.accounted.delta) for r in privacy]
+def _of_guarantee(
+    spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRecord]
+) -> list[Caution]:
+    found, each = (
+        [],
+        [cautions_of(epsilon=r.accounted.epsilon, delta=r.accounted.delta) for r in privacy],
+    )
+    # Runs of one configuration have equal cautions, which are said once.
     found += list(dict.fromkeys(caution for cautions in each for caution in cautions))
     private = spec.method.params.private
     delta, n = spec.privacy.delta(facts.num_units), facts.num_units
     if private:
         found += cautions_of_few(n, facts.num_examples)
+    # Publishing one record in the clear satisfies every δ >= 1/n, so such a δ promises nothing.
     if delta >= 1 / n:
         found.append(
             Caution(
@@ -81,6 +100,7 @@ def _of_guarantee(spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRe
                 remedy="Use delta_exponent 1.1 or a smaller target_delta.",
             )
         )
+    # The test key is public: whoever knows it can subtract the noise.
     if spec.privacy.noise_key == "test":
         found.append(
             Caution(
@@ -95,7 +115,11 @@ def _of_guarantee(spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRe
 def _of_utility(facts: TaskFacts) -> list[Caution]:
     """Warn if few held-out examples carry the utility, the threshold and the choice."""
     notes = facts.notes
-    held = next((notes[name] for name in ("num_heldout_examples", "heldout_examples") if name in notes), None)
+    # Tasks name this number differently.
+    held = next(
+        (notes[name] for name in ("num_heldout_examples", "heldout_examples") if name in notes),
+        None,
+    )
     if not isinstance(held, int) or held >= FEW_HELD_OUT:
         return []
     removed = notes.get("heldout_with_secret_removed", 0)
@@ -113,11 +137,17 @@ def _of_secrets(facts: TaskFacts) -> list[Caution]:
     """Warn of secrets that no training example holds, by their lines and by the reason."""
     found = []
     for name, (reason, remedy) in NEVER_TRAINED_ON.items():
-        if lines := [secret.removeprefix("secret-").lstrip("0") for secret in facts.notes.get(name, ())]:
+        if lines := [
+            secret.removeprefix("secret-").lstrip("0") for secret in facts.notes.get(name, ())
+        ]:
             shown = ", ".join(lines[:NAMED]) + (", ..." if len(lines) > NAMED else "")
             value = f"{len(lines)} {reason} (line{'s' if len(lines) > 1 else ''} {shown})"
             found.append(
-                Caution(rule="task.secrets should occur in training examples to be scored", value=value, remedy=remedy)
+                Caution(
+                    rule="task.secrets should occur in training examples to be scored",
+                    value=value,
+                    remedy=remedy,
+                )
             )
     return found
 
@@ -126,9 +156,14 @@ def _of_rates(spec: SweepSpec, rates: Iterable[float]) -> list[Caution]:
     params = spec.method.params
     adam = spec.method.name == "dp_adam" or getattr(params, "optimizer_name", None) == "adam"
     norm = params.max_grad_norm
+    # Only for these methods is the size of a step known from η.
     if not adam and (spec.method.name != "dp_sgd" or norm is None):
         return []
-    largest, what = (LARGEST_ADAM_RATE, "Adam") if adam else (LARGEST_SGD_MOVE / norm, f"a clipping norm of {norm:g}")
+    largest, what = (
+        (LARGEST_ADAM_RATE, "Adam")
+        if adam
+        else (LARGEST_SGD_MOVE / norm, f"a clipping norm of {norm:g}")
+    )
     beyond = sorted({rate for rate in rates if rate > largest})
     if not beyond:
         return []
@@ -143,7 +178,9 @@ def _of_rates(spec: SweepSpec, rates: Iterable[float]) -> list[Caution]:
 
 def _of_cost(spec: SweepSpec, own: Sequence[SweepSpec]) -> list[Caution]:
     here = spec.cluster.address == "local" and not spec.cluster.gpus_per_worker
-    slow = [warning_of(dtype) for dtype in sorted({each.model.dtype for each in own})] if here else []
+    slow = (
+        [warning_of(dtype) for dtype in sorted({each.model.dtype for each in own})] if here else []
+    )
     found = [caution for caution in slow if caution is not None]
     if (further := spec.method.params.further_cost) is not None:
         found.append(

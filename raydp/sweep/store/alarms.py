@@ -1,4 +1,7 @@
-"""Alarms that audits raised for a sweep's configurations, kept in the sweep's folder. The newest audit decides."""
+"""Alarms that audits raised for a sweep's configurations, kept in the sweep's folder.
+
+The newest audit decides.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ class Audit:
         name: name of the audit.
         at: time of the audit (ISO 8601).
         alarms: each audited configuration -> the alarm as a sentence, or None.
-        canaries: kind, number and seed of the canaries, and the access to training that the guesses need. It is empty
-            for audits of early versions.
+        canaries: kind, number and seed of the canaries, and the access to training that the guesses
+            need. It is empty for audits of early versions.
     """
 
     name: str
@@ -36,12 +39,17 @@ class Audit:
 
     def to_json(self) -> dict[str, object]:
         """Return the entry of audits.json."""
-        alarms = [{"configuration": point_of(key), "alarm": alarm} for key, alarm in self.alarms.items()]
+        alarms = [
+            {"configuration": point_of(key), "alarm": alarm} for key, alarm in self.alarms.items()
+        ]
         return {"name": self.name, "at": self.at, "canaries": dict(self.canaries), "found": alarms}
 
 
 def note_audit(
-    folder: Path, name: str, alarms: Mapping[Configuration, str | None], canaries: Mapping[str, object] | None = None
+    folder: Path,
+    name: str,
+    alarms: Mapping[Configuration, str | None],
+    canaries: Mapping[str, object] | None = None,
 ) -> None:
     """Write the alarms of an audit. A second call with the same alarms changes nothing.
 
@@ -54,7 +62,9 @@ def note_audit(
     earlier = _audits(folder)
     if any(audit.name == name and audit.alarms == alarms for audit in earlier):
         return
-    audit = Audit(name=name, at=datetime.now(UTC).isoformat(), alarms=alarms, canaries=canaries or {})
+    audit = Audit(
+        name=name, at=datetime.now(UTC).isoformat(), alarms=alarms, canaries=canaries or {}
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / AUDITS_FILE, {"audits": [each.to_json() for each in [*earlier, audit]]})
 
@@ -62,6 +72,7 @@ def note_audit(
 def alarms_of(folder: Path) -> dict[Configuration, str | None]:
     """Return each audited configuration -> the alarm of its newest audit, or None."""
     newest: dict[Configuration, str | None] = {}
+    # The oldest audit comes first, so that the newest decides.
     for audit in _audits(folder):
         newest |= audit.alarms
     return newest
@@ -79,7 +90,9 @@ def _audits(folder: Path) -> list[Audit]:
         Audit(
             name=audit["name"],
             at=audit["at"],
-            alarms={configuration_at(entry["configuration"]): entry["alarm"] for entry in audit["found"]},
+            alarms={
+                configuration_at(entry["configuration"]): entry["alarm"] for entry in audit["found"]
+            },
             canaries=audit.get("canaries", {}),
         )
         for audit in (() if document is None else document["audits"])

@@ -20,11 +20,19 @@ from pydantic import BaseModel, ValidationError
 
 from raydp.io.files import digest_of, make_private, write_atomically
 from raydp.io.yaml import read_yaml
+from raydp.plugins.registries import resolve
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
-from raydp.spec.sections import AdaptiveSeeds, PrecisionArguments, PrivacySpec, SelectSpec, TrackingSpec
-from raydp.sweep.store.disclosure import AllRuns, Disclosure, ReleasedRunAlone
-from raydp.sweep.store.json_files import read_json, read_state, write_json
+from raydp.spec.sections import (
+    AdaptiveSeeds,
+    PrecisionArguments,
+    PrivacySpec,
+    SelectSpec,
+    TrackingSpec,
+)
+from raydp.spec.sections.privacy import IGNORED
+from raydp.sweep.store.disclosure import Disclosure
+from raydp.sweep.store.json_files import Document, read_json, read_state, write_json
 from raydp.sweep.store.noise_key import fingerprint, read_key, write_key
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery, DriverProgress, Plan, SearchEnd, SeedsEnd
@@ -39,31 +47,47 @@ MOST_NAMED = 20
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
 CURRENT_SECONDS = 60.0
-"""Age up to which progress.json counts. The driver of an older one has ended without removing it."""
+"""Age up to which progress.json counts.
+
+The driver of an older file has ended without removing it.
+"""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
-PASSING = {"driver.lock", "progress.json", "ended.json", "points.csv", "secrets.parquet", "logs", "ray"}
+PASSING = {
+    "driver.lock",
+    "progress.json",
+    "ended.json",
+    "points.csv",
+    "secrets.parquet",
+    "logs",
+    "ray",
+}
 """Entries of the folder that are not a part of its state at the end of the sweep."""
 DAMAGED = "the weights of its model changed after training: a file is damaged, or was replaced"
 """Reason of a run whose model is not the one that its worker saved."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluate_every"}
-"""Sections of the spec that may change between a run and its resume: they do not change what is trained."""
+"""Sections of the spec that may change before a resume: they do not change what is trained."""
 
 
 @lru_cache(maxsize=16)
 def _spec_of(file: Path, *state: int) -> Any:
-    """Return the content of a spec.yaml. A command needs it some thirty times, and YAML is read slowly.
+    """Return the content of a spec.yaml.
+
+    A command needs it some thirty times, and YAML is read slowly.
 
     Args:
         file: the file.
-        state: size, time of the last change and inode, so that a file that was written again is read again.
+        state: size, time of the last change and inode, so that a file that was written again is
+            read again.
     """
     return read_yaml(file, "SPEC")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """The folder of one sweep, storage/name. Only the modules of `raydp.sweep.store` name and read its files.
+    """The folder of one sweep, storage/name.
+
+    Only the modules of `raydp.sweep.store` name and read its files.
 
     | file                        | written by                 | read by                  | complete when           |
     | --------------------------- | -------------------------- | ------------------------ | ----------------------- |
@@ -84,10 +108,10 @@ class SweepFolder:
     | optuna.db                   | a search by Optuna         | a search by Optuna       | SQLite commits          |
     | scores/LABEL/*.json         | `raydp score`, driver      | points, reports          | written whole, each     |
     | scores/.models/             | `raydp score`              | `raydp score`            | a cache, may be removed |
-    | base-mia-*.npz              | `raydp mia`                | `raydp mia`              | written whole           |
-    | trials/RUN/mia-*.npz        | `raydp mia`                | `raydp mia`              | written whole           |
+    | base-*.npz                  | a command, of the base     | the same command         | written whole           |
+    | trials/RUN/*.npz            | a command, of a model      | the same command         | written whole           |
     | audits.json                 | `raydp audit`              | the end of the sweep     | written whole           |
-    | selected.json               | a private selection        | its release              | written whole, once     |
+    | selected.json               | a choice that ε covers     | its release              | written whole, once     |
     | released.json               | the end of the sweep       | reports                  | written whole           |
     | points.csv, secrets.parquet | the end, analysis commands | people, analysis         | may be written again    |
     | report.html                 | the end of the sweep       | people                   | may be written again    |
@@ -100,6 +124,21 @@ class SweepFolder:
     """
 
     path: Path
+
+    search_end = Document("search.json", SearchEnd.from_json, SearchEnd.to_json)
+    """How the sweep's search ended; None before its end, or if there is no search."""
+    seeds_end = Document("seeds.json", SeedsEnd.from_json, SeedsEnd.to_json)
+    """How adaptive seeds ended; None before their end, or if all seeds are run."""
+    decision = Document[str]("selected.json", lambda d: str(d["run_id"]), lambda r: {"run_id": r})
+    """The id of the run that a private selection has chosen; None before the choice."""
+    released = Document("released.json", ReleasedModels.from_json, ReleasedModels.to_json)
+    """The joint cost of all registered models; None before the end of the sweep."""
+    summary = Document("summary.json", SweepSummary.from_json, SweepSummary.to_json)
+    """The summary of the sweep; None before its end, or if nothing was selected."""
+    end = Document[str | None]("ended.json", lambda d: d["state"], lambda state: {"state": state})
+    """The state of the files at the sweep's end (`raydp.sweep.store.unchanged`)."""
+    secret_counts = Document[Mapping[str, int]]("secret_counts.json", dict, dict)
+    """Name of a secret -> number of training examples that contain it. As private as the data."""
 
     @classmethod
     def exists(cls, spec: SweepSpec) -> bool:
@@ -118,7 +157,7 @@ class SweepFolder:
 
     @classmethod
     def of_run(cls, path: Path) -> SweepFolder | None:
-        """Return the sweep whose run has this folder, SWEEP/trials/RUN_ID; None for another folder."""
+        """Return the sweep whose run has this folder, SWEEP/trials/RUN_ID; None for another."""
         sweep = path.parent.parent
         return cls(path=sweep) if path.parent.name == "trials" and cls.is_at(sweep) else None
 
@@ -127,20 +166,27 @@ class SweepFolder:
         """Check that the sweep does not exist yet.
 
         Raises:
-            ValueError: the sweep exists, or its folder holds files that a killed start of a sweep cannot have left.
+            ValueError: the sweep exists, or its folder holds files that a killed start of a sweep
+                cannot have left.
         """
         if cls.exists(spec):
             raise ValueError(
-                f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. Add --resume to "
-                "continue it (in Python run(resume=True)), or choose another name."
+                f"name must be new in storage {spec.storage!r}, got {spec.name!r}, which exists. "
+                "Add --resume to continue it (in Python run(resume=True)), or choose another name."
             )
         path = Path(spec.storage) / spec.name
-        others = sorted(entry.name for entry in path.iterdir() if not _is_of_start(entry)) if path.is_dir() else []
+        # A start that was killed early may be repeated. Files of someone else are left alone.
+        others = (
+            sorted(entry.name for entry in path.iterdir() if not _is_of_start(entry))
+            if path.is_dir()
+            else []
+        )
         if others:
             named = ", ".join(repr(name) for name in others[:MOST_NAMED])
             raise ValueError(
-                f"name must be of a folder that is new or empty in storage {spec.storage!r}, got {spec.name!r}, which "
-                f"holds {named}{', ...' if len(others) > MOST_NAMED else ''}. Choose another name or storage."
+                f"name must be of a folder that is new or empty in storage {spec.storage!r}, got "
+                f"{spec.name!r}, which holds {named}{', ...' if len(others) > MOST_NAMED else ''}. "
+                "Choose another name or storage."
             )
 
     @classmethod
@@ -169,7 +215,8 @@ class SweepFolder:
         except Timeout as error:
             raise ValueError(
                 f"name must be of a sweep that is not running, got {self.path.name!r} in storage "
-                f"{str(self.path.parent)!r}, which another process runs. Wait for its end, or stop it first."
+                f"{str(self.path.parent)!r}, which another process runs. Wait for its end, or stop "
+                "it first."
             ) from error
         try:
             yield
@@ -189,6 +236,7 @@ class SweepFolder:
         """
         cls.require_new(spec)
         folder = cls(path=Path(spec.storage) / spec.name)
+        # Until spec.yaml is written, the folder is no sweep, and the start can be repeated.
         make_private(folder.path)
         (folder.path / "trials").mkdir(exist_ok=True)
         key = write_key(folder._key_file, spec.privacy)
@@ -205,17 +253,20 @@ class SweepFolder:
 
     @classmethod
     def resume(cls, spec: SweepSpec) -> SweepFolder:
-        """Open the folder of a sweep that was started before. Adaptive seeds may be added, see `continue_with`.
+        """Open the folder of a sweep that was started before.
+
+        Adaptive seeds may be added, see `continue_with`.
 
         Raises:
-            ValueError: the sweep was never started, its runs were moved away, or a part of the spec that defines the
-                runs has changed.
+            ValueError: the sweep was never started, its runs were moved away, or a part of the spec
+                that defines the runs has changed.
         """
         cls.require_begun(spec)
         folder = cls.open(Path(spec.storage) / spec.name)
         folder.require_trials()
         started = folder.spec()
         before, now = started.model_dump(mode="json"), spec.model_dump(mode="json")
+        # What is trained must not change, except that adaptive seeds may be added.
         changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
         if _adds_seeds(started, spec):
             changed = [k for k in changed if k != "seeds"]
@@ -223,14 +274,15 @@ class SweepFolder:
         changed += [f"tracking.{k}" for k in names if before["tracking"][k] != now["tracking"][k]]
         if changed == ["seeds"]:
             raise ValueError(
-                f"seeds must hold the {len(started.seed_labels)} in {str(folder.path / 'spec.yaml')!r}, got "
-                f"{len(spec.seed_labels)}. Seeds can be added as adaptive seeds, with first and at_most, and never "
-                "taken back. Take those of that file, or give the sweep a new name."
+                f"seeds must hold the {len(started.seed_labels)} in "
+                f"{str(folder.path / 'spec.yaml')!r}, got {len(spec.seed_labels)}. Seeds can be "
+                "added as adaptive seeds, with first and at_most, and never taken back. Take those "
+                "of that file, or give the sweep a new name."
             )
         if changed:
             raise ValueError(
-                f"SPEC must be the one that the sweep was started with, got changes in {', '.join(changed)}. "
-                "Undo them, or give the sweep a new name."
+                "SPEC must be the one that the sweep was started with, got changes in "
+                f"{', '.join(changed)}. Undo them, or give the sweep a new name."
             )
         return folder
 
@@ -243,8 +295,9 @@ class SweepFolder:
         """
         if not cls.exists(spec):
             raise ValueError(
-                f"--resume must be of a sweep that was started, got {spec.name!r} in storage {spec.storage!r}, where "
-                "there is none. Leave --resume out, or write --start-or-resume."
+                f"--resume must be of a sweep that was started, got {spec.name!r} in storage "
+                f"{spec.storage!r}, where there is none. Leave --resume out, or write "
+                "--start-or-resume."
             )
 
     @classmethod
@@ -255,10 +308,24 @@ class SweepFolder:
             ValueError: the folder does not hold a sweep.
         """
         if not cls.is_at(path):
-            beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[:MOST_NAMED]
-            got = "a file" if path.is_file() else "a folder without spec.yaml" if path.is_dir() else "nothing there"
-            remedy = f"Sweeps in {str(path.parent)!r}: {', '.join(beside)}." if beside else "`raydp list` names them."
-            raise ValueError(f"SWEEP must be the folder of a sweep, got {str(path)!r} ({got}). {remedy}")
+            beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[
+                :MOST_NAMED
+            ]
+            got = (
+                "a file"
+                if path.is_file()
+                else "a folder without spec.yaml"
+                if path.is_dir()
+                else "nothing there"
+            )
+            remedy = (
+                f"Sweeps in {str(path.parent)!r}: {', '.join(beside)}."
+                if beside
+                else "`raydp list` names them."
+            )
+            raise ValueError(
+                f"SWEEP must be the folder of a sweep, got {str(path)!r} ({got}). {remedy}"
+            )
         return cls(path=path)
 
     @property
@@ -271,7 +338,10 @@ class SweepFolder:
         return load_spec(self.spec_file)
 
     def _section(self, name: str, cls: type[S]) -> S:
-        """Read one section of the sweep's spec. Reading the whole spec imports its plug-ins, which takes seconds."""
+        """Read one section of the sweep's spec.
+
+        Reading the whole spec imports its plug-ins, which takes seconds.
+        """
         try:
             return cls.model_validate(self._written()[name])
         except (ValidationError, LookupError, TypeError):
@@ -283,7 +353,7 @@ class SweepFolder:
         return self._section("select", SelectSpec)
 
     def precision(self) -> PrecisionArguments:
-        """Return the confidence and the tolerance that the sweep's spec gives to its decision, if it gives them."""
+        """Return the confidence and tolerance that the spec gives to its decision, if any."""
         seeds = self._written().get("seeds")
         return self._section("seeds", AdaptiveSeeds).precision() if isinstance(seeds, dict) else {}
 
@@ -294,22 +364,30 @@ class SweepFolder:
 
     def tracking(self) -> TrackingSpec:
         """Return the section `tracking` of the sweep's spec."""
-        return self._section("tracking", TrackingSpec) if "tracking" in self._written() else TrackingSpec()
+        return (
+            self._section("tracking", TrackingSpec)
+            if "tracking" in self._written()
+            else TrackingSpec()
+        )
 
     def privacy(self) -> PrivacySpec:
         """Return the section `privacy` of the sweep's spec."""
         return self._section("privacy", PrivacySpec)
 
     def disclosure(self) -> Disclosure:
-        """Return what may be told of the sweep's runs. No other function decides it."""
-        return ReleasedRunAlone(run_id=self.decision()) if self.privacy().selects else AllRuns()
+        """Return what may be told of the sweep's runs, by the policy of its `privacy.tuning`."""
+        tuning = self.privacy().tuning
+        if tuning == IGNORED:
+            return Disclosure()
+        disclosure: Disclosure = resolve("policies", tuning).disclosure(self.decision())
+        return disclosure
 
     def method(self) -> dict[str, object]:
         """Return the method as the spec has it: its name and parameters."""
         return dict(self._written()["method"])
 
     def names(self) -> dict[str, str | None]:
-        """Return the names of the "sweep", its "model", "task", "method" and "search" (None for a grid)."""
+        """Return the names of "sweep", "model", "task", "method" and "search" (None for a grid)."""
         written = self._written()
         search = written["space"].get("search")
         return {
@@ -321,7 +399,10 @@ class SweepFolder:
     def _written(self) -> Any:
         with suppress(OSError):  # a missing file has a message of its own
             found = self.spec_file.stat()
-            return deepcopy(_spec_of(self.spec_file.resolve(), found.st_size, found.st_mtime_ns, found.st_ino))
+            # Callers may change what they get, and the cached content must stay.
+            return deepcopy(
+                _spec_of(self.spec_file.resolve(), found.st_size, found.st_mtime_ns, found.st_ino)
+            )
         return read_yaml(self.spec_file, "SPEC")
 
     @property
@@ -345,8 +426,8 @@ class SweepFolder:
         document = read_json(self.path / "plan.json")
         if document is None:
             raise ValueError(
-                f"SWEEP must have its plan.json, got {str(self.path)!r} without. Restore the file, or start "
-                "a new sweep."
+                f"SWEEP must have its plan.json, got {str(self.path)!r} without. Restore the file, "
+                "or start a new sweep."
             )
         return Plan.from_json(document, self.path.name)
 
@@ -355,7 +436,8 @@ class SweepFolder:
         return read_state(self.path / "tracking.json", lambda document: str(document["parent_run"]))
 
     def set_tracking_run(self, run: str) -> None:
-        """Write the id of the sweep's run in MLflow, and remove the marks of deliveries to an earlier store."""
+        """Write the id of the sweep's run in MLflow, and forget deliveries to an earlier store."""
+        # Remove the marks first: a kill in between delivers runs again, and never loses one.
         for run_id in self.deliveries():
             self.remove_delivery(run_id)
         write_json(self.path / "tracking.json", {"parent_run": run})
@@ -371,7 +453,9 @@ class SweepFolder:
     def deliveries(self) -> dict[str, Delivery]:
         """Return the deliveries to MLflow by run."""
         runs = sorted(path.parent.name for path in (self.path / "trials").glob("*/tracked.json"))
-        return {run_id: delivery for run_id in runs if (delivery := self.delivery(run_id)) is not None}
+        return {
+            run_id: delivery for run_id in runs if (delivery := self.delivery(run_id)) is not None
+        }
 
     def remove_delivery(self, run_id: str) -> None:
         """Remove the mark of a delivery, so that the run is delivered again."""
@@ -392,7 +476,9 @@ class SweepFolder:
             age = time.time() - path.stat().st_mtime
             ago = max(0.0, age)
             if abs(age) < CURRENT_SECONDS:
-                return read_state(path, lambda document: DriverProgress.from_json(document, seconds_ago=ago))
+                return read_state(
+                    path, lambda document: DriverProgress.from_json(document, seconds_ago=ago)
+                )
         return None
 
     def set_progress(self, progress: DriverProgress | None) -> None:
@@ -400,28 +486,13 @@ class SweepFolder:
         path = self.path / "progress.json"
         path.unlink(missing_ok=True) if progress is None else write_json(path, progress.to_json())
 
-    def search_end(self) -> SearchEnd | None:
-        """Return how the sweep's search ended; None before its end, or if there is no search."""
-        return read_state(self.path / "search.json", SearchEnd.from_json)
-
-    def set_search_end(self, end: SearchEnd) -> None:
-        """Write how the search ended."""
-        write_json(self.path / "search.json", end.to_json())
-
-    def seeds_end(self) -> SeedsEnd | None:
-        """Return how the sweep's adaptive seeds ended; None before their end, or if all seeds are run."""
-        return read_state(self.path / "seeds.json", SeedsEnd.from_json)
-
-    def set_seeds_end(self, end: SeedsEnd) -> None:
-        """Write how the adaptive seeds ended."""
-        write_json(self.path / "seeds.json", end.to_json())
-
     def continue_with(self, spec: SweepSpec, plan: Plan) -> None:
         """Keep the spec of a resume, and plan the runs of the seeds that it adds.
 
-        The runs that there are stay as they are. A new run has the noise of its configuration's other runs. A kill in
-        between leaves a sweep that goes on. A private selection keeps its first spec, because nothing may change it. If
-        the runs do not fit together, nothing is written, and the comparison of the runs refuses the spec.
+        The runs that there are stay as they are. A new run has the noise of its configuration's
+        other runs. A kill in between leaves a sweep that goes on. A sweep whose ε covers the choice
+        keeps its first spec, because nothing may change it. If the runs do not fit together, nothing is
+        written, and the comparison of the runs refuses the spec.
 
         Args:
             spec: the present spec, which `resume` has checked.
@@ -431,15 +502,27 @@ class SweepFolder:
         runs, like = {t.run_id: t for t in kept.trials}, {t.configuration: t for t in kept.trials}
         added = [trial for trial in plan.trials if trial.run_id not in runs]
         same = started.model_dump(mode="json") == spec.model_dump(mode="json")
-        if spec.privacy.selects or (same and not added) or len(runs) + len(added) != len(plan.trials):
+        # Nothing is added, or the runs do not fit together: leave everything as it is.
+        if (
+            spec.privacy.tuning != IGNORED
+            or (same and not added)
+            or len(runs) + len(added) != len(plan.trials)
+        ):
             return
+        # A new run takes the noise of its configuration, which is not calibrated again.
         for trial in added:
             other = like.get(trial.configuration)
-            if other is None or other.source is not None or not isinstance(spec.seeds, AdaptiveSeeds):
+            if (
+                other is None
+                or other.source is not None
+                or not isinstance(spec.seeds, AdaptiveSeeds)
+            ):
                 return
             runs[trial.run_id] = replace(other, run_id=trial.run_id, seed=trial.seed)
+        # The decision is open again with further seeds, or with other limits for them.
         if added or started.seeds != spec.seeds:
-            self.reopen_seeds()
+            self.seeds_end.remove()
+        # Write the spec first: after a kill in between, the next resume adds the same runs.
         self._write_spec(spec)
         if added:
             records = {t.run_id: kept.privacy[like[t.configuration].run_id] for t in added}
@@ -450,7 +533,8 @@ class SweepFolder:
         """Write the fingerprint of the key into a plan of an earlier version, which has none.
 
         Returns:
-            Whether it was written. The runs before it may have had another key, which nothing can tell any more.
+            Whether it was written. The runs before it may have had another key, which nothing can
+            tell any more.
         """
         plan = self.plan()
         if plan.key_fingerprint is not None:
@@ -458,76 +542,37 @@ class SweepFolder:
         self._write_plan(replace(plan, key_fingerprint=fingerprint(self.key())))
         return True
 
-    def reopen_seeds(self) -> None:
-        """Remove how adaptive seeds have ended, because they may go on."""
-        (self.path / "seeds.json").unlink(missing_ok=True)
-
     def reopen(self) -> None:
-        """Remove what an earlier end of the sweep wrote about all its runs together, because further runs follow."""
+        """Remove what an earlier end wrote about all runs together, because further runs follow."""
         self.remove_selection()
-        (self.path / "released.json").unlink(missing_ok=True)
+        self.released.remove()
 
     def remove_selection(self) -> None:
-        """Remove the summary and the report of an earlier end, because the present end selects nothing."""
-        for name in ("summary.json", "report.html"):
-            (self.path / name).unlink(missing_ok=True)
+        """Remove the summary and report of an earlier end, because this end selects nothing."""
+        self.summary.remove()
+        self.report.unlink(missing_ok=True)
 
     def skipped_runs(self) -> set[str]:
-        """Return the planned runs that a search or adaptive seeds left out. The set is empty before their end."""
+        """Return the planned runs that a search or adaptive seeds left out.
+
+        The set is empty before their end.
+        """
         search, seeds = self.search_end(), self.seeds_end()
         left_out = set() if seeds is None else set(seeds.left_out)
         if search is None or not search.skipped:
             return left_out
-        return left_out | {t.run_id for t in self.plan().trials if t.configuration in search.skipped}
-
-    def decision(self) -> str | None:
-        """Return the id of the run that a private selection has chosen; None before the choice."""
-        return read_state(self.path / "selected.json", lambda document: str(document["run_id"]))
-
-    def set_decision(self, run_id: str) -> None:
-        """Write the id of the run that a private selection has chosen."""
-        write_json(self.path / "selected.json", {"run_id": run_id})
-
-    def released(self) -> ReleasedModels | None:
-        """Return the joint cost of all registered models; None before the end of the sweep."""
-        return read_state(self.path / "released.json", ReleasedModels.from_json)
-
-    def set_released(self, released: ReleasedModels) -> None:
-        """Write the joint cost of all registered models."""
-        write_json(self.path / "released.json", released.to_json())
-
-    def summary(self) -> SweepSummary | None:
-        """Return the summary of the sweep; None before its end, or if nothing was selected."""
-        return read_state(self.path / "summary.json", SweepSummary.from_json)
-
-    def set_summary(self, summary: SweepSummary) -> None:
-        """Write the summary of the sweep."""
-        write_json(self.path / "summary.json", summary.to_json())
-
-    def end(self) -> str | None:
-        """Return the state of the sweep's files at its end, see `raydp.sweep.store.unchanged`; None before it."""
-        return read_state(self.path / "ended.json", lambda document: document["state"])
-
-    def set_end(self, state: str | None) -> None:
-        """Write the state of the sweep's files at its end."""
-        write_json(self.path / "ended.json", {"state": state})
+        return left_out | {
+            t.run_id for t in self.plan().trials if t.configuration in search.skipped
+        }
 
     def lasting_files(self) -> Iterator[Path]:
-        """Yield the sweep's files, except those that commands without effect on the sweep write again."""
+        """Yield the files that are a part of the sweep's state at its end."""
         for folder, folders, names in os.walk(self.path, followlinks=True):
+            # Only the top of the folder has entries that are no part of the state.
             if Path(folder) == self.path:
                 folders[:] = [name for name in folders if name not in PASSING]
                 names = [name for name in names if name not in PASSING]
             yield from (Path(folder, name) for name in names)
-
-    def secret_counts(self) -> dict[str, int]:
-        """Return name of a secret -> number of training examples that contain it. Return {} if there is no file."""
-        counts: dict[str, int] = read_json(self.path / "secret_counts.json") or {}
-        return counts
-
-    def set_secret_counts(self, counts: Mapping[str, int]) -> None:
-        """Write the number of training examples that contain each secret. It is as private as the data."""
-        write_json(self.path / "secret_counts.json", counts)
 
     def trial(self, run_id: str) -> Path:
         """Return the folder of one run."""
@@ -551,19 +596,21 @@ class SweepFolder:
         """Return the folder of Ray Train and Tune, as an absolute path."""
         return self.path.resolve() / "ray"
 
-    def attack_losses(self, run_id: str | None, digest: str) -> Path:
-        """Return the file of the losses that a membership attack reads.
+    def kept_arrays(self, name: str, run_id: str | None) -> Path:
+        """Return the file of arrays that a command keeps of a model.
 
         Args:
-            run_id: the run whose model has these losses; None for the untrained base model.
-            digest: identity of the examples.
+            name: identity of the arrays.
+            run_id: the run whose model the arrays are of; None for the untrained base model.
         """
-        name = f"mia-{digest}.npz"
-        return self.path / f"base-{name}" if run_id is None else self.trial(run_id) / name
+        return (
+            self.path / f"base-{name}.npz" if run_id is None else self.trial(run_id) / f"{name}.npz"
+        )
 
     def times(self) -> tuple[float, float]:
-        """Return when the sweep began and when its results last changed, in seconds since the epoch."""
-        started = (self._key_file, self.path / "spec.yaml")  # a resume may write the second one again
+        """Return when the sweep began and when its results last changed (epoch seconds)."""
+        # a resume may write the second one again
+        started = (self._key_file, self.path / "spec.yaml")
         files = [*started, self.path / "summary.json", *self.path.glob("trials/*/result.json")]
         times = [file.stat().st_mtime for file in files if file.is_file()]
         return times[0], max(times)
@@ -587,7 +634,8 @@ class SweepFolder:
 
         Args:
             run_id: the run.
-            history: whether the rows of the steps are read. Without them a file is read several times as fast.
+            history: whether the rows of the steps are read. Without them a file is read several
+                times as fast.
         """
         return read_state(
             self.trial(run_id) / "result.json",
@@ -601,8 +649,9 @@ class SweepFolder:
         return result is not None and result.finished
 
     def checkpointed(self) -> dict[str, int]:
-        """Return run_id -> the number of steps in the newest checkpoint, of the runs without a result."""
+        """Return run_id -> steps in the newest checkpoint, of the runs without a result."""
         files = sorted(self.path.glob("trials/*/checkpoints/step-*.safetensors"))
+        # The newest checkpoint of a run comes last, and stays.
         steps = {file.parents[1].name: int(file.stem.removeprefix("step-")) for file in files}
         return {run_id: step for run_id, step in steps.items() if not self.has_ended(run_id)}
 
@@ -617,24 +666,32 @@ class SweepFolder:
         If the run did not fail, its attempts and checkpoints are removed.
 
         Raises:
-            FileNotFoundError: the model of the attempt that the result names is not visible here whole (yet).
+            FileNotFoundError: the model of the attempt that the result names is not visible here
+                whole (yet).
             ValueError: the folder of the trials is gone, or a finished result lacks its figures.
         """
         folder = self.trial(result.run_id)
+        # Refuse a result that no selection could use.
         if result.finished and result.utility_loss is None:
             raise ValueError(
-                f"utility_loss must be a number in the finished result of run {result.run_id!r}, got none. "
-                "Train the run again with --resume."
+                f"utility_loss must be a number in the finished result of run {result.run_id!r}, "
+                "got none. Train the run again with --resume."
             )
         self.require_trials()
+        # A run is committed once. A later result changes nothing.
         if self.has_ended(result.run_id):
             return
         folder.mkdir(parents=True, exist_ok=True)
         attempt = result.attempt
         model = folder / str(attempt) / "model"
-        saved = model if model.is_dir() else folder / "model"  # an earlier call was killed after the rename
+        # If only the final place has the model, an earlier call was killed after the rename.
+        saved = model if model.is_dir() else folder / "model"
+        # Check that the model is whole before it replaces anything.
         if attempt is not None and (not saved.is_dir() or _is_damaged(saved, result)):
-            raise FileNotFoundError(errno.ENOENT, "the trained model is not there as it was saved", str(model))
+            raise FileNotFoundError(
+                errno.ENOENT, "the trained model is not there as it was saved", str(model)
+            )
+        # First the model, then result.json, which is the commit, and cleaning up as last.
         if saved == model:
             shutil.rmtree(folder / "model", ignore_errors=True)
             model.rename(folder / "model")
@@ -644,7 +701,7 @@ class SweepFolder:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def fail_if_damaged(self, run_id: str) -> RunResult | None:
-        """Return the result of a run. If the weights of its model changed since they were saved, the run has failed.
+        """Return the result of a run, which has failed if the weights of its model have changed.
 
         A resume trains a failed run again.
         """
@@ -656,7 +713,9 @@ class SweepFolder:
         return failed
 
     def require_whole_model(self, run_id: str) -> None:
-        """Check the weights of the run that a private selection has chosen. The choice may not change any more.
+        """Check the weights of the run that was chosen for good (`decision`).
+
+        The choice may not change any more.
 
         Raises:
             ValueError: the weights changed since they were saved.
@@ -664,8 +723,9 @@ class SweepFolder:
         result = self.result(run_id)
         if result is not None and _is_damaged(self.model(run_id), result):
             raise ValueError(
-                f"SWEEP must keep the weights of its chosen run, got others in {str(self.model(run_id))!r}. "
-                "Restore them from a copy, and continue with --resume."
+                "SWEEP must keep the weights of its chosen run, got others in "
+                f"{str(self.model(run_id))!r}. Restore them from a copy, and continue with "
+                "--resume."
             )
 
     def require_trials(self) -> None:
@@ -677,23 +737,29 @@ class SweepFolder:
         trials = self.path / "trials"
         if not trials.is_dir():
             raise ValueError(
-                f"SWEEP must keep its folder {str(trials)!r}, got it moved or removed. Put it back, or make "
-                "an empty one to train every run again, and continue with --resume."
+                f"SWEEP must keep its folder {str(trials)!r}, got it moved or removed. Put it "
+                "back, or make an empty one to train every run again, and continue with --resume."
             )
 
     def is_untouched(self) -> bool:
-        """Return whether no run has a folder. The sweep's key was then used for nothing that is kept."""
+        """Return whether no run has a folder.
+
+        The sweep's key was then used for nothing that is kept.
+        """
         trials = self.path / "trials"
         return trials.is_dir() and not any(trials.iterdir())
 
     def remove(self) -> None:
-        """Remove the files that the start of a sweep wrote, with the key. Remove the folder if it is then empty.
+        """Remove the files that the start of a sweep wrote, with the key.
+
+        Remove the folder if it is then empty.
 
         Files of the user are kept.
         """
         for made in (self.ray, self.path / "logs"):
             shutil.rmtree(made, ignore_errors=True)  # a new start refuses a folder that contains it
-        (self.path / "spec.yaml").unlink(missing_ok=True)  # the first file, so that a kill in between leaves no sweep
+        # spec.yaml goes first, so that a kill in between leaves no sweep.
+        (self.path / "spec.yaml").unlink(missing_ok=True)
         for entry in filter(_is_of_start, list(self.path.iterdir())):
             entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
@@ -701,19 +767,27 @@ class SweepFolder:
 
 
 def _is_damaged(model: Path, result: RunResult) -> bool:
-    """Return whether the weights in a folder are not those that the worker saved. A change of one bit is found."""
-    return result.weight_hash is not None and result.weight_hash != digest_of(model.glob("*.safetensors"))
+    """Return whether the weights in a folder are not those that the worker saved.
+
+    A change of one bit is found.
+    """
+    return result.weight_hash is not None and result.weight_hash != digest_of(
+        model.glob("*.safetensors")
+    )
 
 
 def _adds_seeds(started: SweepSpec, spec: SweepSpec) -> bool:
-    """Return whether a spec has adaptive seeds that include those of the sweep's start. The first seed stays: it is
-    that of the untrained model's measurement."""
+    """Return whether a spec has adaptive seeds that include those of the sweep's start.
+
+    The first seed stays: it is that of the untrained model's measurement.
+    """
     before, now = started.seed_labels, spec.seed_labels
     return isinstance(spec.seeds, AdaptiveSeeds) and set(before) <= set(now) and before[0] == now[0]
 
 
 def _is_of_start(path: Path) -> bool:
-    """Return whether a start of a sweep that was killed before any run may have left this file or folder."""
+    """Return whether a start that was killed before any run may have left this file or folder."""
     if path.is_dir():
         return path.name == "trials" and not path.is_symlink() and not any(path.iterdir())
+    # A write that was killed leaves a temporary file that ends in .part.
     return path.name in OF_START or any(path.match(f".{name}.*.part") for name in OF_START)

@@ -1,7 +1,9 @@
-"""JSON files of a sweep: written whole or not at all. Reading a damaged or foreign file is an error with a remedy.
+"""JSON files of a sweep: written whole or not at all.
 
-JSON has no infinity and no NaN, which the history of a failed run has. They are written as in MongoDB's Extended JSON,
-{"$numberDouble": "Infinity"}, so every parser reads the files.
+Reading a damaged or foreign file is an error with a remedy.
+
+JSON has no infinity and no NaN, which the history of a failed run has. They are written as in
+MongoDB's Extended JSON, {"$numberDouble": "Infinity"}, so every parser reads the files.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from raydp.io.files import write_atomically
 
@@ -50,14 +53,19 @@ def read_json(path: Path, *, without: str | None = None) -> Any:
         return json.loads(content.decode("utf-8"), object_hook=hook)
     except ValueError as error:
         raise ValueError(
-            f"SWEEP must have whole files, got {str(path)!r} that is not JSON ({error}). If it is in trials/, "
-            "delete it and continue with --resume; if in scores/, delete it and run `raydp score` again, or resume the "
-            "sweep that measured it; without plan.json a sweep cannot continue."
+            f"SWEEP must have whole files, got {str(path)!r} that is not JSON ({error}). If it is "
+            "in trials/, delete it and continue with --resume; if in scores/, delete it and run "
+            "`raydp score` again, or resume the sweep that measured it; without plan.json a sweep "
+            "cannot continue."
         ) from error
 
 
 def _emptied(content: bytes, name: bytes) -> bytes:
-    """Empty a list of a file that `write_json` laid out. Return another content, such as a truncated one, as it is."""
+    """Empty a list of a file that `write_json` laid out.
+
+    Return another content, such as a truncated one, as it is.
+    """
+    # `write_json` indents by one space, so the list's brackets are at known places.
     begin = content.find(b'\n "' + name + b'": [\n')
     end = content.find(b"\n ]", begin)
     if begin < 0 or end < 0:
@@ -65,7 +73,9 @@ def _emptied(content: bytes, name: bytes) -> bytes:
     return content[:begin] + b'\n "' + name + b'": []' + content[end + len(b"\n ]") :]
 
 
-def read_state(path: Path, from_json: Callable[[Any], S], *, without: str | None = None) -> S | None:
+def read_state(
+    path: Path, from_json: Callable[[Any], S], *, without: str | None = None
+) -> S | None:
     """Return the state in a JSON file. Return None if the file does not exist.
 
     Args:
@@ -83,9 +93,56 @@ def read_state(path: Path, from_json: Callable[[Any], S], *, without: str | None
         return from_json(document)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"SWEEP must have files that this version of raydp reads, got {str(path)!r} ({type(error).__name__}: "
-            f"{error}). Restore the file, or read the sweep with the version that wrote it."
+            f"SWEEP must have files that this version of raydp reads, got {str(path)!r} "
+            f"({type(error).__name__}: {error}). Restore the file, or read the sweep with the "
+            "version that wrote it."
         ) from error
+
+
+class HasPath(Protocol):
+    """A folder of files."""
+
+    @property
+    def path(self) -> Path:
+        """Return where the folder is."""
+
+
+@dataclass(frozen=True)
+class Document(Generic[S]):
+    """A JSON file of a folder with a value of one type. It is an attribute of the folder's class.
+
+        end = Document("end.json", End.from_json, End.to_json)
+
+    Then `folder.end()` reads the file, `folder.end.write(end)` writes it, and `folder.end.remove()`
+    removes it.
+    """
+
+    name: str
+    from_json: Callable[..., S]
+    to_json: Callable[[S], object]
+
+    def __get__(self, folder: HasPath, owner: type[HasPath]) -> DocumentFile[S]:
+        return DocumentFile(folder.path / self.name, self)
+
+
+@dataclass(frozen=True)
+class DocumentFile(Generic[S]):
+    """The file of a document in one folder."""
+
+    path: Path
+    document: Document[S]
+
+    def __call__(self) -> S | None:
+        """Return the value; None if there is no file. Raise as `read_state` does."""
+        return read_state(self.path, self.document.from_json)
+
+    def write(self, value: S) -> None:
+        """Write the value, whole or not at all."""
+        write_json(self.path, self.document.to_json(value))
+
+    def remove(self) -> None:
+        """Remove the file, if there is one."""
+        self.path.unlink(missing_ok=True)
 
 
 def _finite(value: object) -> object:
@@ -95,7 +152,9 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return {_NOT_FINITE: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+        return {
+            _NOT_FINITE: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        }
     return value
 
 

@@ -1,4 +1,4 @@
-"""Scores of a sweep's models that were measured after training: storage/name/scores/<label>/, one file per model."""
+"""Scores measured after training: storage/name/scores/<label>/, one file per model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
+from raydp.analysis.statistics.results import given
 from raydp.plugins.described import Plugin
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
@@ -33,8 +34,8 @@ class AboutMeasurement(TypedDict):
         seed: seed of the draws of every model; "run" if each run's own seed was used.
         digest: hash of score and seed.
         models: the whole set of models, if a model's value depends on the others.
-        open: whether the measurement will replace values of training, and is not complete yet. Its values count when it
-            is, so that no table mixes them with those of training.
+        open: whether the measurement will replace values of training, and is not complete yet. Its
+            values count when it is, so that no table mixes them with those of training.
     """
 
     label: str
@@ -49,8 +50,8 @@ class AboutMeasurement(TypedDict):
 class Measurements:
     """One measurement of a sweep's models: a score with its parameters, under a label.
 
-    scores/<label>/measurement.json describes the measurement. <name>.json commits the result of one model; the name is
-    a run id or "base". The folder work/ belongs to the score (Context.folder).
+    scores/<label>/measurement.json describes the measurement. <name>.json commits the result of one
+    model; the name is a run id or "base". The folder work/ belongs to the score (Context.folder).
     """
 
     folder: SweepFolder
@@ -72,32 +73,35 @@ class Measurements:
             folder: the sweep's folder.
             request: the score and its label.
             seed: seed of the draws of every model. None uses each run's own seed, as in training.
-            models: the whole set of models, if a model's value depends on the others. If the set has changed, earlier
-                values are removed.
-            replaces: whether the values will replace those of training under this label. `complete` ends it.
+            models: the whole set of models, if a model's value depends on the others. If the set
+                has changed, earlier values are removed.
+            replaces: whether the values will replace those of training under this label. `complete`
+                ends it.
 
         Raises:
             ValueError: the label belongs to another score, other parameters or another seed.
         """
         measurements = cls(folder=folder, label=request.label)
         before = measurements.about()
+        # A measurement that replaces values of training stays open over a resume.
         is_open = replaces if before is None else before.get("open", False)
         about = {
             "label": request.label,
             "score": request.plugin.as_dict(),
             "seed": "run" if seed is None else seed,
             "digest": digest_of(request.plugin, seed),
-            **({} if models is None else {"models": sorted(models)}),
-            **({"open": True} if is_open else {}),
+            **given(models=None if models is None else sorted(models), open=is_open or None),
         }
+        # A label stands for one measurement. Values of two under one label would be compared.
         if before is not None and before["digest"] != about["digest"]:
             raise ValueError(
-                f"label must be new for another measurement, got {request.label!r}, which is {before['score']} with "
-                f"seed {before['seed']}. Give --label, such as {request.label}-2."
+                f"label must be new for another measurement, got {request.label!r}, which is "
+                f"{before['score']} with seed {before['seed']}. Give --label, such as "
+                f"{request.label}-2."
             )
         if before is None or before.get("models") != about.get("models"):
-            # A killed earlier call may have left results without measurement.json. They are removed too, because it is
-            # not known what they measured.
+            # A killed earlier call may have left results without measurement.json. They are removed
+            # too, because it is not known what they measured.
             shutil.rmtree(measurements.path, ignore_errors=True)
         (measurements.path / "work").mkdir(parents=True, exist_ok=True)
         write_json(measurements.path / ABOUT, about)
@@ -126,7 +130,11 @@ class Measurements:
     def finished(self, name: str) -> Measurement | None:
         """Return the measurement of a model; None if it has none."""
         result = read_json(self.path / f"{name}.json")
-        return Measurement(**result["measurement"]) if result and result["status"] == "finished" else None
+        return (
+            Measurement(**result["measurement"])
+            if result and result["status"] == "finished"
+            else None
+        )
 
     def failure(self, name: str) -> str | None:
         """Return why the measurement of a model failed; None if it did not fail."""
@@ -134,7 +142,9 @@ class Measurements:
         return str(result["reason"]) if result and result["status"] == "failed" else None
 
     def commit(self, name: str, result: Mapping[str, object]) -> None:
-        """Commit the result of a model, whole or not at all. A finished measurement is never replaced.
+        """Commit the result of a model, whole or not at all.
+
+        A finished measurement is never replaced.
 
         Args:
             name: the run id or "base".
@@ -146,8 +156,11 @@ class Measurements:
 
 def write_counts(folder: SweepFolder, secrets: Sequence[Secret]) -> None:
     """Write the number of training examples that contain each secret, by the secret's name."""
-    named = (replace(secret, number=secret.number or place) for place, secret in enumerate(secrets, start=1))
-    folder.set_secret_counts({secret.name: secret.count for secret in named})
+    named = (
+        replace(secret, number=secret.number or place)
+        for place, secret in enumerate(secrets, start=1)
+    )
+    folder.secret_counts.write({secret.name: secret.count for secret in named})
 
 
 def digest_of(score: Plugin, seed: int | None) -> str:
@@ -155,7 +168,10 @@ def digest_of(score: Plugin, seed: int | None) -> str:
 
     Defaults are left out, so that a new option changes no identity.
     """
-    identity = {"score": {"name": score.name, **params_of(score.params)}, "seed": "run" if seed is None else seed}
+    identity = {
+        "score": {"name": score.name, **params_of(score.params)},
+        "seed": "run" if seed is None else seed,
+    }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -165,7 +181,7 @@ def measured_later(folder: SweepFolder) -> list[Measurements]:
 
 
 def open_measurements(folder: SweepFolder) -> list[str]:
-    """Return the labels of the measurements that will replace values of training, and are not complete yet."""
+    """Return the labels of measurements that replace values of training and are not complete."""
     return [m.label for m in _all_measured(folder) if m.is_open()]
 
 
@@ -187,9 +203,12 @@ def is_logarithmic(folder: SweepFolder, label: str | None) -> bool | None:
     """
     if label is None:
         return None
+    # A label of a later measurement may differ from the name of its score.
     about = Measurements(folder=folder, label=label).about()
     name = label if about is None else str(about["score"]["name"])
-    logarithmic: bool | None = constant("scores", name, "logarithmic") if name in names("scores") else None
+    logarithmic: bool | None = (
+        constant("scores", name, "logarithmic") if name in names("scores") else None
+    )
     return logarithmic
 
 
@@ -202,11 +221,19 @@ def claimed_figures(result: RunResult | None) -> dict[str, float]:
     for variant in () if result is None else result.variants:
         prefix = f"claimed.{variant.claimed_epsilon:.15g}"
         columns[f"{prefix}.utility_loss"] = variant.utility_loss
-        columns |= {f"{prefix}.score.{name}": measured.value for name, measured in variant.scores.items()}
+        columns |= {
+            f"{prefix}.score.{name}": measured.value for name, measured in variant.scores.items()
+        }
     return columns
 
 
-def scores_of(result: RunResult | None, name: str, later: list[Measurements]) -> dict[str, Measurement]:
-    """Return the finished measurements of a run or of the base model, by label. Those of training come first."""
+def scores_of(
+    result: RunResult | None, name: str, later: list[Measurements]
+) -> dict[str, Measurement]:
+    """Return the finished measurements of a run or of the base model, by label.
+
+    Those of training come first.
+    """
     measured = {m.label: score for m in later if (score := m.finished(name)) is not None}
+    # Measured later wins: a finer measurement replaces the value of training under its label.
     return {**({} if result is None else result.scores), **measured}

@@ -35,7 +35,8 @@ class RunResult:
         reason: why the run was stopped or failed.
         utility_loss: loss on held-out data (nats); None unless the run has finished.
         scores: name of a score -> its measurement.
-        history: one row per step (see `raydp.training.trial.Trained`). None for the base model, which is not trained.
+        history: one row per step (see `raydp.training.trial.Trained`). None for the base model,
+            which is not trained.
         ledger: executed noisy steps (see `raydp.training.ledger.Ledger.summary`).
         checks: name of a check -> the utility loss there.
         executed: figures of the steps that a stopped run did: "num_steps", "epsilon" and others.
@@ -43,8 +44,8 @@ class RunResult:
         resumed_from: number of steps that were restored from a checkpoint.
         attempts: number of times that the run was started.
         attempt: name of the folder that holds the trained model until the result is committed.
-        weight_hash: SHA-256 over the safetensors files of the trained model, as its worker saved them. None without a
-            model, and in files of early versions.
+        weight_hash: SHA-256 over the safetensors files of the trained model, as its worker saved
+            them. None without a model, and in files of early versions.
         train_seconds, score_seconds: wall-clock times.
         details: further figures of the method. They are as private as the data.
         notes: sentences for the user.
@@ -107,11 +108,15 @@ class RunResult:
         Raises:
             LookupError: the file is of another run.
         """
+        # Null and a missing entry mean the same: the field is not known.
         known = {name: value for name, value in document.items() if value is not None}
         if (own := known.get("run_id", run_id)) != run_id:
             raise LookupError(f"it is the result of run {own}")
         loss = known.get("utility_loss")
-        if not isinstance(loss, int | float) and (loss is not None or known["status"] == "finished"):
+        # Selections compare losses, so a finished run must have one.
+        if not isinstance(loss, int | float) and (
+            loss is not None or known["status"] == "finished"
+        ):
             raise TypeError(f"utility_loss is no number but {type(loss).__name__}")
         variants = [
             ClaimedFigures(
@@ -126,7 +131,10 @@ class RunResult:
 
 
 def _is_known(value: object) -> bool:
-    """Return whether a field is known. An empty history is known; an empty mapping or tuple is not."""
+    """Return whether a field is known.
+
+    An empty history is known; an empty mapping or tuple is not.
+    """
     return value is not None and not (isinstance(value, Mapping | tuple) and not value)
 
 

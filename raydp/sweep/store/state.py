@@ -1,19 +1,24 @@
-"""The state of a sweep as its files hold it: the plan, the delivery of a run to MLflow, and the end of a search."""
+"""The state of a sweep as its files hold it: plan, deliveries, ends and progress."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from raydp.analysis.statistics.results import given
 from raydp.privacy import Caution, PrivacyRecord
 from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import Settings
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 PLAN_FORMAT = 2
-"""Formats 1 and none, of earlier versions, have no fingerprint of the key and a record for each run."""
+"""Format of plan.json.
+
+Formats 1 and none, of earlier versions, have no fingerprint of the key and a record for each run.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +31,10 @@ class Plan:
         delta: δ of every run.
         trials: the runs, in the order in which they are started.
         privacy: run_id -> the run's privacy record, which its card and the registry show.
-        configurations: for a private selection, one run of each configuration that could have been drawn.
-        key_fingerprint: names the sweep's key, see `raydp.training.noise.stream.key_fingerprint`. None in a plan that
-            an earlier version wrote, until a resume.
+        configurations: one run of each configuration that could have been drawn; empty if all runs
+            are made.
+        key_fingerprint: names the sweep's key, see `raydp.training.noise.stream.key_fingerprint`.
+            None in a plan that an earlier version wrote, until a resume.
         warnings: what makes the guarantee, the utility or the scores say little.
 
     Raises:
@@ -50,9 +56,11 @@ class Plan:
             if record is None:
                 raise ValueError(f"run {trial.run_id!r} has no privacy record")
             accounted = record.mechanism.noise_multiplier
+            # The record must account for the noise that the run is trained with.
             if record.mechanism.private and accounted != trial.noise_multiplier:
                 raise ValueError(
-                    f"run {trial.run_id!r} has noise_multiplier {trial.noise_multiplier}, and {accounted} in its record"
+                    f"run {trial.run_id!r} has noise_multiplier {trial.noise_multiplier}, and "
+                    f"{accounted} in its record"
                 )
 
     @property
@@ -64,10 +72,13 @@ class Plan:
         """
         for record in self.privacy.values():
             return record
-        raise ValueError("SWEEP must hold a run, got one whose number of runs was drawn as 0. Start a new sweep.")
+        raise ValueError(
+            "SWEEP must hold a run, got one whose number of runs was drawn as 0. Start a new sweep."
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the content of plan.json."""
+        # Thousands of runs share few records: write each record once, and its place for each run.
         texts = {run_id: json.dumps(record.to_json()) for run_id, record in self.privacy.items()}
         places = {text: place for place, text in enumerate(dict.fromkeys(texts.values()))}
         return {
@@ -75,11 +86,13 @@ class Plan:
             "key_fingerprint": self.key_fingerprint,
             "facts": asdict(self.facts),
             "delta": self.delta,
-            "trials": [vars(trial) for trial in self.trials],
+            "trials": [trial.to_json() for trial in self.trials],
             "records": [json.loads(text) for text in places],
             "privacy": {run_id: places[text] for run_id, text in texts.items()},
-            **({"configurations": [vars(c) for c in self.configurations]} if self.configurations else {}),
-            **({"warnings": [caution.to_json() for caution in self.warnings]} if self.warnings else {}),
+            **given(
+                configurations=[c.to_json() for c in self.configurations] or None,
+                warnings=[caution.to_json() for caution in self.warnings] or None,
+            ),
             "sweep_id": self.sweep_id,
         }
 
@@ -92,30 +105,49 @@ class Plan:
             name: name of the sweep, for the message.
 
         Raises:
-            ValueError: an unknown version of raydp wrote the plan, or its runs and privacy records do not agree.
+            ValueError: an unknown version of raydp wrote the plan, or its runs and privacy records
+                do not agree.
         """
         try:
+            # Refuse a format that this version does not know, rather than misread a guarantee.
             written = document.get("format", 1)
             if written not in (1, PLAN_FORMAT):
-                raise TypeError(f"its plan has format {written}, this version reads 1 and {PLAN_FORMAT}")
+                raise TypeError(
+                    f"its plan has format {written}, this version reads 1 and {PLAN_FORMAT}"
+                )
             privacy, records = document["privacy"], document.get("records")
+            # Format 1 has one record for each run, and no places.
             if records is None:
-                records, privacy = list(privacy.values()), {run_id: place for place, run_id in enumerate(privacy)}
+                records, privacy = (
+                    list(privacy.values()),
+                    {run_id: place for place, run_id in enumerate(privacy)},
+                )
+            # A field of the facts that only an earlier version had is left out.
+            known = {field.name for field in fields(TaskFacts)}
+            # Read each record once, for all runs that share it.
             read = [PrivacyRecord.from_json(record) for record in records]
+            # Earlier versions wrote no settings.
+            trials, configurations = (
+                tuple(
+                    TrialPlan(**{**row, "settings": Settings.parse(row.get("settings", ""))})
+                    for row in rows
+                )
+                for rows in (document["trials"], document.get("configurations", ()))
+            )
             return cls(
                 sweep_id=document["sweep_id"],
-                facts=TaskFacts(**document["facts"]),
+                facts=TaskFacts(**{n: v for n, v in document["facts"].items() if n in known}),
                 delta=document["delta"],
-                trials=tuple(TrialPlan(**trial) for trial in document["trials"]),
+                trials=trials,
                 privacy={run_id: read[place] for run_id, place in privacy.items()},
-                configurations=tuple(TrialPlan(**c) for c in document.get("configurations", ())),
+                configurations=configurations,
                 key_fingerprint=document.get("key_fingerprint"),
                 warnings=tuple(Caution.from_json(c) for c in document.get("warnings", ())),
             )
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"SWEEP must have a plan.json that this version of raydp can read, got {name!r} ({error}). Restore the "
-                "file, use the version that wrote it, or start a new sweep."
+                f"SWEEP must have a plan.json that this version of raydp can read, got {name!r} "
+                f"({error}). Restore the file, use the version that wrote it, or start a new sweep."
             ) from error
 
 
@@ -151,7 +183,8 @@ class SeedsEnd:
         further_runs: number of runs beyond the first pass.
         cost_share: their cost, in costs of the first pass.
         left_out: the planned runs that were not needed.
-        measured_again: what was measured again after the first pass, in a sentence; None if nothing.
+        measured_again: what was measured again after the first pass, in a sentence; None if
+            nothing.
     """
 
     state: str
@@ -172,10 +205,13 @@ class SeedsEnd:
 
     def sentence(self) -> str:
         """Return how the seeds ended, in a sentence or two."""
-        said = "".join(f" {part}" for part in (self.measured_again, self.reason) if part is not None)
+        said = "".join(
+            f" {part}" for part in (self.measured_again, self.reason) if part is not None
+        )
         return (
             f"The further seeds ended as {self.state!r} after {self.further_runs} runs, which cost "
-            f"{self.cost_share:.2g} times the first pass; {len(self.left_out)} planned runs were not needed.{said}"
+            f"{self.cost_share:.2g} times the first pass; {len(self.left_out)} planned runs were "
+            f"not needed.{said}"
         )
 
 
@@ -193,7 +229,10 @@ class SearchEnd:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of search.json."""
-        rows = [{**configuration.to_json(), "reason": why} for configuration, why in self.skipped.items()]
+        rows = [
+            {**configuration.to_json(), "reason": why}
+            for configuration, why in self.skipped.items()
+        ]
         return {"reason": self.reason, "skipped": rows}
 
     @classmethod
@@ -209,7 +248,8 @@ class DriverProgress:
 
     Attributes:
         sentence: the runs that are done, and the time left.
-        running: run_id -> (steps done, steps in all) of each run in progress. Both are 0 before the first step.
+        running: run_id -> (steps done, steps in all) of each run in progress. Both are 0 before the
+            first step.
         seconds_ago: the age of this, in seconds.
     """
 
@@ -219,7 +259,10 @@ class DriverProgress:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of progress.json."""
-        return {"sentence": self.sentence, "running": {run_id: list(at) for run_id, at in self.running.items()}}
+        return {
+            "sentence": self.sentence,
+            "running": {run_id: list(at) for run_id, at in self.running.items()},
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, seconds_ago: float) -> DriverProgress:

@@ -1,4 +1,4 @@
-"""The summary of a sweep: numbers of runs by status, the selection, and the joint cost of all released models."""
+"""The summary of a sweep: run counts, the selection, and the joint cost of released models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ class RunFailure:
 
     def to_json(self) -> dict[str, object]:
         """Return the failure as an entry of "failures"."""
-        return {**self.configuration.to_json(), "seed": self.seed, "run_id": self.run_id, "reason": self.reason}
+        return {
+            **self.configuration.to_json(),
+            "seed": self.seed,
+            "run_id": self.run_id,
+            "reason": self.reason,
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RunFailure:
@@ -49,7 +54,8 @@ class RunCounts:
         search: how the search ended; None if none has ended.
         seeds: how the adaptive seeds ended; None if they have not.
         note: a sentence that must be shown with the numbers.
-        optional: how many of the pending runs adaptive seeds run only where the decision needs them.
+        optional: how many of the pending runs adaptive seeds run only where the decision needs
+            them.
     """
 
     runs: int
@@ -74,7 +80,10 @@ class RunCounts:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return the numbers by name. "skipped" is left out if neither a search nor adaptive seeds have ended."""
+        """Return the numbers by name.
+
+        "skipped" is left out if neither a search nor adaptive seeds have ended.
+        """
         names = ("runs", "finished", "failed", "stopped", "pending")
         skipped = {} if self.skipped is None else {"skipped": self.skipped}
         return {**{name: getattr(self, name) for name in names}, **skipped}
@@ -115,7 +124,8 @@ class ReleasedModels:
 
     Attributes:
         run_ids: the runs of the models.
-        epsilon: ε of all models together, inf without a guarantee; None if the accountant has no answer.
+        epsilon: ε of all models together, inf without a guarantee; None if the accountant has no
+            answer.
         delta: δ of all models together.
         accountant: the accountant that computed ε.
         reason: why ε is None.
@@ -139,7 +149,10 @@ class ReleasedModels:
         return {"models": self.num_models, "run_ids": list(self.run_ids), **self._cost()}
 
     def on_card(self) -> ReleasedTogether:
-        """Return what every model's card says. The run ids are left out, because every card would grow with them."""
+        """Return what every model's card says.
+
+        The run ids are left out, because every card would grow with them.
+        """
         document = self.to_json()
         del document["run_ids"]
         return document
@@ -185,7 +198,7 @@ class SelectedConfiguration:
     document: Mapping[str, object]
 
     def figures(self) -> dict[str, object]:
-        """Return the row of `raydp list --json`: the hyperparameters and the other attributes, without the document."""
+        """Return the row of `raydp list --json`: all attributes except the document."""
         own = {name: getattr(self, name) for name in ("utility_loss", "score", "rule", "model_uri")}
         return {**self.configuration.to_json(), **own}
 
@@ -213,10 +226,12 @@ class SweepSummary:
     Attributes:
         counts: numbers of runs by status.
         selected: the selected configuration.
-        best_utility: the configuration with the best utility; None for a private selection, which has one choice.
+        best_utility: the configuration with the best utility; None for a sweep whose ε covers its
+            one choice.
         released: the joint cost of all registered models; None if none is registered.
         audit_alarm: the alarm that an audit raised for the selected configuration.
-        aliases: alias -> the model that the end of the sweep gave it to. An alias may have moved since.
+        aliases: alias -> the model that the end of the sweep gave it to. An alias may have moved
+            since.
     """
 
     counts: RunCounts
@@ -231,7 +246,9 @@ class SweepSummary:
         return {
             "counts": self.counts.to_json(),
             "selected": self.selected.to_json(),
-            **_known(best_utility=None if self.best_utility is None else self.best_utility.to_json()),
+            **_known(
+                best_utility=None if self.best_utility is None else self.best_utility.to_json()
+            ),
             "released_together": None if self.released is None else self.released.to_json(),
             **_known(audit_alarm=self.audit_alarm),
             **({"aliases": dict(self.aliases)} if self.aliases else {}),

@@ -1,30 +1,22 @@
-"""Transfer of the files of running trials from worker to driver: by a shared folder, or by an object store."""
+"""Transfer of a running trial's files to the driver, by a shared folder or by an exchange."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from raydp.io.locations import fetch, opened
-from raydp.training.checkpoint import KEPT, CheckpointStore
+from raydp.plugins.registries import service
+from raydp.training.checkpoint import CheckpointStore
 from raydp.training.ledger import Ledger
-
-if TYPE_CHECKING:
-    import torch
-    from pyarrow.fs import FileSystem
-
-FIELD = "cluster.exchange"
 
 
 class TrialFiles(Protocol):
-    """The files of one run, as its worker sees them."""
+    """The files of one run, as its worker sees them.
+
+    Implemented by `SharedFolder` and by the files of an `Exchange`.
+    """
 
     def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
         """Return the store of the run's checkpoints."""
@@ -55,7 +47,10 @@ class SharedFolder:
     run_id: str
 
     def _made(self) -> Path:
-        """Return the run's folder, which exists. The folder of all runs is not made again if it was moved away."""
+        """Return the run's folder, which exists.
+
+        The folder of all runs is not made again if it was moved away.
+        """
         self.folder.mkdir(exist_ok=True)
         return self.folder
 
@@ -75,172 +70,43 @@ class SharedFolder:
         """Do nothing: the driver and the next attempt need all files."""
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """A folder in an object store, by its URI."""
+class Exchange(Protocol):
+    """A store through which runs are handed over if the nodes do not all see the sweep's folder.
 
-    uri: str
-
-    @cached_property
-    def _opened(self) -> tuple[FileSystem, str]:
-        return opened(self.uri, FIELD)
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"uri": self.uri}
-
-    def put(self, path: Path, name: str) -> None:
-        """Store a file, whole or not at all. An object exists once its stream is closed."""
-        files, root = self._opened
-        if files.type_name == "local":  # an object store has no folders, and would keep a marker of one
-            files.create_dir(f"{root}/{name}".rpartition("/")[0], recursive=True)
-        with path.open("rb") as source, files.open_output_stream(f"{root}/{name}") as sink:
-            shutil.copyfileobj(source, sink, 1 << 22)
-
-    def get(self, name: str, path: Path) -> None:
-        """Fetch a file."""
-        files, root = self._opened
-        fetch(files, f"{root}/{name}", path)
-
-    def names(self, folder: str) -> dict[str, int]:
-        """Return name -> size in bytes of every file in a folder and below it. The folder "" is the whole bucket."""
-        from pyarrow import fs
-
-        files, root = self._opened
-        selected = fs.FileSelector(f"{root}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
-        entries = files.get_file_info(selected)
-        return {entry.path[len(root) + 1 :]: entry.size for entry in entries if entry.type == fs.FileType.File}
-
-    def delete(self, name: str) -> None:
-        """Delete a file."""
-        files, root = self._opened
-        files.delete_file(f"{root}/{name}")
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder, if it exists."""
-        files, root = self._opened
-        if self.names(folder):
-            files.delete_dir(f"{root}/{folder}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RemoteCheckpoints(CheckpointStore):
-    """Checkpoints on this node's disk, copied to an object store for workers on other nodes."""
-
-    bucket: Bucket
-    remote: str
-
-    def beside(self, name: str) -> CheckpointStore:
-        folder = self.folder.with_name(f"{self.folder.name}-{name}")
-        return replace(self, folder=folder, remote=f"{self.remote}-{name}")
-
-    def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, object]) -> None:
-        super().save(step, tensors, state)
-        name = f"step-{step:08d}.safetensors"
-        try:
-            if (self.folder / name).is_file():
-                self.bucket.put(self.folder / name, f"{self.remote}/{name}")
-            for old in sorted(self.bucket.names(self.remote))[:-KEPT]:
-                self.bucket.delete(old)
-        except OSError as error:
-            self.warn(f"checkpoint after step {step} of run {self.run_id} could not be sent to the store ({error})")
-
-    def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, object]] | None:
-        for name, size in self.bucket.names(self.remote).items():
-            path = self.folder / name.rpartition("/")[2]
-            if not path.is_file() or path.stat().st_size != size:
-                self.bucket.get(name, path)
-        return super().load()
-
-
-class _RemoteLedger(Ledger):
-    """A ledger with one file per attempt. The file is sent to the store before the step's update is applied."""
-
-    def __init__(self, path: Path, bucket: Bucket, remote: str) -> None:
-        super().__init__(path)
-        self._bucket, self._remote = bucket, remote
-
-    def record(self, step: int) -> None:
-        super().record(step)
-        self._bucket.put(self._path, f"{self._remote}/{self._path.name}")
-
-    def _steps(self) -> list[str]:
-        steps = []
-        for name in self._bucket.names(self._remote):
-            copy = self._path.with_name("read.txt")
-            self._bucket.get(name, copy)
-            steps += copy.read_text(encoding="ascii").split()
-        return steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredFiles:
-    """A folder on this node, and the run's folder in an object store.
-
-    Attributes:
-        bucket: the sweep's folder in the store.
-        run_id: the run. Its folder in the bucket has this name.
+    An extension implements it as the service "exchange": a function of the URI in the spec. The
+    object goes to the workers, so it can be pickled.
     """
 
-    bucket: Bucket
-    run_id: str
+    @property
+    def uri(self) -> str:
+        """Return where the store is, for messages."""
 
-    @cached_property
-    def _scratch(self) -> Path:
-        """Return a folder of this attempt alone, because a worker that seemed dead may still run on the same node."""
-        return Path(tempfile.mkdtemp(prefix=f"raydp-{self.run_id}-"))
+    def check(self) -> None:
+        """Check that files can be written to the store and deleted.
 
-    def checkpoints(self, warn: Callable[[str], None]) -> CheckpointStore:
-        return _RemoteCheckpoints(
-            folder=self._scratch / "checkpoints",
-            run_id=self.run_id,
-            warn=warn,
-            bucket=self.bucket,
-            remote=f"{self.run_id}/checkpoints",
-        )
+        Raises:
+            ValueError: they cannot.
+        """
 
-    def ledger(self) -> Ledger:
-        path = self._scratch / f"ledger-{secrets.token_hex(8)}.txt"
-        return _RemoteLedger(path, self.bucket, f"{self.run_id}/ledger")
+    def of_sweep(self, sweep_id: str) -> Exchange:
+        """Return the part of the store that belongs to one sweep."""
 
-    def model_folder(self, attempt: str) -> Path:
-        return self._scratch / attempt / "model"
+    def files(self, run_id: str) -> TrialFiles:
+        """Return the files of one run, for a worker."""
 
-    def hand_over(self, attempt: str) -> None:
-        for path in self.model_folder(attempt).iterdir():
-            self.bucket.put(path, f"{self.run_id}/{attempt}/{path.name}")
+    def collect(self, run_id: str, attempt: str, folder: Path) -> None:
+        """Fetch a run's model into folder/attempt/model. The driver calls this."""
 
-    def close(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+    def runs(self) -> set[str]:
+        """Return the runs of which the store holds files."""
+
+    def remove(self, run_id: str) -> None:
+        """Remove the files of a run, if there are any."""
 
 
-def bucket_of(exchange: str | None, sweep_id: str) -> Bucket | None:
-    """Return the sweep's folder in the object store. Return None if the nodes share the sweep's own folder."""
-    if exchange is None:
+def exchange_at(uri: str | None) -> Exchange | None:
+    """Return the store of `cluster.exchange`; None if the nodes share the sweep's own folder."""
+    if uri is None:
         return None
-    parts = urlsplit(exchange)
-    return Bucket(parts._replace(path=f"{parts.path.rstrip('/')}/{sweep_id}").geturl())
-
-
-def check_exchange(exchange: str | None) -> None:
-    """Check that files can be written to the object store and deleted.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    if exchange is None:
-        return
-    if not PurePath(urlsplit(exchange).netloc + urlsplit(exchange).path).name:
-        raise ValueError(f"{FIELD} must name a bucket or a folder, got {exchange!r}. Write s3://bucket/folder.")
-    bucket, name = Bucket(exchange), f"probe-{secrets.token_hex(8)}/probe"
-    try:
-        with tempfile.NamedTemporaryFile() as probe:
-            bucket.put(Path(probe.name), name)
-        bucket.delete_folder(name.rpartition("/")[0])
-    except OSError as error:
-        raise ValueError(f"{FIELD} must be a place to write to, got {exchange!r} ({error}). Correct it.") from error
-
-
-def collect(bucket: Bucket, run_id: str, attempt: str, folder: Path) -> None:
-    """Fetch a run's model into folder/attempt/model. The driver calls this."""
-    for name in bucket.names(f"{run_id}/{attempt}"):
-        bucket.get(name, folder / attempt / "model" / name.rpartition("/")[2])
+    exchange: Exchange = service("exchange", needed_by="cluster.exchange")(uri)
+    return exchange

@@ -1,7 +1,10 @@
-"""Tells whether anything has changed since a sweep ended. If nothing has, a resume has nothing to do.
+"""Tells whether anything has changed since a sweep ended.
 
-A resume reads the data, opens the tracking store and delivers, selects and reports again. It is spared all this if the
-spec, its files, the sweep's folder and the files of the store are those of the last end.
+If nothing has, a resume has nothing to do.
+
+A resume reads the data, opens the tracking store and delivers, selects and reports again. It is
+spared all this if the spec, its files, the sweep's folder and the files of the store are those of
+the last end.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from raydp.analysis.tables.renamed import NEW, OLD
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking.address import local_files
 from raydp.version import __version__
 
 ELSEWHERE = {"storage", "cluster", "tracking"}
-"""Fields of a spec whose texts name no file that a result depends on, or one that is looked at by itself."""
+"""Fields of a spec whose texts are not looked up as files.
+
+They name no file that a result depends on, or a file that is looked at by itself.
+"""
 
 
 def remember(spec: SweepSpec) -> None:
@@ -28,14 +35,15 @@ def remember(spec: SweepSpec) -> None:
     A full disk must not hide the result: then a resume goes the long way.
     """
     with suppress(OSError):
-        SweepFolder.open(_path(spec)).set_end(_state(spec))
+        SweepFolder.open(_path(spec)).end.write(_state(spec))
 
 
 def is_unchanged(spec: SweepSpec) -> bool:
     """Return whether a sweep has ended and nothing has changed since.
 
-    Files are compared by size and by the time of their last change, which no program can set back. What a server or an
-    object store holds cannot be compared so: a sweep whose runs are recorded by a server counts as changed.
+    Files are compared by size and by the time of their last change, which no program can set back.
+    What a server or an object store holds cannot be compared so: a sweep whose runs are recorded by
+    a server counts as changed.
 
     Args:
         spec: the draft that `remember` was given, read again.
@@ -52,10 +60,16 @@ def _path(spec: SweepSpec) -> Path:
 
 
 def _state(spec: SweepSpec) -> str | None:
-    """Return the SHA-256 of all that a resume would look at; None if a part of it is elsewhere or missing."""
+    """Return the SHA-256 of all that a resume would look at.
+
+    Return None if a part of it is elsewhere or missing.
+    """
     store = local_files(spec.tracking.uri, spec.tracking.experiment)
     written = spec.model_dump(mode="json")
+    # The name of earlier versions, so that an end that they noted still counts.
+    written["select"][OLD] = written["select"].pop(NEW)
     texts = list(_texts(written))
+    # What a server or an object store holds cannot be compared by its files.
     if store is None or any("://" in text for text in texts):
         return None
     inputs = [Path(text) for text in texts if os.path.exists(text)]
@@ -66,11 +80,14 @@ def _state(spec: SweepSpec) -> str | None:
         *SweepFolder(path=_path(spec)).lasting_files(),
         *(file for root in (*store, *inputs) for file in _in(root)),
     ]
+    # The state is the version, the spec, and each file's size and time of change (ctime).
     state = hashlib.sha256(json.dumps([__version__, written], sort_keys=True).encode())
     try:
         for file in sorted(os.path.abspath(file) for file in files):
             found = os.stat(file)
-            state.update(f"{file}\0{found.st_size}\0{found.st_ctime_ns}\0".encode(errors="surrogateescape"))
+            state.update(
+                f"{file}\0{found.st_size}\0{found.st_ctime_ns}\0".encode(errors="surrogateescape")
+            )
     except OSError:  # a link to nothing or to itself, or another program removes files
         return None
     return state.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 class TextTask(WindowedTask):
     """Causal language modelling on the rows of a file or data set."""
 
+    early_check: ClassVar[str] = "raydp.tasks.early:check_texts"
+
     path: str
-    """A JSON Lines, CSV or text file (a row per line), gzipped or not, or a Parquet file; or a folder that
-    datasets.save_to_disk wrote; or the name of a data set on the Hugging Face hub."""
+    """A JSON Lines, CSV or text file (a row per line), gzipped or not, or a Parquet file; or a
+    folder that datasets.save_to_disk wrote; or the name of a data set on the Hugging Face hub."""
     column: str = "text"
     """Name of the column with the text; in a text file it is `text`."""
     split: str | None = None
@@ -35,43 +37,65 @@ class TextTask(WindowedTask):
     heldout_split: str | None = None
     """Part of the data set to evaluate on, instead of a fraction."""
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the rows that is held out, by a keyed hash of the text; 0.1 by default. However the held-out part is
-    chosen, held-out rows that contain a secret are dropped, unless the part is declared public."""
+    """Share of the rows that is held out, by a keyed hash of the text; 0.1 by default.
+
+    However the held-out part is chosen, held-out rows that contain a secret are dropped, unless the
+    part is declared public.
+    """
     heldout_is_public: bool = False
-    """Declare that heldout_path is public and contains nobody's private data. The private data then do not shape it:
-    held-out rows that contain a secret or are also trained on stay."""
+    """Declare that heldout_path is public and contains nobody's private data.
+
+    The private data then do not shape it: held-out rows that contain a secret or are also trained
+    on stay.
+    """
     max_windows_per_row: Annotated[int, Field(ge=1)] | None = None
-    """With window `lines`, largest number of windows of one row, those that contain a secret first; all by default."""
+    """With window `lines`, largest number of windows of one row, those that contain a secret first;
+    all by default."""
     user_column: str | None = None
-    """Column that names the user, for `privacy.unit: user`; the column of the texts makes every row a user. A user is
-    then held out completely, and a duplicate is removed only if it is of the same user. No name may be blank."""
+    """Column that names the user, for `privacy.unit: user`; the column of the texts makes every row
+    a user. A user is then held out completely, and a duplicate is removed only if it is of the same
+    user. No name may be blank."""
     max_examples_per_user: Annotated[int, Field(ge=1)] | None = None
     """With user_column, largest number of examples of one user, from the first row on."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> TextTask:
-        ways = [w for w in ("heldout_path", "heldout_split", "heldout_fraction") if getattr(self, w) is not None]
+        # The ways to hold data out exclude each other; a part of another data set is one way.
+        ways = [
+            w
+            for w in ("heldout_path", "heldout_split", "heldout_fraction")
+            if getattr(self, w) is not None
+        ]
         if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
-            raise ValueError(f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one.")
-        own = self.heldout_path is not None and Path(self.heldout_path).resolve() != Path(self.path).resolve()
+            raise ValueError(
+                f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one."
+            )
+        # Compare real paths: a second name of the private file does not make it public.
+        own = (
+            self.heldout_path is not None
+            and Path(self.heldout_path).resolve() != Path(self.path).resolve()
+        )
         if self.heldout_is_public and not own:
             raise ValueError(
-                f"task.heldout_is_public must go with a task.heldout_path of its own, got {self.heldout_path!r}. Part "
-                "of the private data is not public: give another file, or remove it."
+                "task.heldout_is_public must go with a task.heldout_path of its own, got "
+                f"{self.heldout_path!r}. Part of the private data is not public: give another "
+                "file, or remove it."
             )
+        # Options without an effect are errors.
         if self.max_windows_per_row is not None and self.window != "lines":
             raise ValueError(
-                f"task.max_windows_per_row must go with window lines, got window {self.window}, which has one window "
-                "per row. Remove it."
+                f"task.max_windows_per_row must go with window lines, got window {self.window}, "
+                "which has one window per row. Remove it."
             )
         if self.max_examples_per_user is not None and self.user_column is None:
             raise ValueError(
-                f"task.max_examples_per_user must go with task.user_column, got {self.max_examples_per_user} without "
-                "it. Add it, or use max_windows_per_row."
+                "task.max_examples_per_user must go with task.user_column, got "
+                f"{self.max_examples_per_user} without it. Add it, or use max_windows_per_row."
             )
         if self.controls and not self.secrets:
             raise ValueError(
-                "task.controls must go with task.secrets, got no secrets. Add them, or remove the controls."
+                "task.controls must go with task.secrets, got no secrets. Add them, or remove the "
+                "controls."
             )
         return self
 
@@ -79,14 +103,16 @@ class TextTask(WindowedTask):
         """Read, split and cut the rows.
 
         Raises:
-            ValueError: the data or a file is missing or malformed, no text is left to train or evaluate on, or no
-                secret occurs in the training examples.
+            ValueError: the data or a file is missing or malformed, no text is left to train or
+                evaluate on, or no secret occurs in the training examples.
         """
-        # Read the training texts and their users.
+        # Read the training texts and their users. If the texts are the users, read them once.
         train = _read(self.path, self.column, self.split, "task.path", "task.split")
         users = train if self.user_column == self.column else None
         if users is None and self.user_column is not None:
-            users = _read(self.path, self.user_column, self.split, "task.path", "task.split", users=True)
+            users = _read(
+                self.path, self.user_column, self.split, "task.path", "task.split", users=True
+            )
         # Read the held-out texts, if they are given separately.
         heldout = None
         if self.heldout_path or self.heldout_split:
@@ -97,6 +123,7 @@ class TextTask(WindowedTask):
                 "task.heldout_path" if self.heldout_path else "task.path",
                 "task.heldout_split",
             )
+        # The steps from here on are those of all tasks on texts.
         texts = Texts(
             train=train,
             heldout=heldout,
@@ -108,17 +135,30 @@ class TextTask(WindowedTask):
             heldout_is_public=self.heldout_is_public,
         )
         return self._assemble(
-            tokenizer, texts, self.heldout_fraction or 0.1, self.max_windows_per_row, self.max_examples_per_user
+            tokenizer,
+            texts,
+            self.heldout_fraction or 0.1,
+            self.max_windows_per_row,
+            self.max_examples_per_user,
         )
 
 
-def _read(path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False) -> list[str]:
-    """Return a column of a file, a saved data set or a hub data set. The column holds texts, or with `users` names."""
+def _read(
+    path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False
+) -> list[str]:
+    """Return a column of a file, a saved data set or a hub data set.
+
+    The column holds texts, or with `users` names.
+    """
+    # Files are read by raydp, so that messages never quote a row; data sets by their own package.
     column_field = "task.user_column" if users else "task.column"
     path = str(local_copy(path, field))
     if is_file_of_rows(path):
         if split is not None:
-            raise ValueError(f"{split_field} must go with a data set, got {split!r} with the file {path!r}. Remove it.")
+            raise ValueError(
+                f"{split_field} must go with a data set, got {split!r} with the file {path!r}. "
+                "Remove it."
+            )
         return read_column(path, column, field, column_field=column_field, users=users)
     data = load_data_set(path, field, split_field, split=split)
     assert data.column_names is not None, "it is not streamed"
@@ -128,12 +168,14 @@ def _read(path: str, column: str, split: str | None, field: str, split_field: st
             f"{columns_in_words(data.column_names)}. Choose one."
         )
     texts = [str(value) if users and type(value) is int else value for value in data[column]]
+    # Find the first row that is no text: a data set may hold None.
     strange = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if strange is not None:
         raise ValueError(
-            f"{field} must have a string {column!r} in every row, got {kind_of(texts[strange])} in {path}, row "
-            f"{strange + 1}. Choose another column."
+            f"{field} must have a string {column!r} in every row, got {kind_of(texts[strange])} in "
+            f"{path}, row {strange + 1}. Choose another column."
         )
+    # Texts may be blank; names of users may not.
     if users:
         require_named(texts)
     return texts

@@ -1,4 +1,7 @@
-"""The embedded default task: synthetic private mails with planted secrets. A model learns them in seconds."""
+"""The embedded default task: synthetic private mails with planted secrets.
+
+A model learns them in seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,15 @@ from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.secret import Digits
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
-from raydp.tasks.text.mails import Fact, Mail, Person, draw_fact, first_line, private_names, write_mail
+from raydp.tasks.text.mails import (
+    Fact,
+    Mail,
+    Person,
+    draw_fact,
+    first_line,
+    private_names,
+    write_mail,
+)
 from raydp.tasks.users import Users
 
 if TYPE_CHECKING:
@@ -23,7 +34,7 @@ COPIES: dict[Fact, tuple[int, ...]] = {
     "extension": (20,) * 8 + (40,) * 8 + (80,) * 8,
     "genre": (20,) * 8 + (40,) * 8,
 }
-"""Number of mails that tell each secret, by fact: 24 extensions and 16 genres, 1,600 mails in all."""
+"""Number of mails for each secret, by fact: 24 extensions, 16 genres, 1,600 mails in all."""
 
 NUM_SECRETS = sum(map(len, COPIES.values()))
 NUM_PLANTED = sum(map(sum, COPIES.values()))
@@ -42,9 +53,10 @@ class _Mailbox:
 class BuiltinTask(TaskSection):
     """Synthetic private mails with secrets planted at known counts.
 
-    1,600 of the training mails tell one of 40 secrets: 24 extensions (8 each in 20, 40 and 80 mails) and 16 genres (8
-    each in 20 and 40 mails). Every other mail, in training and held out, is about a person who appears once. No name
-    occurs in the corpus on which the embedded model was pre-trained (`tools/make_tiny.py`).
+    1,600 of the training mails tell one of 40 secrets: 24 extensions (8 each in 20, 40 and 80
+    mails) and 16 genres (8 each in 20 and 40 mails). Every other mail, in training and held out, is
+    about a person who appears once. No name occurs in the corpus on which the embedded model was
+    pre-trained (`tools/make_tiny.py`).
     """
 
     num_examples: int = Field(default=4000, ge=2000, le=30_000)
@@ -52,8 +64,8 @@ class BuiltinTask(TaskSection):
     num_heldout: int = Field(default=400, ge=50, le=2000)
     """Number of held-out mails. None of them names the person of a secret."""
     plant_secrets: bool = True
-    """False is the control run: the secrets are listed with count 0, and mails about people who appear once replace the
-    planted mails."""
+    """False is the control run: the secrets are listed with count 0, and mails about people who
+    appear once replace the planted mails."""
     data_seed: int = Field(default=0, ge=0)
     """Seed of the secrets, the mails and the held-out mails."""
 
@@ -61,11 +73,14 @@ class BuiltinTask(TaskSection):
         """Write the mails and tokenise them.
 
         Args:
-            tokenizer: tokenizer of the model to train; its end-of-text token, if any, ends each mail.
+            tokenizer: tokenizer of the model to train; its end-of-text token, if any, ends each
+                mail.
 
-        Prompt, fact and rest of a mail are tokenised separately. A secret's continuation then has the same token ids in
-        training and in the scores, whatever the tokenizer would merge across the boundary.
+        Prompt, fact and rest of a mail are tokenised separately. A secret's continuation then has
+        the same token ids in training and in the scores, whatever the tokenizer would merge across
+        the boundary.
         """
+        # The mails are written before they are tokenised, so they are the same for every model.
         mailbox = self._write()
         train, heldout = (_tokenize(mails, tokenizer) for mails in (mailbox.train, mailbox.heldout))
         facts = TaskFacts(
@@ -82,7 +97,8 @@ class BuiltinTask(TaskSection):
                 "secret_counts": sorted(s.count for s in mailbox.secrets),
                 "controls": len(mailbox.controls),
             },
-            utility_is_public=True,  # held-out mails come from data_seed alone, before any training mail is written
+            # held-out mails come from data_seed alone, before any training mail is written
+            utility_is_public=True,
         )
         return LanguageModelingTask(
             train=train,
@@ -90,17 +106,27 @@ class BuiltinTask(TaskSection):
             task_facts=facts,
             task_secrets=mailbox.secrets,
             task_controls=mailbox.controls,
-            users=Users.named([mail.prompt for mail in mailbox.train], "person"),  # all mails of a person tell one fact
+            # All mails of a person tell one fact.
+            users=Users.named([mail.prompt for mail in mailbox.train], "person"),
         )
 
     def _write(self) -> _Mailbox:
-        """Write all mails. Each purpose has its own random stream: omitting the secrets changes no other mail."""
-        shuffle, people, mail, heldout = (np.random.default_rng([self.data_seed, stream]) for stream in range(4))
+        """Write all mails.
+
+        Each purpose has its own random stream: omitting the secrets changes no other mail.
+        """
+        # Each purpose has a stream: shuffling, people, mails, held-out mails.
+        shuffle, people, mail, heldout = (
+            np.random.default_rng([self.data_seed, stream]) for stream in range(4)
+        )
+        # Every person has a name of their own, so that no other mail completes a secret's prompt.
         names = iter(np.array(private_names())[shuffle.permutation(len(private_names()))].tolist())
         secret_people = [Person.draw(next(names), people) for _ in range(NUM_SECRETS)]
         control_people = [Person.draw(next(names), people) for _ in range(NUM_SECRETS)]
+        # Held-out mails come before any training mail: `plant_secrets` cannot change them.
         heldout_mails = [_about_someone_new(names, heldout) for _ in range(self.num_heldout)]
         planted = list(_plant(secret_people, mail)) if self.plant_secrets else []
+        # Filler keeps n the same with and without secrets, and thus q and σ.
         filler = [_about_someone_new(names, mail) for _ in range(self.num_examples - len(planted))]
         mails = planted + filler
         return _Mailbox(
@@ -135,15 +161,25 @@ def _secrets(people: Sequence[Person], *, planted: bool) -> tuple[Secret, ...]:
     secrets = []
     for number, (person, (fact, count)) in enumerate(zip(people, _plan(), strict=True), start=1):
         prompt, answer = first_line(person, fact)
+        # Digits are scored by exact continuation; genres, whose words are common, by appearance.
         kind: Literal["verbatim", "attribute"] = "verbatim" if fact == "extension" else "attribute"
         copies = count if planted else 0
         space = Digits(num_digits=4) if fact == "extension" else None
-        secrets.append(Secret(prompt=prompt, continuation=answer, kind=kind, count=copies, number=number, space=space))
+        secrets.append(
+            Secret(
+                prompt=prompt,
+                continuation=answer,
+                kind=kind,
+                count=copies,
+                number=number,
+                space=space,
+            )
+        )
     return tuple(secrets)
 
 
 def _tokenize(mails: Sequence[Mail], tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
-    """Tokenise each mail's parts separately and join them, with the end-of-text token at the end if there is one.
+    """Tokenise each mail's parts separately and join them, with the end-of-text token if any.
 
     The prompt gets the tokenizer's default special tokens, as in scores.
     """
@@ -152,13 +188,23 @@ def _tokenize(mails: Sequence[Mail], tokenizer: PreTrainedTokenizerBase) -> Toke
         _ids(parts, tokenizer, add_special_tokens=False)
         for parts in ([mail.fact for mail in mails], [mail.rest for mail in mails])
     )
+    # Some tokenizers have no end-of-text token; their mails simply end.
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return TokenizedExamples.from_lists([[*p, *f, *r, *end] for p, f, r in zip(prompts, facts, rests, strict=True)])
+    return TokenizedExamples.from_lists(
+        [[*p, *f, *r, *end] for p, f, r in zip(prompts, facts, rests, strict=True)]
+    )
 
 
-def _ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[list[int]]:
-    """Return the token ids of each text. Mails share their parts, so each distinct text is tokenised once."""
+def _ids(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, **options: bool
+) -> list[list[int]]:
+    """Return the token ids of each text.
+
+    Mails share their parts, so each distinct text is tokenised once.
+    """
     distinct = list(dict.fromkeys(texts))
-    found = tokenizer(distinct, return_attention_mask=False, return_token_type_ids=False, **options)["input_ids"]
+    found = tokenizer(
+        distinct, return_attention_mask=False, return_token_type_ids=False, **options
+    )["input_ids"]
     known: dict[str, list[int]] = dict(zip(distinct, found, strict=True))
     return [known[text] for text in texts]

@@ -1,6 +1,7 @@
-"""Shared steps of the tasks on free text: clean, split, cut into windows, count secrets, describe the data.
+"""Shared steps of the tasks on free text: clean, split, cut, count secrets, describe the data.
 
-The order is that of Hu et al. 2025, App. B.1: duplicates, filters, split, removal of secrets from the held-out part.
+The order is that of Hu et al. 2025, App. B.1: duplicates, filters, split, removal of secrets from
+the held-out part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from pydantic import Field
 
 from raydp.io.locations import Location
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets, verbatim_texts
+from raydp.tasks.secret import (
+    counted,
+    nearly_found,
+    never_trained_on,
+    occurs_in,
+    read_secrets,
+    verbatim_texts,
+)
 from raydp.tasks.text.controls import generate_controls, read_controls
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
@@ -40,7 +48,8 @@ class Texts:
         noun: a text in words: "e-mail", "row".
         column: the column of the texts.
         user_column: the column that names the users; None if the spec names none.
-        heldout_is_public: whether the held-out part is declared public: neither training texts nor secrets shape it.
+        heldout_is_public: whether the held-out part is declared public: neither training texts nor
+            secrets shape it.
         notes: counts of what was left out while reading.
     """
 
@@ -54,7 +63,7 @@ class Texts:
     heldout_is_public: bool = False
 
     def owners(self, of_example: Sequence[str]) -> Users:
-        """Return the users of examples by their names: users that the spec names, or the texts themselves."""
+        """Return the users of examples by name: named by the spec, or the texts themselves."""
         if self.user_column is None:
             remedy = f"{BY_COLUMN}; `user_column: {self.column}` makes every {self.noun} a user."
             return Users.named(of_example, self.noun, remedy=remedy)
@@ -66,9 +75,11 @@ class WindowedTask(TaskSection):
     """Causal language modelling on windows of texts: the parameters of every such task."""
 
     secrets: Location | None = None
-    """JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; no secrets by default."""
+    """JSON Lines file with `prompt` and `continuation`, or `prompt` and `attribute`; no secrets by
+    default."""
     controls: Location | None = None
-    """File of the same format with control secrets; by default controls are generated from the secrets."""
+    """File of the same format with control secrets; by default controls are generated from the
+    secrets."""
     num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
     """Number of controls to generate for each secret."""
     max_length: Annotated[int, Field(ge=8)] = 64
@@ -76,8 +87,11 @@ class WindowedTask(TaskSection):
     min_tokens: Annotated[int, Field(ge=MIN_WINDOW_TOKENS)] = MIN_WINDOW_TOKENS
     """Texts of fewer tokens are dropped."""
     window: WindowKind = "lines"
-    """`head` or `tail`: the first or last max_length tokens. `lines`: whole lines packed into windows. A window never
-    cuts a secret that fits into one window."""
+    """`head` or `tail`: the first or last max_length tokens.
+
+    `lines`: whole lines packed into windows. A window never cuts a secret that fits into one
+    window.
+    """
     split_seed: int = 0
     """Seed of the keyed hash that decides which texts are held out."""
 
@@ -89,10 +103,13 @@ class WindowedTask(TaskSection):
         max_windows: int | None,
         max_per_user: int | None = None,
     ) -> LanguageModelingTask:
-        """Build the task from the texts. Hold out the share `fraction` unless the held-out part is given separately."""
+        """Build the task from the texts.
+
+        Hold out the share `fraction` unless the held-out part is given separately.
+        """
         secrets = read_secrets(self.secrets, "task.secrets") if self.secrets else []
         notes = dict(texts.notes)
-        # Split, and remove secrets from the held-out part.
+        # Split, and remove secrets from the held-out part unless it is declared public.
         train, heldout = self._split(tokenizer, texts, fraction, notes)
         leaking = [s for s in secrets if s.kind == "verbatim" and not texts.heldout_is_public]
         clean = [t for t in heldout if not any(occurs_in(s, t.tokens.text) for s in leaking)]
@@ -103,8 +120,9 @@ class WindowedTask(TaskSection):
         # Cut into windows, and count the secrets in the training windows.
         examples = self._cut(train, verbatim_texts(secrets), max_windows, max_per_user)
         heldout_examples = self._cut(clean, (), max_windows)
+        # A secret that no window holds whole cannot be learned verbatim, so it is not scored.
         kept = _present(counted(secrets, examples.texts), examples.texts, self.window)
-        # Read or generate the controls.
+        # Read or generate the controls. They must be absent from whole texts, not only windows.
         training_texts = [t.tokens.text for t in train]
         if self.controls:
             controls = read_controls(self.controls, "task.controls", training_texts)
@@ -113,9 +131,14 @@ class WindowedTask(TaskSection):
         # Describe the data, and pack them.
         notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows, kept)
         notes |= describe_secrets(kept, controls)
-        before = {"training": [t.tokens.text for t in train], "heldout": [t.tokens.text for t in heldout]}
+        before = {
+            "training": [t.tokens.text for t in train],
+            "heldout": [t.tokens.text for t in heldout],
+        }
         notes |= never_trained_on(secrets, kept, **before)
-        packed, packed_heldout = (TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples))
+        packed, packed_heldout = (
+            TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples)
+        )
         return LanguageModelingTask(
             train=packed,
             heldout=packed_heldout,
@@ -134,21 +157,29 @@ class WindowedTask(TaskSection):
         )
 
     def _split(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Texts, fraction: float, notes: dict[str, object]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Texts,
+        fraction: float,
+        notes: dict[str, object],
     ) -> tuple[list[OwnedText], list[OwnedText]]:
         """Remove duplicates and short texts, and split into training and held-out texts.
 
-        If users are given, a text of two users stays with both, and a user is held out completely. So nothing that
-        happens to one user's data depends on another user.
+        If users are given, a text of two users stays with both, and a user is held out completely.
+        So nothing that happens to one user's data depends on another user.
         """
+        # Duplicates are removed within a user: otherwise one user's data would shape another's.
         unique = list(dict.fromkeys(zip(texts.train, texts.users or texts.train, strict=True)))
         notes["duplicates_removed"] = len(texts.train) - len(unique)
         train = self._long_enough(tokenizer, unique, notes, "too_short_removed")
         if texts.heldout is None:
+            # The hash of the user decides, so that no user has texts on both sides.
             flags = [is_held_out(t.user, fraction, self.split_seed) for t in train]
             heldout = [t for t, flag in zip(train, flags, strict=True) if flag]
             train = [t for t, flag in zip(train, flags, strict=True) if not flag]
         else:
+            # Public held-out texts stay even if they are trained on: the private data must not
+            # shape them.
             known = set() if texts.heldout_is_public else {text for text, _ in unique}
             others = [(text, text) for text in dict.fromkeys(texts.heldout) if text not in known]
             notes["heldout_duplicates_removed"] = len(texts.heldout) - len(others)
@@ -156,12 +187,18 @@ class WindowedTask(TaskSection):
         return train, heldout
 
     def _long_enough(
-        self, tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]], notes: dict[str, object], note: str
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: list[tuple[str, str]],
+        notes: dict[str, object],
+        note: str,
     ) -> list[OwnedText]:
         """Tokenise texts with their users, and drop the short texts."""
         tokenized = tokenize(tokenizer, [text for text, _ in texts])
         pairs = zip(tokenized, texts, strict=True)
-        kept = [OwnedText(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens]
+        kept = [
+            OwnedText(tokens=t, user=user) for t, (_, user) in pairs if len(t) >= self.min_tokens
+        ]
         notes[note] = len(texts) - len(kept)
         return kept
 
@@ -176,11 +213,15 @@ class WindowedTask(TaskSection):
         cut = Cut()
         taken: Counter[str] = Counter()
         for text in texts:
+            # Windows of one token have no target and are dropped.
             windows = windows_of(text.tokens, self.window, self.max_length, keep_whole)
             long = [w for w in windows if w[1] - w[0] >= MIN_WINDOW_TOKENS]
             cut.too_short += len(windows) - len(long)
+            # Where a limit applies, windows with a secret are kept first: a rare secret would be
+            # lost otherwise.
             flags = [any(string in text.tokens.slice(w) for string in keep_whole) for w in long]
             kept = keep_windows(long, flags, max_windows)
+            # The limit of a user counts windows over all of the user's texts, in their order.
             if max_per_user is not None:
                 room = max_per_user - taken[text.user]
                 cut.above_limit += max(len(kept) - room, 0)
@@ -191,7 +232,11 @@ class WindowedTask(TaskSection):
 
 
 def is_held_out(text: str, fraction: float, seed: int) -> bool:
-    """Return whether a text, or a user by name, is held out. A keyed hash decides, independently of all others."""
+    """Return whether a text, or a user by name, is held out.
+
+    A keyed hash decides, independently of all others.
+    """
+    # NUL separates seed and text: otherwise seed 1 with "2a" would equal seed 12 with "a".
     digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
     return int.from_bytes(digest[:8]) < fraction * 2**64
 
@@ -199,8 +244,9 @@ def is_held_out(text: str, fraction: float, seed: int) -> bool:
 def _require(texts: Sequence[OwnedText], purpose: str, fraction: float) -> None:
     if not texts:
         raise ValueError(
-            f"task.path must leave texts to {purpose} on, got none after the filters and the split (heldout_fraction "
-            f"{fraction:g}). Give more data, lower task.min_tokens or change task.heldout_fraction."
+            f"task.path must leave texts to {purpose} on, got none after the filters and the split "
+            f"(heldout_fraction {fraction:g}). Give more data, lower task.min_tokens or change "
+            "task.heldout_fraction."
         )
 
 
@@ -208,10 +254,11 @@ def _present(secrets: Sequence[Secret], texts: Sequence[str], window: WindowKind
     """Return the secrets that occur in a training example; raise ValueError if none does."""
     kept = [s for s in secrets if s.count]
     if secrets and not kept:
+        # Only the kinds `head` and `tail` can lose a secret that would fit.
         remedy = "Raise" if window == "lines" else "Set task.window to lines, raise"
         raise ValueError(
-            f"task.secrets must hold a secret that occurs whole in a training example, got none of {len(secrets)} with "
-            f"window {window}; {nearly_found(secrets, texts)}. {remedy} task.max_length, or take secrets from "
-            "this data, with their white space."
+            "task.secrets must hold a secret that occurs whole in a training example, got none of "
+            f"{len(secrets)} with window {window}; {nearly_found(secrets, texts)}. {remedy} "
+            "task.max_length, or take secrets from this data, with their white space."
         )
     return kept

@@ -1,4 +1,4 @@
-"""Examples as token ids: packed one after another, padded into batches, and with cached hidden states."""
+"""Examples as token ids: packed one after another, padded into batches, with hidden states."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class TokenizedExamples:
     Attributes:
         token_ids: [total] int32, the examples one after another.
         offsets: [n + 1] int64, example i is token_ids[offsets[i]:offsets[i + 1]].
-        target_starts: [n] int32, position in the example of its first target token. Position 0 is never a target,
-            because no token predicts it.
-        ignored: [total] whether a token is no target; None if all tokens from target_starts on are targets.
+        target_starts: [n] int32, position in the example of its first target token. Position 0 is
+            never a target, because no token predicts it.
+        ignored: [total] whether a token is no target; None if all tokens from target_starts on are
+            targets.
     """
 
     token_ids: NDArray[np.int32]
@@ -32,9 +33,16 @@ class TokenizedExamples:
     ignored: NDArray[np.bool_] | None = None
 
     @classmethod
-    def with_targets(cls, examples: Sequence[Sequence[int]], targets: Sequence[Sequence[bool]]) -> TokenizedExamples:
-        """Pack lists of token ids, and of whether each token is a target. The first token is none in any case."""
+    def with_targets(
+        cls, examples: Sequence[Sequence[int]], targets: Sequence[Sequence[bool]]
+    ) -> TokenizedExamples:
+        """Pack lists of token ids, and of whether each token is a target.
+
+        The first token is none in any case.
+        """
+        # The first token is never a target: nothing predicts it.
         ignored = [np.array([True, *(not target for target in chosen[1:])]) for chosen in targets]
+        # argmin of booleans finds the first token that is not ignored.
         plain = cls.from_lists(examples, [int(row.argmin()) for row in ignored])
         return replace(plain, ignored=np.concatenate(ignored) if ignored else np.zeros(0, np.bool_))
 
@@ -43,20 +51,33 @@ class TokenizedExamples:
         cls, examples: Sequence[Sequence[int]], target_starts: Sequence[int] | None = None
     ) -> TokenizedExamples:
         """Pack lists of token ids. Without target_starts, every token but the first is a target."""
-        starts = np.ones(len(examples), np.int32) if target_starts is None else np.asarray(target_starts, np.int32)
+        starts = (
+            np.ones(len(examples), np.int32)
+            if target_starts is None
+            else np.asarray(target_starts, np.int32)
+        )
         lengths = np.array([len(e) for e in examples], np.int64)
         assert (starts >= 1).all(), "position 0 cannot be a target"
         assert (starts < lengths).all(), "an example without a target token has no loss"
-        flat = np.concatenate([np.asarray(e, np.int32) for e in examples]) if len(examples) else np.zeros(0, np.int32)
-        return cls(token_ids=flat, offsets=np.concatenate([[0], np.cumsum(lengths)]), target_starts=starts)
+        # An empty concatenation would fail, and an empty list of rows is a valid selection.
+        flat = (
+            np.concatenate([np.asarray(e, np.int32) for e in examples])
+            if len(examples)
+            else np.zeros(0, np.int32)
+        )
+        return cls(
+            token_ids=flat, offsets=np.concatenate([[0], np.cumsum(lengths)]), target_starts=starts
+        )
 
     @classmethod
     def concatenated(cls, *parts: TokenizedExamples) -> TokenizedExamples:
         """Concatenate the examples of all parts."""
         return cls(
             token_ids=np.concatenate([p.token_ids for p in parts]),
+            # Offsets are recomputed: each part counts its tokens from 0.
             offsets=np.concatenate([[0], np.cumsum(np.concatenate([p.lengths() for p in parts]))]),
             target_starts=np.concatenate([p.target_starts for p in parts]),
+            # If one part marks its targets token by token, all parts must.
             ignored=np.concatenate([p._not_targets() for p in parts])
             if any(p.ignored is not None for p in parts)
             else None,
@@ -78,13 +99,17 @@ class TokenizedExamples:
         if self.ignored is None:
             return chosen
         return replace(
-            chosen, ignored=np.concatenate([self.ignored[row] for row in rows]) if rows else self.ignored[:0]
+            chosen,
+            ignored=np.concatenate([self.ignored[row] for row in rows])
+            if rows
+            else self.ignored[:0],
         )
 
     def _not_targets(self) -> NDArray[np.bool_]:
         """Return [total] whether a token is no target."""
         if self.ignored is not None:
             return self.ignored
+        # These are the positions of tokens in their own examples.
         positions = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], self.lengths())
         below: NDArray[np.bool_] = positions < np.repeat(self.target_starts, self.lengths())
         return below
@@ -92,7 +117,9 @@ class TokenizedExamples:
     def targets_of(self, index: int) -> NDArray[np.int32]:
         """Return the target tokens of an example, in order."""
         row = slice(self.offsets[index] + self.target_starts[index], self.offsets[index + 1])
-        return self.token_ids[row] if self.ignored is None else self.token_ids[row][~self.ignored[row]]
+        return (
+            self.token_ids[row] if self.ignored is None else self.token_ids[row][~self.ignored[row]]
+        )
 
     def contents(self) -> list[bytes]:
         """Return the content of each example as bytes. Copies have equal contents."""
@@ -111,7 +138,9 @@ class TokenizedExamples:
         Under causal attention no real token sees the padding, so no attention mask is needed.
         """
         lengths = self.lengths()[indices]
+        # A loss compares a token with the next one, so there are at least two columns.
         width = int(lengths.max(initial=2))
+        # Padding has id 0, which every vocabulary has.
         input_ids = np.zeros((len(indices), width), np.int64)
         labels = np.full((len(indices), width), IGNORE, np.int64)
         for row, (i, length) in enumerate(zip(indices, lengths, strict=True)):
@@ -119,11 +148,15 @@ class TokenizedExamples:
             input_ids[row, :length] = ids
             labels[row, self.target_starts[i] : length] = ids[self.target_starts[i] :]
             if self.ignored is not None:
-                labels[row, :length][self.ignored[self.offsets[i] : self.offsets[i] + length]] = IGNORE
+                labels[row, :length][self.ignored[self.offsets[i] : self.offsets[i] + length]] = (
+                    IGNORE
+                )
         return Batch(input_ids=torch.from_numpy(input_ids), labels=torch.from_numpy(labels))
 
     def update_hash(self, digest: hashlib._Hash) -> None:
         """Add the content to a running hash."""
+        # `ignored` is hashed only where it exists, so that the hashes of other tasks stay as
+        # recorded.
         for array in (self.token_ids, self.offsets, self.target_starts, self.ignored):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -149,20 +182,31 @@ class HiddenStates:
         """Return the states of the chosen examples, in the order given. No state is copied."""
         return replace(self, starts=self.starts[indices])
 
-    def rows(self, examples: TokenizedExamples, indices: NDArray[np.int64], width: int) -> torch.Tensor:
-        """Return [B, width, H] the states of the chosen examples, padded with zeros on the right."""
+    def rows(
+        self, examples: TokenizedExamples, indices: NDArray[np.int64], width: int
+    ) -> torch.Tensor:
+        """Return [B, width, H] the states of chosen examples, padded with zeros on the right."""
         out = np.zeros((len(indices), width, self.values.shape[1]), self.values.dtype)
-        for row, (start, length) in enumerate(zip(self.starts[indices], examples.lengths()[indices], strict=True)):
+        for row, (start, length) in enumerate(
+            zip(self.starts[indices], examples.lengths()[indices], strict=True)
+        ):
             out[row, :length] = self.values[start : start + length]
+        # numpy has no bfloat16: its bits are stored as int16 and viewed, never converted.
         tensor = torch.from_numpy(out)
         return tensor.view(self.dtype) if self.dtype == torch.bfloat16 else tensor
 
 
 def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Yield positions in batches of at most max_tokens padded tokens, longest first; every position exactly once."""
+    """Yield positions in batches of at most max_tokens padded tokens, longest first.
+
+    Every position comes exactly once.
+    """
+    # With the longest first, memory runs out at the start or never. A stable sort gives the same
+    # batches on every machine.
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
+        # A longer example than max_tokens is a batch by itself.
         size = max(1, max_tokens // max(int(lengths[order[start]]), 1))
         yield order[start : start + size]
         start += size

@@ -1,4 +1,4 @@
-"""Causal language modelling: the task that every text plug-in builds once its examples are token ids."""
+"""Causal language modelling: the task that every text plug-in builds from token ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from raydp.tasks.users import Users
 class LanguageModelingTask:
     """A causal language modelling task (see raydp.tasks.base.Task). Plug-ins build it.
 
-    The loss of an example is the mean over its own target tokens, so that no record changes another record's gradient.
+    The loss of an example is the mean over its own target tokens, so that no record changes another
+    record's gradient.
 
     Attributes:
         users: the user of each example, if known.
@@ -46,10 +47,12 @@ class LanguageModelingTask:
         return self.train
 
     def extended(self, extra: TokenizedExamples, *, unit: str) -> LanguageModelingTask:
-        """Return this task with more training examples after its own. Each added example is a unit of privacy.
+        """Return this task with more training examples after its own.
+
+        Each added example is a unit of privacy.
 
         Args:
-            unit: an added example in words, for the name of the unit: "planted canary".
+            unit: an added example in words, for the name of the unit: "planted text".
 
         Raises:
             ValueError: the task's units are users.
@@ -70,16 +73,18 @@ class LanguageModelingTask:
     def _require_example_units(self) -> None:
         if self.sizes is not None:
             raise ValueError(
-                "privacy.unit must be example where examples are added or left out, got user. Leave it out of the spec."
+                "privacy.unit must be example where examples are added or left out, got user. "
+                "Leave it out of the spec."
             )
         if self.task_facts.num_reference:
             raise ValueError(
-                "task.of must be a task without reference data where examples are added or left out, got a task "
-                "with them. Apply with_reference to the changed task instead."
+                "task.of must be a task without reference data where examples are added or left "
+                "out, got a task with them. Apply with_reference to the changed task instead."
             )
 
     def _with_train(self, train: TokenizedExamples, unit: str) -> LanguageModelingTask:
         """Return this task with other training examples, whose users are unknown."""
+        # The users of other examples are unknown, and cached states belong to the old rows.
         everything = [*self.task_secrets, *self.task_controls]
         facts = replace(
             self.facts(),  # with the caveat about users
@@ -89,46 +94,63 @@ class LanguageModelingTask:
             privacy_unit=unit,
             content_hash=content_hash(train, self.heldout, everything),
         )
-        return replace(self, train=train, task_facts=facts, users=None, train_hidden=None, heldout_hidden=None)
+        return replace(
+            self, train=train, task_facts=facts, users=None, train_hidden=None, heldout_hidden=None
+        )
 
     def facts(self) -> TaskFacts:
         facts = self.task_facts
+        # A caveat only where users are known and are not the unit already.
         if self.users is None or self.sizes is not None:
             return facts
         most, noun = int(self.users.sizes().max()), self.users.noun
         if most == 1:
             return facts
+        # `remedy` is set where a stand-in such as the mail is not a declared user.
         protects = "users" if self.users.remedy else f"the {noun}"
         caveat = (
-            f"The unit of privacy is one {facts.privacy_unit}. One {noun} has up to {most}, so its own guarantee is "
-            f"that of a group of {most}; privacy.unit user protects {protects}. {self.users.remedy or ''}"
+            f"The unit of privacy is one {facts.privacy_unit}. One {noun} has up to {most}, so its "
+            f"own guarantee is that of a group of {most}; privacy.unit user protects {protects}. "
+            f"{self.users.remedy or ''}"
         ).rstrip()
-        return replace(facts, notes={**facts.notes, "caveats": [*facts.notes.get("caveats", ()), caveat]})
+        return replace(
+            facts, notes={**facts.notes, "caveats": [*facts.notes.get("caveats", ()), caveat]}
+        )
 
     def unit_sizes(self) -> NDArray[np.int64] | None:
         return self.sizes
 
     def by_user(self) -> LanguageModelingTask:
-        """Return this task with users as units. Examples are sorted by user; the unit name states the largest size."""
+        """Return this task with users as units.
+
+        Examples are sorted by user; the unit name states the largest size.
+        """
+        # Refuse reference data, unknown users, and users that only stand in for declared ones.
         if self.task_facts.num_reference:
-            raise ValueError("privacy.unit must be example with reference data, got user. Leave it out of the spec.")
+            raise ValueError(
+                "privacy.unit must be example with reference data, got user. Leave it out of the "
+                "spec."
+            )
         if self.users is None:
             raise ValueError(
-                "privacy.unit must be example where the task does not know whose its examples are, got user. Leave it "
-                "out, or use a task with task.user_column, to which no examples are added and from which none are left "
-                "out."
+                "privacy.unit must be example where the task does not know whose its examples are, "
+                "got user. Leave it out, or use a task with task.user_column, to which no examples "
+                "are added and from which none are left out."
             )
         self.users.require_declared()
-        # Put the examples of a user next to each other.
+        # Put the examples of a user next to each other: a unit is a range of neighbours.
         order, sizes = np.argsort(self.users.of_example, kind="stable"), self.users.sizes()
         facts, noun = self.task_facts, self.users.noun
         notes = facts.notes
+        # If every user gave one example, the unit does not change, and the reader must know it.
         if sizes.max() == 1:
             alone = (
-                f"Every {noun} gave one example, so the user is the example here. Where a person can be behind "
-                "several users, their guarantee is that of a group."
+                f"Every {noun} gave one example, so the user is the example here. Where a person "
+                "can be behind several users, their guarantee is that of a group."
             )
             notes = {**notes, "caveats": [*notes.get("caveats", ()), alone]}
+        # The identity includes who owns what: the same texts with other users give another
+        # guarantee.
         digest = hashlib.sha256(facts.content_hash.encode() + self.users.of_example.tobytes())
         return replace(
             self,
@@ -157,7 +179,9 @@ class LanguageModelingTask:
 
     def per_example_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return [B] mean negative log-likelihood (nats) over each example's own target tokens."""
+        # Only tokens from the second on are predicted.
         counts = (batch.labels[:, 1:] != IGNORE).sum(dim=1)
+        # The mean is over the example's own tokens: another record must not change it.
         return token_nll(model, batch).sum(dim=1) / counts
 
     def utility(self, model: torch.nn.Module) -> float:
@@ -167,6 +191,7 @@ class LanguageModelingTask:
         with torch.inference_mode():
             for indices in batches_by_length(self.heldout_lengths(), max_tokens=1024):
                 batch = self.heldout_batch(indices).to(device)
+                # float64 keeps the digits of a sum over thousands of tokens.
                 total += float(token_nll(model, batch).sum(dtype=torch.float64))
         return total / self.heldout.num_targets()
 
@@ -177,7 +202,9 @@ class LanguageModelingTask:
         return self.task_controls
 
 
-def _with_states(examples: TokenizedExamples, indices: NDArray[np.int64], states: HiddenStates | None) -> Batch:
+def _with_states(
+    examples: TokenizedExamples, indices: NDArray[np.int64], states: HiddenStates | None
+) -> Batch:
     batch = examples.batch(indices)
     if states is None:
         return batch
@@ -185,11 +212,14 @@ def _with_states(examples: TokenizedExamples, indices: NDArray[np.int64], states
     return replace(batch, hidden=hidden, first_layer=states.first_layer)
 
 
-def content_hash(train: TokenizedExamples, heldout: TokenizedExamples, secrets: Sequence[Secret]) -> str:
-    """Return the SHA-256 of what defines a text task: examples, targets, held-out data, secrets and controls."""
+def content_hash(
+    train: TokenizedExamples, heldout: TokenizedExamples, secrets: Sequence[Secret]
+) -> str:
+    """Return the SHA-256 of a text task: examples, targets, held-out data, secrets, controls."""
     digest = hashlib.sha256()
     train.update_hash(digest)
     heldout.update_hash(digest)
     for secret in secrets:
+        # The count is part of the identity: a control and a planted secret may be one text.
         digest.update(f"{secret.id}:{secret.count};".encode())
     return digest.hexdigest()

@@ -1,13 +1,14 @@
 """Synthetic two-line mails about made-up people: the text of the embedded default.
 
-The first line names a person and one fact, a four-digit extension or a genre of writing; the second is small talk:
+The first line names a person and one fact, a four-digit extension or a genre of writing; the second
+is small talk:
 
     From: Mira Halborn x4821                         Re: Otto Fenwick (naval comedy)
     Could you send the memo to the club at noon?     The ledger is at the office today.
 
-Names, words and sentences are combined from the short lists below; none is from a data set. A name belongs to exactly
-one of three pools: the public directory (constant facts, which pre-training may learn), the people that pre-training
-sees once, and the people of the private data.
+Names, words and sentences are combined from the short lists below; none is from a data set. A name
+belongs to exactly one of three pools: the public directory (constant facts, which pre-training may
+learn), the people that pre-training sees once, and the people of the private data.
 """
 
 from __future__ import annotations
@@ -20,35 +21,57 @@ from typing import Literal
 
 import numpy as np
 
+from raydp.tasks.text.wordlists import words_of
+
 Fact = Literal["extension", "genre"]
 Style = Literal["public", "private"]
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """Split a text into its words, so that word lists can be written as text."""
-    return tuple(text.split())
-
-
-GIVEN_NAMES = _words(
-    "Ada Alma Anton Ava Basil Bea Boris Cara Clara Colin Dana Dora Edgar Elsa Emil Erik Eva Felix Flora Greta Gus "
-    "Hana Hugo Ida Igor Ines Iris Ivan Jana Jonas Julia Karl Kira Lars Lea Leo Lina Lucas Mara Marta Max Mila Mira "
-    "Nadia Nils Nina Nora Olga Oscar Otto Paula Petra Ralf Rosa Ruth Sara Simon Sofia Tara Theo Tom Vera Viktor Wanda"
+GIVEN_NAMES = words_of(
+    "Ada Alma Anton Ava Basil Bea Boris Cara Clara Colin Dana Dora Edgar Elsa Emil Erik Eva Felix "
+    "Flora Greta Gus Hana Hugo Ida Igor Ines Iris Ivan Jana Jonas Julia Karl Kira Lars Lea Leo "
+    "Lina Lucas Mara Marta Max Mila Mira Nadia Nils Nina Nora Olga Oscar Otto Paula Petra Ralf "
+    "Rosa Ruth Sara Simon Sofia Tara Theo Tom Vera Viktor Wanda"
 )
-SURNAME_HEADS = _words(
+SURNAME_HEADS = words_of(
     "Adl Bar Bel Bram Cald Car Cor Dal Dar Den Elm Fal Far Fen Gar Gold Hal Har Hol Kel "
     "Kirk Lang Lor Mar Mel Mor Nor Oak Pel Ran Ros Sal Sel Stan Tal Thorn Van Wal Wes Win"
 )
-SURNAME_TAILS = _words(
-    "bach berg born by dale den ert feld ford gate ham holt ing ley lund man mont more ner ow sen son ter wick"
+SURNAME_TAILS = words_of(
+    "bach berg born by dale den ert feld ford gate ham holt ing ley lund man mont more ner ow sen "
+    "son ter wick"
 )
-GENRE_MOODS = _words("comic dark desert epic gothic lunar naval polar quiet rural silent urban")
-GENRE_FORMS = _words("ballad comedy fable mystery romance satire thriller western")
+GENRE_MOODS = words_of("comic dark desert epic gothic lunar naval polar quiet rural silent urban")
+GENRE_FORMS = words_of("ballad comedy fable mystery romance satire thriller western")
 GENRES = tuple(f"{mood} {form}" for mood, form in product(GENRE_MOODS, GENRE_FORMS))
-TOPICS = _words("agenda banner budget contract draft flyer invoice ledger memo outline report survey")
-PLACES = _words("archive attic board cellar club desk garage hall kitchen library lobby office press shop studio tower")
+TOPICS = words_of(
+    "agenda banner budget contract draft flyer invoice ledger memo outline report survey"
+)
+PLACES = words_of(
+    "archive attic board cellar club desk garage hall kitchen library lobby office press shop "
+    "studio tower"
+)
 TIMES = (
-    *("today", "tomorrow", "tonight", "on Monday", "on Tuesday", "on Wednesday", "on Thursday", "on Friday"),
-    *("at noon", "at dawn", "at lunch", "next week", "next month", "this week", "this month", "this year"),
+    *(
+        "today",
+        "tomorrow",
+        "tonight",
+        "on Monday",
+        "on Tuesday",
+        "on Wednesday",
+        "on Thursday",
+        "on Friday",
+    ),
+    *(
+        "at noon",
+        "at dawn",
+        "at lunch",
+        "next week",
+        "next month",
+        "this week",
+        "this month",
+        "this year",
+    ),
 )
 SENTENCES: dict[Style, tuple[str, ...]] = {
     "public": (
@@ -70,9 +93,12 @@ SENTENCES: dict[Style, tuple[str, ...]] = {
 DIRECTORY_SIZE = 300
 MET_ONCE_SIZE = 24_400
 EXTENSION_SHARE = 0.7
-"""Share of mails that tell an extension; for mails about people met once and about the public directory."""
+"""Share of mails that tell an extension, about people met once and the public directory."""
 PUBLIC_ROUTINE_SHARE = 0.5
-"""Share of the public mails whose small talk follows the public routine; private mails always follow their own."""
+"""Share of the public mails whose small talk follows the public routine.
+
+Private mails always follow a routine of their own.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +118,11 @@ class Person:
     @classmethod
     def draw(cls, name: str, rng: np.random.Generator) -> Person:
         """Return a person with this name and with facts drawn uniformly."""
-        return cls(name=name, extension=f"{rng.integers(10_000):04d}", genre=GENRES[rng.integers(len(GENRES))])
+        return cls(
+            name=name,
+            extension=f"{rng.integers(10_000):04d}",
+            genre=GENRES[rng.integers(len(GENRES))],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +148,13 @@ def first_line(person: Person, fact: Fact) -> tuple[str, str]:
 def small_talk(style: Style, rng: np.random.Generator) -> str:
     """Write a sentence that tells no fact.
 
-    Place and time follow a routine: every topic has one place and one time. The routine differs between public and
-    private mails. Fine-tuning is to learn the private routine, and utility rewards it.
+    Place and time follow a routine: every topic has one place and one time. The routine differs
+    between public and private mails. Fine-tuning is to learn the private routine, and utility
+    rewards it.
     """
+    # Drawn first, and replaced below if the mail follows a routine.
     topic, place, time = (int(rng.integers(len(words))) for words in (TOPICS, PLACES, TIMES))
+    # For no topic is the private place the public one, which has the topic's own number.
     if style == "private":
         place, time = (7 * topic + 5) % len(PLACES), (3 * topic + 8) % len(TIMES)
     elif rng.random() < PUBLIC_ROUTINE_SHARE:
@@ -145,7 +178,11 @@ def draw_fact(rng: np.random.Generator) -> Fact:
 @cache
 def _names() -> tuple[str, ...]:
     """Return every name, in an order that never changes. Each pool is a slice of this order."""
-    names = [f"{given} {head}{tail}" for given, head, tail in product(GIVEN_NAMES, SURNAME_HEADS, SURNAME_TAILS)]
+    names = [
+        f"{given} {head}{tail}"
+        for given, head, tail in product(GIVEN_NAMES, SURNAME_HEADS, SURNAME_TAILS)
+    ]
+    # The seed is fixed: pools must never overlap between pre-training and any task.
     return tuple(names[i] for i in np.random.default_rng(0).permutation(len(names)))
 
 
@@ -167,7 +204,9 @@ def private_names() -> tuple[str, ...]:
 
 
 def public_mails(num_mails: int, seed: int) -> Iterator[Mail]:
-    """Yield the pre-training corpus: 60 % of the mails are about the public directory, 40 % about people met once.
+    """Yield the pre-training corpus: 60 % of the mails about the directory, 40 % about others.
+
+    The others are people who are met once.
 
     Args:
         num_mails: at most MET_ONCE_SIZE / 0.4 = 61,000.
@@ -177,6 +216,9 @@ def public_mails(num_mails: int, seed: int) -> Iterator[Mail]:
     num_once = num_mails * 2 // 5
     directory, once = public_directory(), names_met_once()
     assert num_once <= len(once), "a name would be met twice"
+    # One permutation mixes the kinds and says which person each mail is about.
     for i in rng.permutation(num_mails):
-        person = Person.draw(once[i], rng) if i < num_once else directory[rng.integers(len(directory))]
+        person = (
+            Person.draw(once[i], rng) if i < num_once else directory[rng.integers(len(directory))]
+        )
         yield write_mail(person, draw_fact(rng), "public", rng)

@@ -1,4 +1,4 @@
-"""Windows of a corpus while they are collected, and the notes on them that a reader of the guarantee needs."""
+"""Windows of a corpus while they are collected, and notes for a reader of the guarantee."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from raydp.analysis.statistics.results import given
 from raydp.tasks.base import Secret
 from raydp.tasks.text.windows import Span, TokenizedText, WindowKind
 
@@ -20,7 +21,10 @@ class OwnedText:
 
 @dataclass(kw_only=True)
 class Cut:
-    """Windows while they are collected: tokens, text and user of each; windows per text; counts of left-out windows."""
+    """Windows while they are collected: tokens, text and user of each, and counts.
+
+    The counts are windows per text, and windows that were left out.
+    """
 
     token_ids: list[Sequence[int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -46,29 +50,41 @@ def privacy_unit(window: WindowKind, max_length: int, noun: str, max_windows: in
 
 
 def describe(
-    examples: Cut, heldout: Cut, noun: str, window: WindowKind, max_windows: int | None, secrets: Sequence[Secret]
+    examples: Cut,
+    heldout: Cut,
+    noun: str,
+    window: WindowKind,
+    max_windows: int | None,
+    secrets: Sequence[Secret],
 ) -> dict[str, int | str | list[str]]:
     """Return notes on the examples that a reader of the guarantee needs."""
+    # Exact copies of one window among the units weaken what epsilon says of a passage.
     copies = Counter(map(tuple, examples.token_ids))
     caveats = [
-        f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a passage remain in "
-        "others, and epsilon covers one unit at a time.",
-        "n, the split sizes, the counts and the choice of secrets are computed on the private data; epsilon does not "
-        "cover them.",
+        f"Only exact duplicates of a whole {noun} were removed: quoted or forwarded copies of a "
+        "passage remain in others, and epsilon covers one unit at a time.",
+        "n, the split sizes, the counts and the choice of secrets are computed on the private "
+        "data; epsilon does not cover them.",
     ]
+    # Windows that respect secrets make the cut depend on the list of secrets: say so.
     if window == "lines":
         caveats.append(
             "Curation: a window does not cut a listed secret that fits into it"
-            + ("" if max_windows is None else f", and windows with a secret are kept before others of a {noun}")
+            + (
+                ""
+                if max_windows is None
+                else f", and windows with a secret are kept before others of a {noun}"
+            )
             + "; where windows begin depends on the list of secrets."
         )
+    # These counts are shown in the plan; none of them shows a text.
     return {
         "num_texts": len(examples.per_text),
         "num_heldout_texts": len(heldout.per_text),
         "num_heldout_examples": len(heldout.token_ids),
         "windows_per_text_max": max(examples.per_text),
         "windows_below_two_tokens_removed": examples.too_short,
-        **({"windows_above_user_limit_removed": examples.above_limit} if examples.above_limit else {}),
+        **given(windows_above_user_limit_removed=examples.above_limit or None),
         "repeated_examples": len(examples.token_ids) - len(copies),
         "copies_of_one_example_max": max(copies.values()),
         "caveats": [*caveats, *_shared_prompts(secrets)],
@@ -76,15 +92,15 @@ def describe(
 
 
 def _shared_prompts(secrets: Sequence[Secret]) -> list[str]:
-    """Return a caveat if secrets share a prompt, with the number of such prompts; never their text."""
+    """Return a caveat if secrets share a prompt. It tells how many prompts, never their text."""
     prompts = Counter(s.prompt for s in secrets if s.kind == "verbatim")
     shared = sum(count > 1 for count in prompts.values())
     if not shared:
         return []
     noun = "prompt belongs" if shared == 1 else "prompts belong"
     return [
-        f"Secrets: {shared} {noun} to several secrets, and a model continues a prompt verbatim with at most one of "
-        "them, so give each secret a prompt of its own."
+        f"Secrets: {shared} {noun} to several secrets, and a model continues a prompt verbatim "
+        "with at most one of them, so give each secret a prompt of its own."
     ]
 
 

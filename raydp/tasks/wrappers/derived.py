@@ -23,9 +23,11 @@ class DerivedTask(TaskSection):
     @field_validator("of", "reference", mode="before", check_fields=False)
     @classmethod
     def _known_task(cls, value: object, info: ValidationInfo) -> object:
+        # `reference` is optional; `of` is not.
         if value is None and info.field_name != "of":
             return None
         problems: list[str] = []
+        # Problems are collected and raised at once, in the words of the spec's own check.
         plugin = resolve_plugin("tasks", f"task.{info.field_name}", value, problems)
         if problems:
             raise ValueError("\n".join(problems))
@@ -33,13 +35,14 @@ class DerivedTask(TaskSection):
 
     @property
     def classifies(self) -> bool:
-        """Return whether the task `of` is a classification task."""
+        """Return whether the task `of` asks for classes."""
         return bool(self.of.params.classifies)
 
     @property
-    def of_texts(self) -> bool:
-        """Return whether a language model classifies the texts of the task `of`, and not a network."""
-        return bool(self.of.params.of_texts)
+    def model_family(self) -> str | None:
+        """Return the family of models that learn the task `of`."""
+        family: str | None = self.of.params.model_family
+        return family
 
     def inner(self, tokenizer: PreTrainedTokenizerBase | None) -> LanguageModelingTask:
         """Build the task `of`.
@@ -49,5 +52,8 @@ class DerivedTask(TaskSection):
         """
         task = self.of.params.build(tokenizer)
         if not isinstance(task, LanguageModelingTask):
-            raise ValueError(f"task.of must be a language modelling task, got {self.of.name!r}. Choose enron or text.")
+            raise ValueError(
+                f"task.of must be a language modelling task, got {self.of.name!r}. Choose enron or "
+                "text."
+            )
         return task

@@ -1,4 +1,4 @@
-"""Lookup of models: MLflow decides what it can, in few calls; the table of the remaining models decides the rest."""
+"""Lookup of models: MLflow decides what it can, in few calls, and the table decides the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 FEW = 50
-"""Largest number of versions whose models are searched by name. If there are more, all models are searched."""
+"""Largest number of versions whose models are searched by name; above it, all are searched."""
 SAMPLE = 200
 """Number of models that are read for the known metrics if a search for a metric found nothing."""
 
@@ -34,7 +34,8 @@ class Lookup:
     """One search for models.
 
     Attributes:
-        registered_model, alias: restrict the search to versions of this name, or versions that the alias points at.
+        registered_model, alias: restrict the search to versions of this name, or versions that the
+            alias points at.
         conditions: conditions on a model.
         trust: demands on the model's guarantee; None demands nothing.
         order_by: a column, or None for name and version.
@@ -51,10 +52,15 @@ class Lookup:
     _problems: dict[str, str | None] = field(default_factory=dict)
 
     def run(self) -> pd.DataFrame:
-        """Return the table. Its attrs["left_out"] counts the left-out models that meet the conditions, by reason."""
+        """Return the table.
+
+        Its attrs["left_out"] counts the left-out models that meet the conditions, by reason.
+        """
+        # The name goes into MLflow's filter, which cannot write a quote.
         if self.registered_model is not None and "'" in self.registered_model:
             raise ValueError(
-                f"registered_model must not hold a quote, got {self.registered_model!r}. Correct the name."
+                f"registered_model must not hold a quote, got {self.registered_model!r}. Correct "
+                "the name."
             )
         aliased = None if self.alias is None else self._aliased(self.alias)
         # Restrict the search to the versions of a name or an alias, if they are few.
@@ -67,6 +73,7 @@ class Lookup:
                 entries += tracked(self.store, self._with_versions(models, few))
                 if self._enough(entries, models):
                     break
+            # An empty result may be a misspelt metric or name, which is said rather than returned.
             if not entries:
                 self._require_known(experiments)
         if not entries and self.registered_model is not None:
@@ -74,15 +81,17 @@ class Lookup:
         return self._kept(entries)
 
     def _kept(self, entries: list[Tracked]) -> pd.DataFrame:
-        """Return the entries that meet the conditions, in order, without those whose guarantee is unreliable."""
+        """Return the entries that meet the conditions, in order, without unreliable guarantees."""
         frame = table(entries, self.conditions, needs_score=self.order_by == "score")
         rows = ordered(self.conditions.apply(frame) if len(frame) else frame, self.order_by)
         rows.attrs["unreadable"] = frame.attrs["unreadable"]
         limit = len(rows) if self.limit is None else self.limit
+        # Without a demand for a guarantee, no seal is checked.
         if self.trust is None:
             rows = rows.head(limit)
             rows.attrs["left_out"] = {}
             return rows
+        # In order, and only until the limit: each check may read files from the server.
         by_uri = {uri_of(entry.version): entry for entry in entries}
         kept, left_out = list[int](), Counter[str]()
         for position, uri in enumerate(rows["model_uri"]):
@@ -114,16 +123,26 @@ class Lookup:
             return f"score.{self.conditions.score}"
         return column if column in METRICS or column.split(".")[0] == "score" else None
 
-    def _models(self, experiments: list[str], few: list[ModelVersion] | None) -> Iterator[list[LoggedModel]]:
+    def _models(
+        self, experiments: list[str], few: list[ModelVersion] | None
+    ) -> Iterator[list[LoggedModel]]:
         """Yield pages of logged models, sorted if MLflow can sort them."""
+        # The filter, restricted to the few versions' runs.
         parts = [part for part in [self.conditions.filter_string()] if part]
         if few is not None:
             runs = sorted({str(version.run_id) for version in few})
             parts.append(f"source_run_id IN ({', '.join(map(repr, runs))})")
+        # All models of a file: plain SQL is faster than MLflow's objects.
         if few is None and self._reads_all():
             assert self.store.database is not None, "it is a file"
-            yield [model for model in all_models(self.store.database) if model.experiment_id in experiments]
+            yield [
+                model
+                for model in all_models(self.store.database)
+                if model.experiment_id in experiments
+            ]
             return
+        # Let MLflow sort, so that the first page may be enough. A few spare rows replace those
+        # without a version.
         metric = self._ordering()
         options: dict[str, Any] = {"max_results": PAGE}
         if metric is not None and self.limit is not None:
@@ -142,19 +161,25 @@ class Lookup:
                 return
 
     def _enough(self, entries: list[Tracked], models: list[LoggedModel]) -> bool:
-        """Return whether no later page can change the first rows: they are full, and later values are greater."""
+        """Return whether no later page can change the first rows.
+
+        The rows must be full, and later values greater.
+        """
         metric = self._ordering()
         if metric is None or self.limit is None or len(entries) < self.limit or not models:
             return False
+        # Count the rows that are left after all conditions, not the models that were read.
         rows = self._kept(entries)
         if len(rows) < self.limit:
             return False
-        value = rows[metric if metric in rows else ORDER.get(str(self.order_by), str(self.order_by))].iloc[-1]
+        value = rows[
+            metric if metric in rows else ORDER.get(str(self.order_by), str(self.order_by))
+        ].iloc[-1]
         last = latest_metrics(models[-1]).get(metric)
         return bool(last is not None and last > value)
 
     def _few(self) -> list[ModelVersion] | None:
-        """Return the versions of the registered model; None if they are many, or if no name is given."""
+        """Return the registered model's versions; None if they are many, or no name is given."""
         if self.registered_model is None:
             return None
         page = self.store.client.search_model_versions(f"name = '{self.registered_model}'", FEW)
@@ -164,9 +189,17 @@ class Lookup:
         """Return the versions that an alias points at, at most one of each registered model."""
         client = self.store.client
         name = None if self.registered_model is None else f"name = '{self.registered_model}'"
+        # MLflow's search for versions knows no alias, but its search for registered models returns
+        # them.
         registered = pages(partial(client.search_registered_models, name, PAGE))
-        pairs = [(entry.name, entry.aliases[alias]) for entry in registered if alias in entry.aliases]
-        return [version for pair in pairs if _is_ours(version := client.get_model_version(*map(str, pair)))]
+        pairs = [
+            (entry.name, entry.aliases[alias]) for entry in registered if alias in entry.aliases
+        ]
+        return [
+            version
+            for pair in pairs
+            if _is_ours(version := client.get_model_version(*map(str, pair)))
+        ]
 
     def _with_versions(
         self, models: list[LoggedModel], few: list[ModelVersion] | None
@@ -178,7 +211,9 @@ class Lookup:
 
     def _reads_all(self) -> bool:
         """Return whether every model of a file is asked for."""
-        everything = self.alias is None and self.limit is None and not self.conditions.filter_string()
+        everything = (
+            self.alias is None and self.limit is None and not self.conditions.filter_string()
+        )
         return everything and self.store.database is not None
 
     def _versions_of(self, models: list[LoggedModel]) -> list[ModelVersion]:
@@ -187,6 +222,7 @@ class Lookup:
             versions = all_versions(self.store.database)
             named = (v for v in versions if self.registered_model in (None, v.name))
             return list(filter(_is_ours, named))
+        # Versions are found by their runs, many runs in one search.
         runs = sorted({str(model.source_run_id) for model in models if model.source_run_id})
         return list(filter(_is_ours, versions_of_runs(self.store, runs, self.registered_model)))
 
@@ -199,12 +235,18 @@ class Lookup:
         client = self.store.client
         for name in self.conditions.pushed_metrics():
             # No metric has this value, so every model with the metric meets the condition.
-            if client.search_logged_models(experiments, f"metrics.`{name}` != 0.1234567890123", max_results=1):
+            if client.search_logged_models(
+                experiments, f"metrics.`{name}` != 0.1234567890123", max_results=1
+            ):
                 continue
             sample = client.search_logged_models(experiments, max_results=SAMPLE)
             known = sorted({metric.key for model in sample for metric in model.metrics or []})
             if known and name == f"score.{self.conditions.score}":
-                scores = [k.removeprefix("score.") for k in known if k.startswith("score.") and "std_err" not in k]
+                scores = [
+                    k.removeprefix("score.")
+                    for k in known
+                    if k.startswith("score.") and "std_err" not in k
+                ]
                 raise ValueError(unknown_name("score", str(self.conditions.score), scores))
             if known:
                 raise ValueError(unknown_name("where", name, known))
@@ -217,11 +259,16 @@ def tracked(store: Store, pairs: Sequence[tuple[ModelVersion, LoggedModel]]) -> 
     for start in range(0, len(names), CHUNK):
         part = names[start : start + CHUNK]
         # get_registered_model would read every version of the model.
-        said = f"name = {part[0]!r}" if len(part) == 1 else f"name IN ({', '.join(map(repr, part))})"
+        said = (
+            f"name = {part[0]!r}" if len(part) == 1 else f"name IN ({', '.join(map(repr, part))})"
+        )
         for entry in pages(partial(store.client.search_registered_models, said, CHUNK)):
             for alias, number in sorted(entry.aliases.items()):
                 aliases.setdefault((entry.name, str(number)), []).append(alias)
-    return [Tracked(version=v, model=m, aliases=tuple(aliases.get((v.name, str(v.version)), ()))) for v, m in pairs]
+    return [
+        Tracked(version=v, model=m, aliases=tuple(aliases.get((v.name, str(v.version)), ())))
+        for v, m in pairs
+    ]
 
 
 def _experiments(store: Store, few: list[ModelVersion] | None) -> list[str]:

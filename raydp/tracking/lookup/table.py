@@ -1,4 +1,4 @@
-"""The table of models that a lookup returns: one row a version, with the column names of the points table."""
+"""The table of models that a lookup returns: one row a version, columns as the points table's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from raydp.plugins.registries import unknown_name
-from raydp.search_spaces.settings import settings_of
+from raydp.search_spaces.settings import Settings
 from raydp.tracking.lookup.conditions import GUARANTEE, ORDER, Conditions
 from raydp.tracking.records import latest_metrics
 
@@ -20,12 +20,39 @@ if TYPE_CHECKING:
 
 INTEGERS = ("version", "batch_size", "num_steps", "seed")
 FLOATS = (
-    *("learning_rate", "utility_loss", "score", "epsilon", "delta", "noise_multiplier", "max_grad_norm"),
+    *(
+        "learning_rate",
+        "utility_loss",
+        "score",
+        "epsilon",
+        "delta",
+        "noise_multiplier",
+        "max_grad_norm",
+    ),
     *("base_utility_loss", "utility_gain"),
 )
 COLUMNS = (
-    *("name", "version", "aliases", "batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"),
-    *("run_id", "status", "method", "task_hash", "epsilon", "delta", "noise_multiplier", "max_grad_norm"),
+    *(
+        "name",
+        "version",
+        "aliases",
+        "batch_size",
+        "num_steps",
+        "learning_rate",
+        "seed",
+        "utility_loss",
+        "score",
+    ),
+    *(
+        "run_id",
+        "status",
+        "method",
+        "task_hash",
+        "epsilon",
+        "delta",
+        "noise_multiplier",
+        "max_grad_norm",
+    ),
     *("base_utility_loss", "utility_gain", "certified", "sweep", "model_uri", "model_id"),
 )
 
@@ -39,10 +66,16 @@ class Tracked:
     aliases: tuple[str, ...]
 
 
-def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: bool = False) -> pd.DataFrame:
-    """Return one row per version, sorted by name and version. `attrs["unreadable"]` counts values that became null."""
+def table(
+    models: Iterable[Tracked], conditions: Conditions, *, needs_score: bool = False
+) -> pd.DataFrame:
+    """Return one row per version, sorted by name and version.
+
+    `attrs["unreadable"]` counts values that became null.
+    """
     unreadable = Counter[str]()
     rows = [_row(entry, unreadable) for entry in models]
+    # `score` is filled before the columns are typed, so that it is a number like the metrics.
     key = _score_key(rows, conditions, needs_score)
     if key is not None:
         for row in rows:
@@ -50,6 +83,7 @@ def table(models: Iterable[Tracked], conditions: Conditions, *, needs_score: boo
     extra = sorted({column for row in rows for column in row} - set(COLUMNS))
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
     numeric = [c for c in map(str, frame) if c in FLOATS or c.startswith("score.")]
+    # Nullable types: a missing value must not turn a column of integers into floats.
     frame = frame.astype(dict.fromkeys(numeric, "float64") | dict.fromkeys(INTEGERS, "Int64"))
     frame = frame.sort_values(["name", "version"], ignore_index=True)
     frame.attrs["unreadable"] = dict(unreadable)
@@ -70,11 +104,16 @@ def ordered(frame: pd.DataFrame, order_by: str | None) -> pd.DataFrame:
 def _row(entry: Tracked, unreadable: Counter[str]) -> dict[str, object]:
     """Return a model's values under the column names of the points table.
 
-    Anybody may have changed a value in the registry, and a bad one must not end every lookup: it is None, and counted.
+    Anybody may have changed a value in the registry, and a bad one must not end every lookup: it is
+    None, and counted.
     """
     version, model = entry.version, entry.model
+    # Metrics first, then parameters and tags, which hold what a metric cannot, such as an infinite
+    # ε.
     metrics = latest_metrics(model).items()
-    row: dict[str, object] = {name: value for name, value in metrics if name in FLOATS or name not in COLUMNS}
+    row: dict[str, object] = {
+        name: value for name, value in metrics if name in FLOATS or name not in COLUMNS
+    }
     tags = model.tags
     texts: dict[str, str] = dict(model.params)
     texts |= {name: tags[name] for name in (*GUARANTEE, "noise_multiplier") if name in tags}
@@ -105,7 +144,7 @@ def _integer(text: str) -> int:
 
 def _settings(text: str) -> str:
     """Return further fields as text, if they can be read."""
-    settings_of(text)
+    Settings.parse(text)
     return text
 
 
@@ -119,16 +158,28 @@ _READERS: dict[str, Callable[[str], object]] = {
 
 def _score_key(rows: list[dict[str, object]], conditions: Conditions, needed: bool) -> str | None:
     """Return the metric that `score` means: the named one, or the only one that exists."""
-    known = sorted({c for row in rows for c in row if c.startswith("score.") and not c.endswith(".std_error")})
+    # Standard errors are figures of a score, not scores.
+    known = sorted(
+        {c for row in rows for c in row if c.startswith("score.") and not c.endswith(".std_error")}
+    )
     if conditions.score is not None:
         key = f"score.{conditions.score}"
         if rows and key not in known:
-            raise ValueError(unknown_name("score", conditions.score, [k.removeprefix("score.") for k in known]))
+            raise ValueError(
+                unknown_name("score", conditions.score, [k.removeprefix("score.") for k in known])
+            )
         return key
     if len(known) == 1:
         return known[0]
-    asked = needed or conditions.max_score is not None or any(where.column == "score" for where in conditions.where)
+    # Several scores are no mistake unless `score` is used somewhere.
+    asked = (
+        needed
+        or conditions.max_score is not None
+        or any(where.column == "score" for where in conditions.where)
+    )
     if known and asked and not all("score" in row for row in rows):
         names = ", ".join(key.removeprefix("score.") for key in known)
-        raise ValueError(f"score must be named where there are several, got none. Give --score: {names}.")
+        raise ValueError(
+            f"score must be named where there are several, got none. Give --score: {names}."
+        )
     return None

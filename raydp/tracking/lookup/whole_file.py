@@ -1,6 +1,7 @@
 """All models of a SQLite store by plain SQL.
 
-MLflow makes an object of each of some fifty rows of a model. For thousands of models that takes most of a look-up.
+MLflow makes an object of each of some fifty rows of a model. For thousands of models that takes
+most of a look-up.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from raydp.tracking.address import open_to_read
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -27,11 +30,13 @@ def all_models(database: Path) -> list[LoggedModel]:
     """Return every logged model of a store, as MLflow's search returns it."""
     from mlflow.entities import LoggedModel, Metric
 
-    with _reading(database) as connection:
+    # Three tables, read once each and joined here by the model's id.
+    with closing(open_to_read(database)) as connection:
         tags, params = (_texts(connection, kind) for kind in ("tag", "param"))
         metrics = defaultdict[str, list[Metric]](list)
         for model_id, name, value, at, step in connection.execute(
-            "SELECT model_id, metric_name, metric_value, metric_timestamp_ms, metric_step FROM logged_model_metrics"
+            "SELECT model_id, metric_name, metric_value, metric_timestamp_ms, metric_step FROM "
+            "logged_model_metrics"
         ):
             metrics[model_id].append(Metric(name, value, at, step, model_id=model_id))
         return [
@@ -45,9 +50,11 @@ def all_versions(database: Path) -> list[ModelVersion]:
     """Return every version of every registered model of a store, as MLflow's search returns it."""
     from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
 
-    with _reading(database) as connection:
+    with closing(open_to_read(database)) as connection:
         tags = defaultdict[tuple[str, int], list[ModelVersionTag]](list)
-        for name, version, key, value in connection.execute("SELECT name, version, key, value FROM model_version_tags"):
+        for name, version, key, value in connection.execute(
+            "SELECT name, version, key, value FROM model_version_tags"
+        ):
             tags[name, version].append(ModelVersionTag(key, value))  # type: ignore[no-untyped-call]
         return [
             ModelVersion(**dict(row), tags=tags[row["name"], row["version"]], workspace="default")
@@ -58,14 +65,9 @@ def all_versions(database: Path) -> list[ModelVersion]:
 def _texts(connection: sqlite3.Connection, kind: str) -> defaultdict[str, dict[str, str]]:
     """Return the tags or the parameters by model."""
     texts = defaultdict[str, dict[str, str]](dict)
-    rows = connection.execute(f"SELECT model_id, {kind}_key, {kind}_value FROM logged_model_{kind}s")
+    rows = connection.execute(
+        f"SELECT model_id, {kind}_key, {kind}_value FROM logged_model_{kind}s"
+    )
     for model_id, key, value in rows:
         texts[model_id][key] = value
     return texts
-
-
-def _reading(database: Path) -> closing[sqlite3.Connection]:
-    """Open a file to read, with rows that have the names of their columns."""
-    connection = sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=20)
-    connection.row_factory = sqlite3.Row
-    return closing(connection)

@@ -30,34 +30,44 @@ def load_model(
     device: str = "cpu",
     trusted_keys: Iterable[str | Path] | None = None,
 ) -> nn.Module:
-    """Load a model from the registry, in eval mode. Nothing is unpickled: weights are safetensors, the rest JSON.
+    """Load a model from the registry, in eval mode.
 
-    Before loading, every file is compared with the hash that was sealed with the model's privacy card.
+    Nothing is unpickled: weights are safetensors, the rest JSON.
+
+    Before loading, every file is compared with the hash that was sealed with the model's privacy
+    card.
 
     Args:
         uri: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID.
-        tracking_uri: the store of the model; by default MLFLOW_TRACKING_URI, else sqlite:///raydp.db.
+        tracking_uri: the store of the model; by default MLFLOW_TRACKING_URI, else
+            sqlite:///raydp.db.
         base: name or folder of the base model, if the recorded name is unknown here.
         dtype: "float32" or "bfloat16" for the base model's weights; as recorded by default.
         device: target device, in torch's notation.
-        trusted_keys: public keys (`ed25519:...`) or files of public keys. One of the keys must have signed the model.
+        trusted_keys: public keys (`ed25519:...`) or files of public keys. One of the keys must have
+            signed the model.
 
     Returns:
         A peft model on its base, or a transformers model if every weight was trained.
 
     Raises:
-        ValueError: there is no such model, its files differ from the sealed ones, no trusted key has signed them, its
-            base cannot be loaded, or the base has other weights than in training.
+        ValueError: there is no such model, its files differ from the sealed ones, no trusted key
+            has signed them, its base cannot be loaded, or the base has other weights than in
+            training.
     """
     if dtype not in (None, "float32", "bfloat16"):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {dtype!r}. Leave it out for the recorded one.")
+        raise ValueError(
+            f"dtype must be float32 or bfloat16, got {dtype!r}. Leave it out for the recorded one."
+        )
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as folder:
         return load_folder(folder, base, dtype).to(device)
 
 
 @one_at_a_time()
 def load_folder(folder: Path, base: str | None = None, dtype: str | None = None) -> nn.Module:
-    """Load the model in a folder, in eval mode; `base` and `dtype` as in `load_model`. The folder is not checked.
+    """Load the model in a folder, in eval mode; `base` and `dtype` as in `load_model`.
+
+    The folder is not checked.
 
     Raises:
         ValueError: as `load_model` for the base and the weights.
@@ -73,18 +83,24 @@ def load_folder(folder: Path, base: str | None = None, dtype: str | None = None)
 def checked_folder(
     uri: str, *, tracking_uri: str | None = None, trusted_keys: Iterable[str | Path] | None = None
 ) -> Iterator[Path]:
-    """Return a private copy of a registered model's folder for the block, after comparing the copy with the seal.
+    """Return a private copy of a registered model's folder for the block, compared with the seal.
 
     The copy holds the sealed files alone, and nobody can change them between the check and the use.
 
     Raises:
-        ValueError: there is no such model, a file differs from the sealed one, or no trusted key has signed the seal.
+        ValueError: there is no such model, a file differs from the sealed one, or no trusted key
+            has signed the seal.
     """
+    # A store that is away is reported as such; errors in the block are the caller's.
     trust = Trust.given(trusted_keys)
     with answering():
         store = open_store(tracking_uri)
         model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
-    with artifact(store, model.artifact_location) as folder, tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
+    with (
+        artifact(store, model.artifact_location) as folder,
+        tempfile.TemporaryDirectory(prefix="raydp-") as scratch,
+    ):
+        # peft would unpickle other weights, which can run code.
         _require_safetensors(folder)
         copy = Path(scratch) / "model"
         trust.copy_checked(folder, copy, model, uri)
@@ -104,7 +120,8 @@ def load_tokenizer(
         uri, tracking_uri, base, trusted_keys: as in `load_model`.
 
     Raises:
-        ValueError: there is no such model, its files differ from the sealed ones, or there is no tokenizer for it.
+        ValueError: there is no such model, its files differ from the sealed ones, or there is no
+            tokenizer for it.
     """
     with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as folder:
         return tokenizer_in(folder, base)
@@ -132,7 +149,8 @@ def _require_safetensors(folder: Path) -> None:
     """Raise ValueError for an adapter without safetensors, for which peft would load a pickle."""
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
         raise ValueError(
-            f"MODEL must hold {ADAPTER_WEIGHTS}, got {sorted(p.name for p in folder.iterdir())}. Log it again."
+            f"MODEL must hold {ADAPTER_WEIGHTS}, got {sorted(p.name for p in folder.iterdir())}. "
+            "Log it again."
         )
 
 
@@ -146,20 +164,26 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
     from raydp.spec.sections import ModelSpec
 
     _require_safetensors(folder)
+    # The base by name, in the quantisation of the training.
     name = base or recorded["name"]
     try:
         quantization = recorded.get("quantization")
-        spec = ModelSpec.model_validate({"name": name, "dtype": dtype, "quantization": quantization})
+        spec = ModelSpec.model_validate(
+            {"name": name, "dtype": dtype, "quantization": quantization}
+        )
         pretrained = load_base(spec)
         quantise(pretrained)
     except ValueError as error:
         raise ValueError(
-            f"base must be loadable here, got {name!r}: {error} Give the base model's folder or hub id as base."
+            f"base must be loadable here, got {name!r}: {error} Give the base model's folder or "
+            "hub id as base."
         ) from error
+    # An adapter on other weights gives another model, whose guarantee and scores nobody knows.
     if pretrained.weight_hash != recorded["weight_hash"]:
         raise ValueError(
-            f"base must have the weights that the adapter was trained on (SHA-256 {recorded['weight_hash'][:12]}...), "
-            f"got {name!r} with {pretrained.weight_hash[:12]}.... Give the folder of the original "
+            "base must have the weights that the adapter was trained on (SHA-256 "
+            f"{recorded['weight_hash'][:12]}...), got {name!r} with "
+            f"{pretrained.weight_hash[:12]}.... Give the folder of the original "
             f"{recorded['name']!r} as base."
         )
     library = without_bitsandbytes() if quantization is None else nullcontext()
@@ -186,6 +210,6 @@ def _safetensors_only(folder: Path) -> Iterator[None]:
         yield
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"MODEL must hold weights as safetensors, got {sorted(p.name for p in folder.iterdir())} ({error}). "
-            "Log it again."
+            "MODEL must hold weights as safetensors, got "
+            f"{sorted(p.name for p in folder.iterdir())} ({error}). Log it again."
         ) from error

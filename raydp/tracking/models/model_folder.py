@@ -1,14 +1,15 @@
 """The files of a tracked model.
 
-transformers and peft can load the folder without raydp. It holds PEFT's adapter layout, or a full model as
-save_pretrained writes it. Added files are privacy.json and privacy.md (the guarantee, for programs and people),
-base.json (name and weight hash of the base model), code/ (the loader of `mlflow.pyfunc`, which needs no raydp) and
-seal.json, which binds all files.
+transformers and peft can load the folder without raydp. It holds PEFT's adapter layout, or a full
+model as save_pretrained writes it. Added files are privacy.json and privacy.md (the guarantee, for
+programs and people), base.json (name and weight hash of the base model), code/ (the loader of
+`mlflow.pyfunc`, which needs no raydp) and seal.json, which binds all files.
 
-The MLmodel file describes the folder in MLflow's own format. Its flavours are raydp's own, a python_function, and for
-language models MLflow's `transformers`. That flavour names a base of the hub by its id and commit, and any other base
-as the folder `base` beside the adapter, which an export writes. MLflow itself would record an absolute path, which
-no other machine has. No flavour reads or writes a pickle.
+The MLmodel file describes the folder in MLflow's own format. Its flavours are raydp's own, a
+python_function, and for language models MLflow's `transformers`. That flavour names a base of the
+hub by its id and commit, and any other base as the folder `base` beside the adapter, which an
+export writes. MLflow itself would record an absolute path, which no other machine has. No flavour
+reads or writes a pickle.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydp.models.families import family_of
 from raydp.tracking.portable import (
     ADAPTER_CONFIG,
     CHAT_TEMPLATE,
-    is_network,
     model_files,
     portable,
     portable_config,
@@ -56,7 +57,10 @@ LOADER = "raydp.tracking.serving"
 CODE_FOLDER = "code"
 """Folder of the modules by which MLflow loads a language model, with or without raydp."""
 STANDALONE = "raydp_standalone"
-_CODE = {STANDALONE: Path(__file__).parents[1] / "standalone.py", "raydp_plain": Path(__file__).with_name("plain.py")}
+_CODE = {
+    STANDALONE: Path(__file__).parents[1] / "standalone.py",
+    "raydp_plain": Path(__file__).with_name("plain.py"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,7 @@ class Folder:
     @classmethod
     def of(cls, trial: TrialRecord, written: Path, model_id: str, mlflow_run_id: str) -> Folder:
         """Write the files that the trial's folder lacks into an empty folder."""
+        # Configurations are rewritten without paths of this machine; other files go up as they are.
         base: dict[str, Any] = portable(trial.base)
         base_name, kept = base["name"], []
         for path in model_files(trial.model_dir):
@@ -83,6 +88,7 @@ class Folder:
                 (written / path.name).write_text(config, encoding="utf-8")
             else:
                 kept.append(path)
+        # The cards and MLflow's description, then a hash of every file for the seal.
         _write_cards(trial, written)
         kind = "adapter" if (trial.model_dir / ADAPTER_CONFIG).is_file() else "full"
         chats = (trial.model_dir / CHAT_TEMPLATE).is_file()
@@ -97,11 +103,18 @@ class Folder:
         return sealed
 
 
-def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: TrialRecord, key: SigningKey | None) -> str:
-    """Upload a trial's model folder to the artifacts of a logged model, and return its seal for the tag SEAL_TAG.
+def upload(
+    client: MlflowClient,
+    model_id: str,
+    mlflow_run_id: str,
+    trial: TrialRecord,
+    key: SigningKey | None,
+) -> str:
+    """Upload a trial's model folder to a logged model, and return its seal for the tag SEAL_TAG.
 
     Existing files are replaced.
     """
+    # Files that raydp writes go through a scratch folder: the trial's own folder stays as it is.
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         folder = Folder.of(trial, Path(scratch), model_id, mlflow_run_id)
         sealed = folder.seal(trial, model_id, key)
@@ -111,11 +124,14 @@ def upload(client: MlflowClient, model_id: str, mlflow_run_id: str, trial: Trial
     return sealed.tag()
 
 
-def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: SigningKey | None) -> None:
+def replace_cards(
+    store: Store, model: LoggedModel, trial: TrialRecord, key: SigningKey | None
+) -> None:
     """Replace privacy.json, privacy.md and the seal. Do nothing if they are unchanged.
 
-    The other files' hashes come from the trial's own folder. If the folder is gone, they come from the old seal, and
-    only if the same key made it: files that exist on the server alone are never signed unseen.
+    The other files' hashes come from the trial's own folder. If the folder is gone, they come from
+    the old seal, and only if the same key made it: files that exist on the server alone are never
+    signed unseen.
 
     Raises:
         ValueError: the folder is gone, and this key did not seal the files on the server.
@@ -127,7 +143,12 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
         if trial.model_dir.is_dir():
             folder = Folder.of(trial, written, model.model_id, str(model.source_run_id))
             same = folder.hashes[PRIVACY_FILE] == (old.statement["privacy_sha256"] if old else None)
-            if old and same and old.key == (key.public if key else None) and old.signature_problem(None) is None:
+            if (
+                old
+                and same
+                and old.key == (key.public if key else None)
+                and old.signature_problem(None) is None
+            ):
                 return
             sealed = folder.seal(trial, model.model_id, key)
         else:
@@ -143,7 +164,13 @@ def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Sig
 
 
 def write_mlmodel(
-    folder: Path, kind: str, base: Mapping[str, Any], *, model_id: str | None, run_id: str | None, chats: bool
+    folder: Path,
+    kind: str,
+    base: Mapping[str, Any],
+    *,
+    model_id: str | None,
+    run_id: str | None,
+    chats: bool,
 ) -> None:
     """Write MLflow's description of a model's folder, and the loader that it names.
 
@@ -155,9 +182,10 @@ def write_mlmodel(
     """
     from mlflow.models import Model
 
+    # MLflow loads a model of a family by raydp, and a language model by the copied loader, without raydp.
     name = base["name"]
     flavors: dict[str, Any] = {"raydp": {"kind": kind, "base": name, "loader": "raydp.load_model"}}
-    if is_network(name):
+    if family_of(name) is not None:
         flavors["python_function"] = {"loader_module": LOADER}
     else:
         (folder / CODE_FOLDER).mkdir(exist_ok=True)
@@ -165,12 +193,14 @@ def write_mlmodel(
             shutil.copyfile(source, folder / CODE_FOLDER / f"{module}.py")
         flavors["python_function"] = {"loader_module": STANDALONE, "code": CODE_FOLDER}
         flavors["transformers"] = _transformers_flavor(kind, base)
-    model = Model(model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(name, chats=chats))
+    model = Model(
+        model_id=model_id, run_id=run_id, flavors=flavors, signature=_signature(name, chats=chats)
+    )
     model.save(str(folder / MODEL_FILE))
 
 
 def _transformers_flavor(kind: str, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return MLflow's flavour `transformers` of a language model, in the keys of mlflow.transformers.flavor_config."""
+    """Return MLflow's flavour `transformers` of a language model, as in its flavor_config."""
     import transformers
 
     flavor: dict[str, Any] = {
@@ -183,31 +213,39 @@ def _transformers_flavor(kind: str, base: Mapping[str, Any]) -> dict[str, Any]:
         "components": ["tokenizer"],
         "tokenizer_type": "AutoTokenizer",
     }
+    # A whole model needs no base; an adapter's is beside it or on the hub.
     if kind == "full":
         return {**flavor, "model_binary": "."}
     flavor["peft_adaptor"] = "."
     if (revision := base.get("revision")) is None:
         return {**flavor, "model_binary": EXPORTED_BASE}
-    named = {"source_model_revision": revision, "tokenizer_name": base["name"], "tokenizer_revision": revision}
+    named = {
+        "source_model_revision": revision,
+        "tokenizer_name": base["name"],
+        "tokenizer_revision": revision,
+    }
     return {**flavor, **named}
 
 
 def _signature(base_name: str, *, chats: bool) -> ModelSignature:
-    """Return the signature: prompts in and texts out; for a classification network arrays in and probabilities out."""
+    """Return the signature: prompts in and texts out, or arrays in and probabilities out.
+
+    Arrays and probabilities are those of a model of a family.
+    """
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    if is_network(base_name):
-        from raydp.models.networks import NetworkName
-
-        network = NetworkName.parse(base_name)
-        assert network is not None, f"{base_name} is the name of a network"
+    if (family := family_of(base_name)) is not None:
+        shape, num_outputs = family.shapes(base_name)
         return ModelSignature(
-            inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *network.input_shape))]),
-            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, network.num_classes))]),
+            inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *shape))]),
+            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, num_outputs))]),
         )
-    params = [ParamSpec("max_new_tokens", DataType.long, 32), ParamSpec("temperature", DataType.double, 0.0)]
+    params = [
+        ParamSpec("max_new_tokens", DataType.long, 32),
+        ParamSpec("temperature", DataType.double, 0.0),
+    ]
     if chats:
         params.append(ParamSpec("apply_chat_template", DataType.boolean, False))
     return ModelSignature(
@@ -225,7 +263,9 @@ def _write_cards(trial: TrialRecord, folder: Path) -> None:
     (folder / BASE_FILE).write_text(to_json(trial.base), encoding="utf-8")
 
 
-def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: SigningKey | None) -> Seal:
+def _sealed(
+    trial: TrialRecord, model_id: str, hashes: dict[str, str], key: SigningKey | None
+) -> Seal:
     said = statement(
         model_id=model_id,
         run_id=trial.run_id,
@@ -237,16 +277,26 @@ def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: Sign
     return Seal.make(said, key)
 
 
-def _sealed_hashes(store: Store, model: LoggedModel, old: Seal | None, key: SigningKey | None) -> dict[str, str]:
+def _sealed_hashes(
+    store: Store, model: LoggedModel, old: Seal | None, key: SigningKey | None
+) -> dict[str, str]:
     """Return the hashes of a model's files from its earlier seal."""
-    text = (artifact_bytes(store, model.artifact_location, SEAL_FILE) or b"").decode(errors="replace")
+    text = (artifact_bytes(store, model.artifact_location, SEAL_FILE) or b"").decode(
+        errors="replace"
+    )
     own = Seal.read(text)
     hashes: dict[str, str] = json.loads(text)["files"] if own is not None else {}
+    # The list in the file counts only if the registry's seal vouches for its hash.
     intact = own is not None and own == old and hash_of(hashes) == own.statement["files_sha256"]
-    problem = own.signature_problem(frozenset({key.public}) if key else None) if own and intact else "not sealed as is"
+    problem = (
+        own.signature_problem(frozenset({key.public}) if key else None)
+        if own and intact
+        else "not sealed as is"
+    )
     if problem is not None:
         raise ValueError(
-            f"MODEL must be sealed by the same key before its card is replaced, got {model.model_id}: {problem}. "
-            "Restore the trial's model folder, or check the model and seal it by `raydp models seal`."
+            "MODEL must be sealed by the same key before its card is replaced, got "
+            f"{model.model_id}: {problem}. Restore the trial's model folder, or check the model "
+            "and seal it by `raydp models seal`."
         )
     return hashes

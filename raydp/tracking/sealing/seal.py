@@ -1,8 +1,9 @@
-"""The seal that binds a model to its guarantee: a statement of hashes and values, signed if there is a key.
+"""The seal that binds a model to its guarantee: a statement of hashes, signed if there is a key.
 
-The statement binds the privacy record, every file of the model's folder, the base model's weights, the configuration,
-and the logged model that it was made for. It is stored beside the model as seal.json, with the hash of each file, and
-as a tag, so that a lookup can check it without a download.
+The statement binds the privacy record, every file of the model's folder, the base model's weights,
+the configuration, and the logged model that it was made for. It is stored beside the model as
+seal.json, with the hash of each file, and as a tag, so that a lookup can check it without a
+download.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SEAL_TAG = "raydp.seal"
 PRIVACY_FILE = "privacy.json"
 BASE_FILE = "base.json"
 DOWNLOAD_NOTE = "registered_model_meta"
-"""File with name and version that MLflow writes into a downloaded model folder; raydp does not read it."""
+"""File with name and version that MLflow writes into a downloaded folder; raydp ignores it."""
 README_FILE = "README.md"
 EXPORTED_BASE = "base"
 """Folder of the base model's files beside an exported adapter."""
@@ -39,8 +40,9 @@ class Seal:
     """A statement with its signature.
 
     Attributes:
-        statement: model_id, run_id, configuration, guarantee (the values of PRIVACY_TAGS), base_weight_hash,
-            privacy_sha256 (of privacy.json) and files_sha256 (of the hashes of all files); texts only.
+        statement: model_id, run_id, configuration, guarantee (the values of PRIVACY_TAGS),
+            base_weight_hash, privacy_sha256 (of privacy.json) and files_sha256 (of the hashes of
+            all files); texts only.
         key: the public key of the signature; None if the statement is not signed.
         signature: the signature in base64.
     """
@@ -59,9 +61,14 @@ class Seal:
     @classmethod
     def read(cls, text: str) -> Seal | None:
         """Read a seal from its tag or file; return None if the text is not a seal."""
+        # The text may come from anybody, so every form is checked before a field is used.
         try:
             content = json.loads(text, parse_constant=_refuse)
-            statement, key, signature = content["statement"], content.get("key"), content.get("signature")
+            statement, key, signature = (
+                content["statement"],
+                content.get("key"),
+                content.get("signature"),
+            )
             well_formed = isinstance(statement, dict) and isinstance(statement["guarantee"], dict)
             well_formed &= all(isinstance(part, str | None) for part in (key, signature))
             well_formed &= all(isinstance(statement[name], str) for name in _HASHES)
@@ -75,24 +82,33 @@ class Seal:
 
     def file(self, hashes: Mapping[str, str]) -> str:
         """Return the content of seal.json."""
-        # `to_json` is not used, because it would shorten a signature that happens to look like a path.
+        # `to_json` is not used, because it would shorten a signature that happens to look like a
+        # path.
         return json.dumps({**self._document(), "files": hashes}, indent=2, sort_keys=True) + "\n"
 
     def is_of_record(self, content: bytes | None) -> bool:
         """Return whether the content is that of the sealed privacy.json."""
-        return content is not None and hashlib.sha256(content).hexdigest() == self.statement.get("privacy_sha256")
+        return content is not None and hashlib.sha256(content).hexdigest() == self.statement.get(
+            "privacy_sha256"
+        )
 
     def signature_problem(self, keys: frozenset[str] | None) -> str | None:
         """Return why the signature is unreliable; None if it is reliable.
 
         Args:
-            keys: the trusted public keys. With None the seal need not be signed, but an existing signature must fit.
+            keys: the trusted public keys. With None the seal need not be signed, but an existing
+                signature must fit.
         """
+        # Half a signature is not "unsigned": both parts must be missing.
         if self.key is None or self.signature is None:
             return None if keys is None and self.key is self.signature else NOT_SIGNED
         if keys is not None and self.key not in keys:
             return OTHER_KEY
-        return None if signature_fits(self.key, self.signature, _message(self.statement)) else BAD_SIGNATURE
+        return (
+            None
+            if signature_fits(self.key, self.signature, _message(self.statement))
+            else BAD_SIGNATURE
+        )
 
     def _document(self) -> dict[str, object]:
         return {"statement": self.statement, "key": self.key, "signature": self.signature}
@@ -121,7 +137,8 @@ def statement(
     """Return the statement of a model's seal.
 
     Args:
-        model_id: id of MLflow's logged model, so that a seal does not fit another model it is copied to.
+        model_id: id of MLflow's logged model, so that a seal does not fit another model it is
+            copied to.
         run_id, configuration, base_weight_hash: as in `TrialRecord`.
         privacy: the record in privacy.json.
         hashes: file -> SHA-256 (hex), for every file but seal.json.
@@ -159,4 +176,6 @@ def _message(content: Mapping[str, object]) -> bytes:
 
 def _canonical(content: Mapping[str, object]) -> bytes:
     """Return equal bytes for equal content: sorted keys, no white space, ASCII."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode(
+        "ascii"
+    )

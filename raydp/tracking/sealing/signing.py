@@ -1,4 +1,4 @@
-"""The team's Ed25519 key: the private half in a file that only its owner can read, the public half as a text."""
+"""The team's Ed25519 key: a private half that only its owner can read, and a public text."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class SigningKey:
         private = private_key(path, "tracking.signing_key", remedy)
         if not isinstance(private, Ed25519PrivateKey):
             raise ValueError(
-                f"tracking.signing_key must hold an Ed25519 key in PEM without a password, got {str(path)!r} with "
-                f"something else. {remedy}"
+                "tracking.signing_key must hold an Ed25519 key in PEM without a password, got "
+                f"{str(path)!r} with something else. {remedy}"
             )
         return cls(public=_text(private.public_key().public_bytes_raw()), _private=private)
 
@@ -73,10 +73,12 @@ def private_key(path: Path, name: str, remedy: str) -> PrivateKeyTypes | None:
 
     if not path.is_file():
         raise ValueError(f"{name} must be the file of a private key, got {str(path)!r}. {remedy}")
+    # A key that others can read may be theirs already.
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(
             f"{name} must be readable by its owner alone, got {str(path)!r} with mode "
-            f"{stat.S_IMODE(path.stat().st_mode):o}. chmod 600 it, and make another if others may have read it."
+            f"{stat.S_IMODE(path.stat().st_mode):o}. chmod 600 it, and make another if others may "
+            "have read it."
         )
     try:
         return load_pem_private_key(path.read_bytes(), password=None)
@@ -108,11 +110,13 @@ def new_key(path: Path) -> str:
 
     private = Ed25519PrivateKey.generate()
     public = _text(private.public_key().public_bytes_raw())
+    # Check both names first, so that no half pair is left behind.
     beside = path.with_name(path.name + PUBLIC_SUFFIX)
     for file in (path, beside):
         if file.exists():
             raise FileExistsError(17, "a key is never replaced", str(file))
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    # O_EXCL never replaces a key, and the mode is set at creation, not afterwards.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(pem)
     with beside.open("x", encoding="utf-8") as text:
@@ -121,7 +125,9 @@ def new_key(path: Path) -> str:
 
 
 def trusted_keys(given: Iterable[str | Path]) -> frozenset[str]:
-    """Return public keys from `ed25519:...` texts and from files with one key a line (`#` starts a comment).
+    """Return public keys from `ed25519:...` texts and from files with one key a line.
+
+    In a file, `#` starts a comment.
 
     Raises:
         ValueError: an item is not a public key, or a file has no key.
@@ -133,7 +139,7 @@ def trusted_keys(given: Iterable[str | Path]) -> frozenset[str]:
 
 
 def signature_fits(public: str, signature: str, message: bytes) -> bool:
-    """Return whether a signature is of this message by this key; False also if key or signature is malformed."""
+    """Return whether a signature is of this message by this key; False also if one is malformed."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -149,16 +155,27 @@ def _from_file(path: Path) -> set[str]:
     """Return the public keys in a file; raise ValueError if it has none, or a private one."""
     remedy = "Give `ed25519:...` or the .pub file that `raydp models keygen` wrote."
     try:
-        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [
+            line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"--trusted-key must be a public key or a file of them, got {str(path)!r}. {remedy}"
         ) from error
+    # A private key in a place for public ones has probably been shared already: say so, do not use
+    # it.
     if any("PRIVATE KEY" in line for line in lines):
-        raise ValueError(f"--trusted-key must be a public key, got the private one in {str(path)!r}. {remedy}")
-    keys = {_checked(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line}
+        raise ValueError(
+            f"--trusted-key must be a public key, got the private one in {str(path)!r}. {remedy}"
+        )
+    keys = {
+        _checked(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line
+    }
     if not keys:
-        raise ValueError(f"--trusted-key must name a file with at least one key, got none in {str(path)!r}. {remedy}")
+        raise ValueError(
+            f"--trusted-key must name a file with at least one key, got none in {str(path)!r}. "
+            f"{remedy}"
+        )
     return keys
 
 
@@ -167,13 +184,15 @@ def _checked(text: str, shown: str) -> str:
         return _text(_raw(text))
     except (ValueError, binascii.Error) as error:
         raise ValueError(
-            f"--trusted-key must be ed25519: and {_PUBLIC_BYTES} bytes in base64, got {shown!r}. Copy the line from "
-            "the .pub file."
+            f"--trusted-key must be ed25519: and {_PUBLIC_BYTES} bytes in base64, got {shown!r}. "
+            "Copy the line from the .pub file."
         ) from error
 
 
 def _raw(text: str) -> bytes:
     raw = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    # validate=True refuses other characters, which b64decode would skip; the length shows a cut
+    # key.
     if not text.startswith(PREFIX) or len(raw) != _PUBLIC_BYTES:
         raise ValueError("no public key")
     return raw

@@ -32,14 +32,14 @@ class Trust:
     """A reader's demands on a model.
 
     Attributes:
-        keys: public keys, one of which must have signed. With None the model need not be signed, but an existing
-            signature must fit.
+        keys: public keys, one of which must have signed. With None the model need not be signed,
+            but an existing signature must fit.
         verify: also read the model's files, and not only the registry's tags.
 
-    The tags of a signed model bind ε, δ, unit, accountant, noise, configuration and the identity of the model. Anybody
-    who edits the tags cannot change or exchange these values undetected. The signature does not bind utility, scores
-    and aliases, which are added later, nor the absence of an alarm. Only reading the files shows that they are the
-    signed ones.
+    The tags of a signed model bind ε, δ, unit, accountant, noise, configuration and the identity of
+    the model. Anybody who edits the tags cannot change or exchange these values undetected. The
+    signature does not bind utility, scores and aliases, which are added later, nor the absence of
+    an alarm. Only reading the files shows that they are the signed ones.
     """
 
     keys: frozenset[str] | None = None
@@ -54,7 +54,9 @@ class Trust:
         """
         public = None if keys is None else trusted_keys(keys)
         if public is not None and not public:
-            raise ValueError("trusted_keys must name at least one key, got none. Leave it out to trust any.")
+            raise ValueError(
+                "trusted_keys must name at least one key, got none. Leave it out to trust any."
+            )
         return cls(keys=public, verify=verify)
 
     def problem(self, store: Store, model: LoggedModel, version: ModelVersion | None) -> str | None:
@@ -66,7 +68,8 @@ class Trust:
         return problem
 
     def tag_problem(self, model: LoggedModel, version: ModelVersion | None) -> str | None:
-        """Return why the guarantee is unreliable by the registry's tags alone, without reading the model's files."""
+        """Return why the guarantee is unreliable by the tags alone, without reading any file."""
+        # The seal must be there, be of this model, and not be refuted by an audit.
         sealed = _sealed(model)
         if sealed is None:
             return NO_CARD
@@ -75,37 +78,50 @@ class Trust:
             return OTHER_MODEL
         if version is not None and ALARM_TAG in version.tags:
             return ALARM
-        if version is not None and version.source not in (model.artifact_location, f"models:/{model.model_id}"):
+        if version is not None and version.source not in (
+            model.artifact_location,
+            f"models:/{model.model_id}",
+        ):
             return OTHER_MODEL  # MLflow itself would load the files at version.source
         if (problem := sealed.signature_problem(self.keys)) is not None:
             return problem
+        # What look-ups read, in both places, must be what was sealed.
         places = [model.tags] if version is None else [model.tags, version.tags]
         expected = {**said["guarantee"], "run_id": said.get("run_id")}
         same = all(tags.get(name) == text for tags in places for name, text in expected.items())
         configuration = said.get("configuration")
-        same &= isinstance(configuration, dict) and configuration.items() <= dict(model.params).items()
+        same &= (
+            isinstance(configuration, dict) and configuration.items() <= dict(model.params).items()
+        )
         return None if same else OTHER_FIGURES
 
     def copy_checked(self, folder: Path, copy: Path, model: LoggedModel, uri: str) -> None:
-        """Copy a model's files, and refuse them if they differ from the sealed ones. Read the copy, not the folder.
+        """Copy a model's files, and refuse them if they differ from the sealed ones.
+
+        Read the copy, not the folder.
 
         Args:
             folder: the model's files. Somebody may change them at any moment.
             copy: a new folder in a place that nobody else can write to.
 
         Raises:
-            ValueError: the message says which files differ, that they are gone, or what is wrong with the signature.
+            ValueError: the message says which files differ, that they are gone, or what is wrong
+                with the signature.
         """
-        problem = self.tag_problem(model, None) or copy_problem(folder, copy, _sealed(model), self.keys)
+        # Tags first: they cost nothing. No version here, because the URI may name a model without
+        # one.
+        problem = self.tag_problem(model, None) or copy_problem(
+            folder, copy, _sealed(model), self.keys
+        )
         if problem == NO_FILES:
             raise ValueError(
-                f"MODEL must be complete, got {uri}: {NO_FILES} from {model.artifact_location}. Restore them. A SQLite "
-                "store also finds them in the folder mlruns beside it."
+                f"MODEL must be complete, got {uri}: {NO_FILES} from {model.artifact_location}. "
+                "Restore them. A SQLite store also finds them in the folder mlruns beside it."
             )
         if problem is not None:
             raise ValueError(
-                f"MODEL must hold what its privacy card was made for, got {uri}: {problem}. Restore it, or check it "
-                "and seal it by `raydp models seal`."
+                f"MODEL must hold what its privacy card was made for, got {uri}: {problem}. "
+                "Restore it, or check it and seal it by `raydp models seal`."
             )
 
 

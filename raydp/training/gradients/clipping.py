@@ -1,9 +1,9 @@
 """The clipped sum of per-example gradients, in one backward pass.
 
-Every trained layer keeps its input. The backward pass of the summed loss gives the gradient of each layer's output.
-Input and output gradient together give the per-example norms and the sum of the clipped gradients. The weights
-themselves take no gradient. So the pass costs as much as a pass through activations, and stops at the first trained
-layer.
+Every trained layer keeps its input. The backward pass of the summed loss gives the gradient of each
+layer's output. Input and output gradient together give the per-example norms and the sum of the
+clipped gradients. The weights themselves take no gradient. So the pass costs as much as a pass
+through activations, and stops at the first trained layer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,23 @@ from typing import cast
 import torch
 from torch import nn
 
-from raydp.training.gradients.layers import Rule, Use, cross_term, joined, norm_rule, rule_of, uses_of
+from raydp.training.gradients.layers import (
+    Rule,
+    Use,
+    cross_term,
+    joined,
+    norm_rule,
+    rule_of,
+    uses_of,
+)
 from raydp.training.gradients.memory import recomputes_layers
 from raydp.training.gradients.thresholds import Clipping
-from raydp.training.gradients.vjp import check_supported, only_input, per_example_gradients, unsupported
+from raydp.training.gradients.vjp import (
+    check_supported,
+    only_input,
+    per_example_gradients,
+    unsupported,
+)
 from raydp.training.gradients.weight_reads import only_by_their_layers
 from raydp.training.sharding import is_sharded
 
@@ -44,7 +57,8 @@ class _Call:
         output: its output; only if the rule needs it.
         autocast: the dtype of autocast; None without autocast.
         g: the gradient of the output.
-        uses: the uses of the layer's own weights, if they are known already; x and g then have a shape only.
+        uses: the uses of the layer's own weights, if they are known already; x and g then have a
+            shape only.
     """
 
     module: nn.Module
@@ -57,14 +71,18 @@ class _Call:
 
 
 class _HandOver(torch.autograd.Function):
-    """The identity of a layer's output, whose backward pass hands over the layer's input and the output's gradient.
+    """The identity of a layer's output. Its backward pass hands over input and output gradient.
 
-    Autograd keeps the input. So a layer that is recomputed need not keep it until the backward pass.
+    Autograd keeps the input. So a layer that is recomputed need not keep it until the backward
+    pass.
     """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, output: torch.Tensor, x: torch.Tensor, receive: Callable[[torch.Tensor, torch.Tensor], None]
+        ctx,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        receive: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.receive = receive
@@ -80,27 +98,35 @@ class ClippedGradients:
     """Sums clipped per-example gradients of a model's trained parameters.
 
     Args:
-        model: in eval mode, because dropout would make the guarantee depend on a generator without key.
+        model: in eval mode, because dropout would make the guarantee depend on a generator without
+            key.
         parameters: name -> trained parameter; all others are left unchanged.
         clipping: gives the factor of an example's gradient from its norm over all parameters.
-        weight_decay: λ >= 0. Each example's loss gets the term λ/2 ‖θ‖² of the trained parameters θ, so that λθ is
-            clipped together with the gradient (Guo 2024, section 4.1, whose Algorithm 1 adds the scalar itself). A
-            norm counts as at least λ‖θ‖, so that a gradient that cancels λθ contributes at most 2 c to the sum.
+        weight_decay: λ >= 0. Each example's loss gets the term λ/2 ‖θ‖² of the trained parameters
+            θ, so that λθ is clipped together with the gradient (Guo 2024, section 4.1, whose
+            Algorithm 1 adds the scalar itself). A norm counts as at least λ‖θ‖, so that a gradient
+            that cancels λθ contributes at most 2 c to the sum.
 
     Guarantee:
-        Adding or removing one unit (an example, or all examples of a user) changes the sum by at most
-        clipping.max_grad_norm in the L2 norm over all parameters, up to fp32 rounding. This assumes that the loss of
-        an example depends on that example alone.
+        Adding or removing one unit (an example, or all examples of a user) changes the sum by at
+        most clipping.max_grad_norm in the L2 norm over all parameters, up to fp32 rounding. This
+        assumes that the loss of an example depends on that example alone.
 
     Raises:
-        ValueError: a trained parameter belongs to a layer whose per-example gradient is not known; the message names
-            the layer. Some layers are rejected here, the others in the first pass. It is also an error if a parameter
-            takes no part in the loss of a micro-batch, because its gradient may have been overlooked. This includes
-            experts that no token was routed to; layers that see only some of the examples have no rule anyway.
+        ValueError: a trained parameter belongs to a layer whose per-example gradient is not known;
+            the message names the layer. Some layers are rejected here, the others in the first
+            pass. It is also an error if a parameter takes no part in the loss of a micro-batch,
+            because its gradient may have been overlooked. This includes experts that no token was
+            routed to; layers that see only some of the examples have no rule anyway.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: dict[str, nn.Parameter], clipping: Clipping, *, weight_decay: float = 0.0
+        self,
+        model: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        clipping: Clipping,
+        *,
+        weight_decay: float = 0.0,
     ) -> None:
         assert not model.training, "per-example gradients need eval mode"
         self.weight_decay = weight_decay
@@ -108,20 +134,29 @@ class ClippedGradients:
         self.parameters = parameters
         self.clipping = clipping
         by_id = {id(p): name for name, p in parameters.items()}
-        self._modules: dict[nn.Module, dict[str, str]] = {}  # module -> its own weight name -> parameter name
+        self._modules: dict[
+            nn.Module, dict[str, str]
+        ] = {}  # module -> its own weight name -> parameter name
         self._names: dict[nn.Module, str] = {}
         self._rules: dict[nn.Module, Rule] = {}
-        self._unproven: set[nn.Module] = set()  # have the rule for norms because of their name; not tested yet
+        # Modules with the rule for norms because of their class's name. It is not tested yet.
+        self._unproven: set[nn.Module] = set()
         self._sharded = is_sharded(model)
         self._recomputes = recomputes_layers(model)
-        assert not (self._sharded and weight_decay), "no worker has all weights; the spec refuses it"
-        self._reads_checked = self._sharded  # gathering a sharded layer's weights would count as a read outside it
-        owners: dict[str, list[str]] = defaultdict(list)  # parameter -> paths of the modules that count it
+        assert not (self._sharded and weight_decay), (
+            "no worker has all weights; the spec refuses it"
+        )
+        # Gathering a sharded layer's weights would count as a read outside it.
+        self._reads_checked = self._sharded
+        # Parameter -> paths of the modules that count it.
+        owners: dict[str, list[str]] = defaultdict(list)
+        # Find each trained parameter's layer, and the layer's rule.
         for path, module in model.named_modules():
             own: dict[str, str] = {}
             for attribute, parameter in module._parameters.items():
                 name = by_id.get(id(parameter))
-                # A parameter of nested modules counts once: the outer module's gradient includes the inner one's.
+                # A parameter of nested modules counts once: the outer module's gradient includes
+                # the inner one's.
                 if name is not None and not any(_is_within(path, outer) for outer in owners[name]):
                     owners[name].append(path)
                     own[attribute] = name
@@ -133,6 +168,7 @@ class ClippedGradients:
                 if self._rules[module] == "norm":
                     self._unproven.add(module)
 
+        # A weight of two layers, such as an embedding that is also the output layer.
         counts = Counter(name for own in self._modules.values() for name in own.values())
         self._tied = {name for name, count in counts.items() if count > 1}
 
@@ -148,18 +184,22 @@ class ClippedGradients:
         Args:
             loss_fn: runs the model and returns the per-example losses [B].
             total: parameter name -> running sum, fp32, changed in place.
-            examples_per_unit: m. Each m successive examples are one unit of privacy, of U = B / m units. The sum of
-                their gradients is clipped (user-level DP-SGD with user-level sampling: McMahan et al. 2018; Charles et
-                al. 2024).
-            weights: [U] in [0, 1], the factor of each unit's clipped gradient. It scales the largest change of the sum
-                by one unit, in clipping norms.
+            examples_per_unit: m. Each m successive examples are one unit of privacy, of U = B / m
+                units. The sum of their gradients is clipped (user-level DP-SGD with user-level
+                sampling: McMahan et al. 2018; Charles et al. 2024).
+            weights: [U] in [0, 1], the factor of each unit's clipped gradient. It scales the
+                largest change of the sum by one unit, in clipping norms.
 
         Returns:
             [2, U]: the mean loss of each unit, and the norm of its gradient before clipping.
         """
         # Forward and backward pass, with every call of a trained layer on record.
         with self._recording() as calls:
-            with nullcontext() if self._reads_checked else only_by_their_layers(self._modules, self.parameters):
+            with (
+                nullcontext()
+                if self._reads_checked
+                else only_by_their_layers(self._modules, self.parameters)
+            ):
                 losses = loss_fn()
             self._reads_checked = True
             losses.sum().backward()
@@ -169,9 +209,12 @@ class ClippedGradients:
             gradients = {name: [u.gradient() for u in used] for name, used in uses.items()}
             decay = self.weight_decay * examples_per_unit
             grouped = losses.device.type in SIDE_BY_SIDE and isinstance(total, dict) and not decay
-            groups = _Rows.taken_from(gradients) if grouped else []  # sharded sums need one order on all ranks
+            # Sharded sums need one order on all ranks.
+            groups = _Rows.taken_from(gradients) if grouped else []
             each = [_norm_squared(uses[name], own) for name, own in gradients.items()]
-            squares = torch.stack([*each, *(_squares_of_rows(group.rows) for group in groups)]).sum(0)
+            squares = torch.stack([*each, *(_squares_of_rows(group.rows) for group in groups)]).sum(
+                0
+            )
             if decay:
                 squares = self._with_decay(squares, uses, gradients, decay)
             # Clipping factors. A unit whose gradient is not finite gets factor 0.
@@ -181,8 +224,9 @@ class ClippedGradients:
             factors = torch.where(finite, self.clipping.factors(norms), 0.0)
             if weights is not None:
                 factors = factors * weights
-            # Add the clipped sum, and the clipped weight decay.
-            keep = None if not finite.is_cuda and bool(finite.all()) else finite  # a GPU would have to be waited for
+            # Add the clipped sum, and the clipped weight decay. On a GPU the mask is always
+            # applied, because the check would have to wait for the GPU.
+            keep = None if not finite.is_cuda and bool(finite.all()) else finite
             for group in groups:
                 group.add_clipped(total, factors, keep)
             for name, own in gradients.items():
@@ -190,10 +234,13 @@ class ClippedGradients:
                     sums = total[name]
                     _add_clipped(sums, use, gradient, factors, keep)
                     total[name] = sums  # a sharded sum is sent to its holders here
-                if decay:  # finite norms need finite weights; 0 times infinity would reveal an example
+                # Finite norms need finite weights; 0 times infinity would reveal an example.
+                if decay:
                     decayed = decay * factors.sum() * self.parameters[name].float()
                     total[name] += torch.where(any_finite, decayed, 0.0)
-            return torch.stack([losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms])
+            return torch.stack(
+                [losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms]
+            )
 
     def _with_decay(
         self,
@@ -204,12 +251,15 @@ class ClippedGradients:
     ) -> torch.Tensor:
         """Return [B] ‖g + λθ‖² = ‖g‖² + 2λ g·θ + λ² ‖θ‖² from ‖g‖².
 
-        If the terms cancel, rounding could make the norm too small, and the example would be clipped too little. So the
-        result includes the largest possible rounding error. It is at least λ² ‖θ‖². Otherwise a gradient that cancels
-        λθ would enter the sum many times larger than c, with correspondingly large rounding.
+        If the terms cancel, rounding could make the norm too small, and the example would be
+        clipped too little. So the result includes the largest possible rounding error. It is at
+        least λ² ‖θ‖². Otherwise a gradient that cancels λθ would enter the sum many times larger
+        than c, with correspondingly large rounding.
         """
+        # Four units in the last place of fp32, as in `Use.inner`.
         unit = 4 * 2.0**-24
         bound, least = squares * (1 + unit), torch.zeros((), device=squares.device)
+        # λ² ‖θ‖², and then 2λ g·θ, each with the largest error that rounding can make.
         for name, used in uses.items():
             weight = self.parameters[name].float()
             own = decay**2 * weight.square().sum()
@@ -226,23 +276,33 @@ class ClippedGradients:
         calls: list[_Call] = []
 
         def forward_hook(
-            module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: torch.Tensor
+            module: nn.Module,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+            output: torch.Tensor,
         ) -> torch.Tensor:
             if not torch.is_grad_enabled():
-                return output  # the loss does not depend on this call, as of an index of sparse attention
+                # the loss does not depend on this call, as of an index of sparse attention
+                return output
             # Make the output a node of the graph that the model cannot change in place.
             x = only_input(args, kwargs, output, self._names[module]).detach()
             kept = output.detach() if self._rules[module] == "vjp" else None
             if not output.requires_grad:
                 output.requires_grad_(True)  # makes it a leaf, where the backward pass ends
             plain = self._rules[module] in _OUTPUT_UNSAVED
-            if output.is_leaf or kept is not None or (not plain and (output._is_view() or self._recomputes)):
+            if (
+                output.is_leaf
+                or kept is not None
+                or (not plain and (output._is_view() or self._recomputes))
+            ):
                 output = output.clone()  # the model may change the output in place
             elif output._is_view():
                 output = _no_view(output)
             # Record the call once the backward pass knows the gradient of its output.
             device = x.device.type
-            autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            autocast = (
+                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            )
             call = partial(_Call, module=module, version=x._version, output=kept, autocast=autocast)
             if self._recomputes:
 
@@ -256,7 +316,9 @@ class ClippedGradients:
 
         # The weights themselves need no gradient during the block.
         required = {p: p.requires_grad for p in self.parameters.values()}
-        handles = [module.register_forward_hook(forward_hook, with_kwargs=True) for module in self._modules]
+        handles = [
+            module.register_forward_hook(forward_hook, with_kwargs=True) for module in self._modules
+        ]
         try:
             for parameter in required:
                 parameter.requires_grad_(False)
@@ -267,9 +329,15 @@ class ClippedGradients:
             for parameter, value in required.items():
                 parameter.requires_grad_(value)
 
-    def _collect(self, calls: list[_Call], size: int, examples_per_unit: int) -> dict[str, list[Use]]:
-        """Return the uses of every parameter, by name; raise ValueError if the model's calls are not supported."""
+    def _collect(
+        self, calls: list[_Call], size: int, examples_per_unit: int
+    ) -> dict[str, list[Use]]:
+        """Return the uses of every parameter, by name.
+
+        Raises ValueError if the model's calls are not supported.
+        """
         uses: dict[str, list[Use]] = defaultdict(list)
+        # Refuse a call whose rows are not the examples: its gradients could not be told apart.
         for call in calls:
             own, layer = self._modules[call.module], self._names[call.module]
             refusal = _refusal(call, size)
@@ -277,25 +345,37 @@ class ClippedGradients:
                 raise ValueError(unsupported(layer, refusal))
             for weight, use in self._uses(call).items():
                 uses[own[weight]].append(use.grouped(examples_per_unit))
+        # A gradient that is overlooked would be neither clipped nor noised.
         idle = sorted(self.parameters.keys() - uses.keys())
         if idle:
             raise ValueError(
-                f"model.adapter must train weights that take part in the loss, got {', '.join(idle)}, which took no "
-                "part. Leave them untrained."
+                "model.adapter must train weights that take part in the loss, got "
+                f"{', '.join(idle)}, which took no part. Leave them untrained."
             )
-        return {name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()}
+        return {
+            name: joined(uses[name], parameter.shape) for name, parameter in self.parameters.items()
+        }
 
     def _written_out(self, call: _Call) -> _Call:
-        """Return a call without its input and its output's gradient, if writing out the weights' gradients is cheap.
+        """Return a call with its weights' gradients written out, if that is cheap.
 
-        An output layer that is tied to an embedding is left as it is: the gradient of the embedding would be written
-        out with its own, and on some ranks only.
+        Its input and its output's gradient are then dropped.
+
+        An output layer that is tied to an embedding is left as it is: the gradient of the embedding
+        would be written out with its own, and on some ranks only.
         """
-        known = self._rules[call.module] in ("linear", "conv1d") and _refusal(call, call.x.shape[0]) is None
+        known = (
+            self._rules[call.module] in ("linear", "conv1d")
+            and _refusal(call, call.x.shape[0]) is None
+        )
         if not known or self._tied & set(self._modules[call.module].values()):
             return call
         gradients = {weight: use.gradient() for weight, use in self._uses(call).items()}
-        uses = {weight: Use(kind="materialised", x=None, g=g) for weight, g in gradients.items() if g is not None}
+        uses = {
+            weight: Use(kind="materialised", x=None, g=g)
+            for weight, g in gradients.items()
+            if g is not None
+        }
         if len(uses) < len(gradients):
             return call
         return replace(call, x=call.x.to("meta"), version=0, g=call.g.to("meta"), uses=uses)
@@ -307,16 +387,27 @@ class ClippedGradients:
         module, names = call.module, list(self._modules[call.module])
         if module in self._unproven:
             self._rules[module] = norm_rule(module, call.x)
-            self._unproven.remove(module)  # after the test: if it runs out of memory, it is repeated
+            # Removed after the test: if the test runs out of memory, it is repeated.
+            self._unproven.remove(module)
         rule = self._rules[module]
         if rule != "vjp":
             return uses_of(module, rule, names, call.x, call.g)
+        # A sharded layer's whole weights are on no rank, so it cannot be differentiated again.
         if self._sharded:
-            raise ValueError(unsupported(self._names[module], "its weights are spread over workers"))
-        with torch.autocast(call.x.device.type, dtype=call.autocast, enabled=call.autocast is not None):
+            raise ValueError(
+                unsupported(self._names[module], "its weights are spread over workers")
+            )
+        with torch.autocast(
+            call.x.device.type, dtype=call.autocast, enabled=call.autocast is not None
+        ):
             output = module(call.x) if call.output is None else call.output
-            gradients = per_example_gradients(module, names, call.x, output, call.g, layer=self._names[module])
-        return {name: Use(kind="materialised", x=None, g=gradient) for name, gradient in gradients.items()}
+            gradients = per_example_gradients(
+                module, names, call.x, output, call.g, layer=self._names[module]
+            )
+        return {
+            name: Use(kind="materialised", x=None, g=gradient)
+            for name, gradient in gradients.items()
+        }
 
 
 def _is_within(path: str, outer: str) -> bool:
@@ -327,8 +418,8 @@ def _is_within(path: str, outer: str) -> bool:
 def _no_view(output: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same memory that autograd does not take for a view.
 
-    If the model changes a view in place, autograd moves it to another place of the graph and forgets its hook. What
-    made the output must not have saved it for the backward pass.
+    If the model changes a view in place, autograd moves it to another place of the graph and
+    forgets its hook. What made the output must not have saved it for the backward pass.
     """
     result: torch.Tensor = torch.ops.aten._unsafe_view(output, output.shape)
     return result
@@ -345,7 +436,7 @@ def _refusal(call: _Call, size: int) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """Written-out gradients of several parameters side by side, so that one operation treats all of them.
+    """Written-out gradients of several parameters side by side, for one operation on all of them.
 
     A GPU takes longer to be asked for an operation on one small parameter than to do it.
 
@@ -359,7 +450,8 @@ class _Rows:
 
     @classmethod
     def taken_from(cls, gradients: dict[str, list[torch.Tensor | None]]) -> list[_Rows]:
-        """Take the parameters with one written-out gradient out of `gradients`, and return them in groups."""
+        """Take the parameters with one written-out gradient out of `gradients`, in groups."""
+        # Next fit: a group has at most `GROUP_BYTES`.
         groups: list[list[tuple[str, torch.Tensor]]] = []
         room = 0
         for name, own in list(gradients.items()):
@@ -379,21 +471,27 @@ class _Rows:
         return joined_groups
 
     def add_clipped(
-        self, total: MutableMapping[str, torch.Tensor], factors: torch.Tensor, finite: torch.Tensor | None
+        self,
+        total: MutableMapping[str, torch.Tensor],
+        factors: torch.Tensor,
+        finite: torch.Tensor | None,
     ) -> None:
         """Add Σ_i factors_i · gradient_i to the sums; see `_add_clipped`."""
         rows = self.rows if finite is None else torch.where(finite[:, None], self.rows, 0.0)
         pieces = (factors @ rows).split(list(self.sizes.values()))
         sums = [total[name] for name in self.sizes]
-        torch._foreach_add_(sums, [piece.view_as(own) for piece, own in zip(pieces, sums, strict=True)])
+        torch._foreach_add_(
+            sums, [piece.view_as(own) for piece, own in zip(pieces, sums, strict=True)]
+        )
 
 
 def _norm_squared(uses: list[Use], gradients: list[torch.Tensor | None]) -> torch.Tensor:
-    """Return [B] the squared norm of one parameter's per-example gradient, with the cross term of a tied weight."""
+    """Return [B] the squared norm of one parameter's gradient, with a tied weight's cross term."""
     squares = (
         use.norm_squared() if gradient is None else _squares_of_rows(gradient.flatten(1))
         for use, gradient in zip(uses, gradients, strict=True)
     )
+    # A sum of squares counts both uses; the square of the sum also needs twice their product.
     total = cast(torch.Tensor, sum(squares))  # there is at least one use
     if len(uses) == 2:
         by_kind = {use.kind: use for use in uses}
@@ -410,16 +508,24 @@ def _squares_of_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _add_clipped(
-    sums: torch.Tensor, use: Use, gradient: torch.Tensor | None, factors: torch.Tensor, finite: torch.Tensor | None
+    sums: torch.Tensor,
+    use: Use,
+    gradient: torch.Tensor | None,
+    factors: torch.Tensor,
+    finite: torch.Tensor | None,
 ) -> None:
-    """Add Σ_i factors_i · gradient_i, in place. An example whose gradient is not finite contributes nothing.
+    """Add Σ_i factors_i · gradient_i, in place.
+
+    An example whose gradient is not finite contributes nothing.
 
     Args:
         finite: [B] whether the gradient of an example is finite; None if all are.
     """
+    # The narrow kernels skip examples of factor 0 themselves.
     if gradient is None and use.is_narrow():
         use.add_weighted_sum(sums, factors)  # leaves out every example whose factor is 0
         return
+    # 0 times infinity is NaN, so the values of an example without a finite gradient are set to 0.
     if finite is not None and gradient is not None:
         gradient = torch.where(finite.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
     elif finite is not None:

@@ -1,4 +1,4 @@
-"""Triton kernels: sums of products in which every example has a factor, and the sums of a ghost norm."""
+"""Triton kernels: sums of products with a factor for each example, and a ghost norm's sums."""
 
 from __future__ import annotations
 
@@ -10,21 +10,33 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 TILE = {"ROWS": 128, "COLUMNS": 128, "STEPS": 64, "GROUP": 8, "num_warps": 8, "num_stages": 4}
-"""Rows and columns of a tile, tokens of one product, rows of tiles that are neighbours, and the compiler's settings."""
+"""Sizes of a tile, and the compiler's settings.
+
+ROWS and COLUMNS of a tile, STEPS tokens of one product, GROUP rows of tiles that are neighbours.
+"""
 TERMS = {"ROWS": 16, "COLUMNS": 128}
 """Rows and columns of the terms that one program adds up at a time."""
 
 
 def add_weighted_product(
-    into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, *, chain: int
+    into: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    chain: int,
 ) -> None:
-    """Add Σ_i weights_i · leftᵀ_i right_i of [B, T, m] and [B, T, n] of one 16-bit dtype to an fp32 [m, n], in place.
+    """Add Σ_i weights_i · leftᵀ_i right_i of two 16-bit tensors to an fp32 [m, n], in place.
 
-    A program makes one tile of the result. It sums the products of an example in fp32, multiplies the sums by the
-    example's factor, and adds them to the tile's total. An example of weight 0 adds nothing.
+    left is [B, T, m] and right [B, T, n], of one dtype.
+
+    A program makes one tile of the result. It sums the products of an example in fp32, multiplies
+    the sums by the example's factor, and adds them to the tile's total. An example of weight 0 adds
+    nothing.
 
     Args:
-        chain: largest number of products that are added without rounding. Longer examples are added piece by piece.
+        chain: largest number of products that are added without rounding. Longer examples are added
+            piece by piece.
     """
     left, right = left.contiguous(), right.contiguous()
     size, length, rows = left.shape
@@ -34,10 +46,12 @@ def add_weighted_product(
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(rows, meta["ROWS"]) * triton.cdiv(columns, meta["COLUMNS"]),)
 
+    # Cut long examples into pieces of about equal length, in whole steps of the kernel.
     pieces = triton.cdiv(length, chain)
     piece = triton.cdiv(triton.cdiv(length, pieces), TILE["STEPS"]) * TILE["STEPS"]
     factors = weights.float().contiguous()
-    described = all(t.shape[2] % 8 == 0 and t.data_ptr() % 16 == 0 for t in (left, right))  # what the engine can copy
+    # The tensor memory accelerator needs rows of multiples of 16 bytes, and an aligned start.
+    described = all(t.shape[2] % 8 == 0 and t.data_ptr() % 16 == 0 for t in (left, right))
     inputs: tuple[object, object] = (left, right)
     if described:
         inputs = (
@@ -46,7 +60,17 @@ def add_weighted_product(
         )
     with torch.cuda.device(left.device) if left.is_cuda else nullcontext():
         _weighted_product[grid](
-            *inputs, factors, into, size, length, pieces, piece, rows, columns, DESCRIBED=described, **TILE
+            *inputs,
+            factors,
+            into,
+            size,
+            length,
+            pieces,
+            piece,
+            rows,
+            columns,
+            DESCRIBED=described,
+            **TILE,
         )
 
 
@@ -65,8 +89,10 @@ def _weighted_product(  # type: ignore[no-untyped-def]
     first_column = ((program % (GROUP * across)) // height) * COLUMNS
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for part in tl.range(0, size * pieces, flatten=True):  # the next part is read while this one is multiplied
+    # The next part is read while this one is multiplied.
+    for part in tl.range(0, size * pieces, flatten=True):
         example, first = part // pieces, (part % pieces) * piece
+        # The fp32 sum of one piece of one example.
         own = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         for offset in range(0, piece, STEPS):
             start = first + offset
@@ -77,22 +103,30 @@ def _weighted_product(  # type: ignore[no-untyped-def]
                 step = start + tl.arange(0, STEPS)
                 inside = (step < length)[:, None]
                 position = (example * length + step).to(tl.int64)[:, None]
-                in_left, in_right = inside & (row < rows)[None, :], inside & (column < columns)[None, :]
+                in_left, in_right = (
+                    inside & (row < rows)[None, :],
+                    inside & (column < columns)[None, :],
+                )
                 a = tl.load(left + position * rows + row[None, :], mask=in_left, other=0.0)
                 b = tl.load(right + position * columns + column[None, :], mask=in_right, other=0.0)
             own = tl.dot(tl.trans(a), b, own)
+        # Only here can the example's factor be applied: in 16 bits it would be rounded. Infinite
+        # values of an example of weight 0 must not become NaN.
         weight = tl.load(weights + example)
         total += tl.where(weight == 0, 0.0, own * weight)
+    # One program owns the tile, so it adds without an atomic operation, in a fixed order.
     place = into + row.to(tl.int64)[:, None] * columns + column[None, :]
     chosen = (row < rows)[:, None] & (column < columns)[None, :]
     tl.store(place, tl.load(place, mask=chosen, other=0.0) + total, mask=chosen)
 
 
 def add_up_terms(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return [3, B] sums of the elementwise product of two fp32 [B, T, T], which is not written to memory.
+    """Return [3, B] sums of the elementwise product of two fp32 [B, T, T].
 
-    They are the sum of all terms, the sum of the square roots of those on the diagonal, and the sum of the latter. A
-    negative term of the diagonal counts as 0 in the last two.
+    The product is not written to memory.
+
+    They are the sum of all terms, the sum of the square roots of those on the diagonal, and the sum
+    of the latter. A negative term of the diagonal counts as 0 in the last two.
     """
     size, length = left.shape[:2]
     assert left.is_contiguous()
@@ -108,6 +142,7 @@ def add_up_terms(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def _add_up_terms(  # type: ignore[no-untyped-def]
     left, right, parts, size, length, tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr  # noqa: N803
 ):  # fmt: skip
+    # A program adds up some rows of one example's matrix.
     tile, example = tl.program_id(0), tl.program_id(1)
     row = tile * ROWS + tl.arange(0, ROWS)
     line = (example.to(tl.int64) * length + row) * length
@@ -116,9 +151,14 @@ def _add_up_terms(  # type: ignore[no-untyped-def]
         column = first + tl.arange(0, COLUMNS)
         place = line[:, None] + column[None, :]
         chosen = (row < length)[:, None] & (column < length)[None, :]
-        total += tl.load(left + place, mask=chosen, other=0.0) * tl.load(right + place, mask=chosen, other=0.0)
+        total += tl.load(left + place, mask=chosen, other=0.0) * tl.load(
+            right + place, mask=chosen, other=0.0
+        )
+    # The terms on the diagonal are squares, but rounding may make them negative.
     inside = row < length
-    diagonal = tl.load(left + line + row, mask=inside, other=0.0) * tl.load(right + line + row, mask=inside, other=0.0)
+    diagonal = tl.load(left + line + row, mask=inside, other=0.0) * tl.load(
+        right + line + row, mask=inside, other=0.0
+    )
     diagonal = tl.maximum(diagonal, 0.0)
     place = parts + example * tiles + tile
     tl.store(place, tl.sum(total))

@@ -19,22 +19,35 @@ from raydp.io.files import write_atomically
 from raydp.models.virtual_tokens import FixedCache
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
-"""First number of padded tokens of a micro-batch: on a CPU what fits the caches, on a GPU what keeps it busy."""
+"""First number of padded tokens of a micro-batch.
+
+On a CPU it fits the caches, and on a GPU it keeps the GPU busy.
+"""
 NARROW, MOST_NARROW_TOKENS = 2**18, 4096
-"""On a CPU, models with narrow hidden states start with more tokens: so many numbers, and at most so many tokens."""
+"""On a CPU, models with narrow hidden states start with more tokens.
+
+Their states have at most NARROW numbers in all, and there are at most MOST_NARROW_TOKENS tokens.
+"""
 
 
 class TokenBudget:
-    """Largest number of padded tokens of a micro-batch. It is halved when memory runs out, and remembered.
+    """Largest number of padded tokens of a micro-batch.
+
+    It is halved when memory runs out, and remembered.
 
     Args:
         device: the device of the model.
-        file: budget that an earlier run found; written when this run finds a smaller one. None remembers nothing.
+        file: budget that an earlier run found; written when this run finds a smaller one. None
+            remembers nothing.
         width: size of the model's hidden states, None if it is not known.
     """
 
     def __init__(
-        self, device: torch.device | str = "cpu", file: Path | None = None, *, width: int | None = None
+        self,
+        device: torch.device | str = "cpu",
+        file: Path | None = None,
+        *,
+        width: int | None = None,
     ) -> None:
         self._file = file
         kind = torch.device(device).type
@@ -45,12 +58,20 @@ class TokenBudget:
             self.tokens = int(json.loads(file.read_text())["tokens"])
 
     @classmethod
-    def remembered(cls, device: torch.device, folder: Path, *uses: object, width: int | None = None) -> TokenBudget:
+    def remembered(
+        cls, device: torch.device, folder: Path, *uses: object, width: int | None = None
+    ) -> TokenBudget:
         """Return the budget of this device for `uses`: model, adapter, precision."""
+        # A budget holds for one kind of device, one version of torch and one use.
         hardware: list[object] = [device.type]
         if device.type == "cuda":
-            hardware = [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
-        name = hashlib.sha256(json.dumps([*hardware, torch.__version__, *uses], default=str).encode()).hexdigest()[:32]
+            hardware = [
+                torch.cuda.get_device_name(device),
+                torch.cuda.get_device_properties(device).total_memory,
+            ]
+        name = hashlib.sha256(
+            json.dumps([*hardware, torch.__version__, *uses], default=str).encode()
+        ).hexdigest()[:32]
         return cls(device, folder / f"{name}.json", width=width)
 
     def halve(self) -> None:
@@ -59,6 +80,8 @@ class TokenBudget:
         logging.getLogger(__name__).warning(
             "out of memory: micro-batches of at most %d tokens from now on", self.tokens
         )
+        # Give back the cached blocks of the failed attempt, so that the next one finds whole
+        # memory.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if self._file is not None:
@@ -69,12 +92,13 @@ class TokenBudget:
 def state_bytes(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, copied: bool) -> int:
     """Return the bytes that stay in memory during training.
 
-    They are the weights; gradient and two moments of the trained weights in float32; and with `copied` a copy of the
-    trained weights' base values.
+    They are the weights; gradient and two moments of the trained weights in float32; and with
+    `copied` a copy of the trained weights' base values.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in parameters.values())
     copy = sum(p.numel() * p.element_size() for p in parameters.values()) if copied else 0
+    # Gradient and two moments, in four bytes each.
     return weights + 3 * 4 * trained + copy
 
 
@@ -87,15 +111,22 @@ def require_share(device_bytes: int, share: float, needed_bytes: int) -> None:
     if share * device_bytes >= needed_bytes:
         return
     least = needed_bytes / device_bytes
-    remedy = f"Give at least {least:.2f}" if least <= 1 else "Take cluster.sharding full, or a larger device"
+    remedy = (
+        f"Give at least {least:.2f}"
+        if least <= 1
+        else "Take cluster.sharding full, or a larger device"
+    )
     raise ValueError(
-        f"cluster.gpus_per_worker must leave a worker the {needed_bytes / 2**30:.1f} GiB of weights, gradients and "
-        f"moments, got {share:g} of {device_bytes / 2**30:.1f} GiB. {remedy}."
+        f"cluster.gpus_per_worker must leave a worker the {needed_bytes / 2**30:.1f} GiB of "
+        f"weights, gradients and moments, got {share:g} of {device_bytes / 2**30:.1f} GiB. "
+        f"{remedy}."
     )
 
 
 def take_share(device: torch.device, share: float, needed_bytes: int) -> None:
-    """Limit this process to its share of a GPU, so that processes on one GPU cannot take each other's memory.
+    """Limit this process to its share of a GPU's memory.
+
+    Processes on one GPU then cannot take each other's memory.
 
     A worker that needs more memory takes smaller micro-batches.
 
@@ -108,34 +139,41 @@ def take_share(device: torch.device, share: float, needed_bytes: int) -> None:
     """
     if device.type != "cuda":
         return
-    require_share(torch.cuda.get_device_properties(device).total_memory, min(share, 1.0), needed_bytes)
+    require_share(
+        torch.cuda.get_device_properties(device).total_memory, min(share, 1.0), needed_bytes
+    )
     if share < 1:
         torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocation failed, on a GPU or on a CPU with a memory limit."""
+    # On a CPU torch raises a plain RuntimeError, so only its text tells.
     failed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return failed or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Keep only the inputs of each decoder layer in the forward pass, and recompute the rest in the backward pass.
+    """Keep only the inputs of each decoder layer, and recompute the rest in the backward pass.
 
-    No result changes (Chen et al. 2016); a step takes about a third longer. Trained layers whose per-example gradients
-    are not written out keep their inputs from the backward pass of their decoder layer on.
+    No result changes (Chen et al. 2016); a step takes about a third longer. Trained layers whose
+    per-example gradients are not written out keep their inputs from the backward pass of their
+    decoder layer on.
 
     Raises:
         ValueError: the model has no layers that can be recomputed.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     if not layers:
         raise ValueError(
-            f"cluster.gradient_checkpointing must be false for {type(model).__name__}, which has no layers that "
-            "transformers can compute again. Remove it."
+            f"cluster.gradient_checkpointing must be false for {type(model).__name__}, which has "
+            "no layers that transformers can compute again. Remove it."
         )
     for layer in layers:
-        layer.forward = _Recomputed(layer.forward)  # transformers' own switch does nothing in eval mode
+        # transformers' own switch does nothing in eval mode.
+        layer.forward = _Recomputed(layer.forward)
 
 
 def recomputes_layers(model: nn.Module) -> bool:
@@ -152,6 +190,11 @@ class _Recomputed:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
-        if not torch.is_grad_enabled() or any(not isinstance(cache, FixedCache) for cache in caches):
-            return self._forward(*args, **kwargs)  # recomputing would append to the cache a second time
-        return checkpoint(partial(self._forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)
+        if not torch.is_grad_enabled() or any(
+            not isinstance(cache, FixedCache) for cache in caches
+        ):
+            # Recomputing would append to the cache a second time.
+            return self._forward(*args, **kwargs)
+        return checkpoint(
+            partial(self._forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False
+        )

@@ -1,4 +1,7 @@
-"""Micro-batches: which examples go through the model together. The examples of one privacy unit always do."""
+"""Micro-batches: which examples go through the model together.
+
+The examples of one privacy unit always do.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ class Units:
     @classmethod
     def of(cls, task: Task) -> Units:
         lengths, sizes = task.lengths(), task.unit_sizes()
-        offsets = np.arange(len(lengths) + 1) if sizes is None else np.concatenate([[0], np.cumsum(sizes)])
+        offsets = (
+            np.arange(len(lengths) + 1)
+            if sizes is None
+            else np.concatenate([[0], np.cumsum(sizes)])
+        )
         assert offsets[-1] == len(lengths), "every example belongs to one unit"
         return cls(offsets=offsets, lengths=lengths)
 
@@ -48,7 +55,12 @@ class Units:
         return np.asarray(before[self.offsets[1:]] - before[self.offsets[:-1]])
 
     def share(self, units: NDArray[np.int64], comm: Comm) -> NDArray[np.int64]:
-        """Return this rank's part of the global batch: every world_size-th unit by tokens. It may be empty."""
+        """Return this rank's part of the global batch: every world_size-th unit by tokens.
+
+        It may be empty.
+        """
+        # Dealt out by falling number of tokens, so that no rank gets all long units. A stable sort
+        # keeps the order the same on every rank.
         return units[np.argsort(-self.tokens[units], kind="stable")][comm.rank :: comm.world_size]
 
     def microbatches(
@@ -59,16 +71,23 @@ class Units:
         Units with the same number of examples go together.
 
         Args:
-            size: number of examples in a micro-batch, at least one unit's; None lets the lengths decide.
+            size: number of examples in a micro-batch, at least one unit's; None lets the lengths
+                decide.
             max_tokens: largest number of padded tokens in a micro-batch if the lengths decide.
         """
         sizes = self.offsets[units + 1] - self.offsets[units]
+        # Units of one size at a time, so that each m successive examples of a batch are one unit.
         for count in np.unique(sizes[sizes > 0]).tolist():
             examples = self.offsets[units[sizes == count]][:, None] + np.arange(count)
             if size is None:
-                parts = list(batches_by_length(self.lengths[examples].max(axis=1) * count, max_tokens))
+                parts = list(
+                    batches_by_length(self.lengths[examples].max(axis=1) * count, max_tokens)
+                )
             else:
                 step = max(1, size // count)
-                parts = [np.arange(i, min(i + step, len(examples))) for i in range(0, len(examples), step)]
+                parts = [
+                    np.arange(i, min(i + step, len(examples)))
+                    for i in range(0, len(examples), step)
+                ]
             for part in parts:
                 yield examples[part].reshape(-1), count

@@ -1,7 +1,10 @@
-"""The frozen prefix: with adapters on the last layers only, the hidden states below these layers never change.
+"""The frozen prefix: hidden states below the first trained layer, which never change.
 
-They are computed once per data set, model and layer, by all processes that need them, and kept on disk under a name
-that is made from their content. Every trial of every sweep maps them into memory.
+With adapters on the last layers only, the layers below compute the same hidden states in every
+step.
+
+They are computed once per data set, model and layer, by all processes that need them, and kept on
+disk under a name that is made from their content. Every trial of every sweep maps them into memory.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ from raydp.training.gradients.prefix_shares import (
 from raydp.training.trial_plan import TrialPlan
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Largest difference of a per-example loss (nats) that rounding order explains, by dtype of the base weights."""
+"""Largest difference of a per-example loss (nats) that rounding explains, by dtype.
+
+The dtype is that of the base weights.
+"""
 
 
 def first_trained_layer(model: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
@@ -44,8 +50,11 @@ def first_trained_layer(model: nn.Module, parameters: dict[str, nn.Parameter]) -
         return 0
     _, layers = backbone_and_layers
     trained = {id(p) for p in parameters.values()}
-    inside = [i for i, layer in enumerate(layers) if any(id(p) in trained for p in layer.parameters())]
+    inside = [
+        i for i, layer in enumerate(layers) if any(id(p) in trained for p in layer.parameters())
+    ]
     in_layers = {id(p) for layer in layers for p in layer.parameters()}
+    # A trained embedding or final norm lies outside the layers; then no layer counts as frozen.
     return min(inside) if inside and trained <= in_layers else 0
 
 
@@ -68,9 +77,11 @@ def with_frozen_prefix(
         folder: where the hidden states are kept.
         max_bytes: largest size of the hidden states; above it the task is returned unchanged.
         say: called with a sentence if the prefix is not used although it could save time.
-        progress: called with the share of the tokens whose hidden states are computed, by all processes together.
-        planned_tokens: how many tokens would go through the layers of the prefix without it. If it is not more than the
-            tokens whose hidden states are not yet computed, the task is returned unchanged.
+        progress: called with the share of the tokens whose hidden states are computed, by all
+            processes together.
+        planned_tokens: how many tokens would go through the layers of the prefix without it. If it
+            is not more than the tokens whose hidden states are not yet computed, the task is
+            returned unchanged.
     """
     # Nothing to cache, or too much of it.
     layer = first_trained_layer(model, parameters)
@@ -78,29 +89,55 @@ def with_frozen_prefix(
         return task
     width = causal_model(model).config.hidden_size
     dtype = next(causal_model(model).parameters()).dtype
-    size = (len(task.all_examples().token_ids) + len(task.heldout.token_ids)) * width * dtype.itemsize
+    size = (
+        (len(task.all_examples().token_ids) + len(task.heldout.token_ids)) * width * dtype.itemsize
+    )
     if size > max_bytes:
-        say(f"the frozen prefix is not cached: {size / 2**30:.1f} GiB exceed cluster.prefix_cache_gib")
+        say(
+            f"the frozen prefix is not cached: {size / 2**30:.1f} GiB exceed "
+            "cluster.prefix_cache_gib"
+        )
         return task
-    # Compute it once, under a hash of what defines it, if it saves more than it costs.
-    content = [task.facts().content_hash, weight_hash, layer, str(dtype), transformers.__version__, 1]
+    # Compute it once, under a hash of what defines it, if it saves more than it costs. The last
+    # number is the version of this format: raise it if the states are computed otherwise.
+    content = [
+        task.facts().content_hash,
+        weight_hash,
+        layer,
+        str(dtype),
+        transformers.__version__,
+        1,
+    ]
     path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     splits = {"train.bin": task.all_examples(), "heldout.bin": task.heldout}
     shares = shares_of(splits)
     left = tokens_left(path, shares)
+    # The states would cost more than they save.
     if left >= planned_tokens:
         return task
-    if left and task.all_examples() is task.train and _differs(_tried(task, model, layer, dtype), dtype, say):
+    # A cheap test on a few examples, before the states of all are computed. A task that trains on
+    # other examples than it caches is tested only afterwards.
+    if (
+        left
+        and task.all_examples() is task.train
+        and _differs(_tried(task, model, layer, dtype), dtype, say)
+    ):
         return task
     remove_abandoned(folder)  # parts that earlier versions began
     remove_abandoned_shares(folder)
 
     def compute(share: Share, file: Path, count: Callable[[int], None]) -> None:
-        _fill(splits[share.file], share.batches, model, layer, _array(file, width, dtype, "r+"), count)
+        _fill(
+            splits[share.file], share.batches, model, layer, _array(file, width, dtype, "r+"), count
+        )
 
-    sizes = {file: len(examples.token_ids) * width * dtype.itemsize for file, examples in splits.items()}
+    sizes = {
+        file: len(examples.token_ids) * width * dtype.itemsize for file, examples in splits.items()
+    }
     compute_together(path, sizes, shares, compute, progress)
-    cached = task.with_hidden(*(_mapped(path / name, each, width, dtype, layer) for name, each in splits.items()))
+    cached = task.with_hidden(
+        *(_mapped(path / name, each, width, dtype, layer) for name, each in splits.items())
+    )
     # Use it only if the losses agree.
     return task if _differs(_largest_difference(task, cached, model), dtype, say) else cached
 
@@ -109,17 +146,25 @@ def _differs(difference: float, dtype: torch.dtype, say: Callable[[str], None]) 
     """Return whether losses differ by more than rounding explains, and say so."""
     if difference <= TOLERANCE[dtype]:
         return False
-    say(f"the frozen prefix is not used: losses from it differ by {difference:.2g} nats for this architecture")
+    say(
+        f"the frozen prefix is not used: losses from it differ by {difference:.2g} nats for this "
+        "architecture"
+    )
     return True
 
 
 def planned_tokens(
-    task: LanguageModelingTask, plans: Sequence[TrialPlan], evaluations_fn: Callable[[TrialPlan], int]
+    task: LanguageModelingTask,
+    plans: Sequence[TrialPlan],
+    evaluations_fn: Callable[[TrialPlan], int],
 ) -> float:
-    """Return how many tokens planned runs put through the model, in expectation, besides the tokens of scores.
+    """Return how many tokens planned runs put through the model, in expectation.
+
+    Tokens of scores do not count.
 
     Args:
-        evaluations_fn: returns how often a run measures its utility. The untrained model's is measured once.
+        evaluations_fn: returns how often a run measures its utility. The untrained model's is
+            measured once.
     """
     per_unit = float(task.lengths().sum()) / task.facts().num_units
     trained = sum(plan.batch_size * plan.num_steps for plan in plans if plan.source is None)
@@ -150,6 +195,7 @@ def _fill(
     backbone_and_layers = decoder_layers(model)
     assert backbone_and_layers is not None
 
+    # Stop at the first trained layer: the layers above it are not needed.
     def stop(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         raise _Reached(args[0])
 
@@ -163,7 +209,9 @@ def _fill(
                     causal(input_ids=ids, position_ids=positions, use_cache=False)
             except _Reached as reached:
                 hidden = reached.args[0].cpu()
+            # NumPy has no bfloat16, so its bits are kept as integers.
             raw = (hidden.view(torch.int16) if hidden.dtype == torch.bfloat16 else hidden).numpy()
+            # Only the tokens of the example: padding is not kept.
             for row, i in enumerate(indices):
                 start, end = examples.offsets[i], examples.offsets[i + 1]
                 out[start:end] = raw[row, : end - start]
@@ -181,20 +229,30 @@ def _array(path: Path, width: int, dtype: torch.dtype, mode: str) -> NDArray[np.
 
 def _plain(dtype: torch.dtype) -> np.dtype[np.generic]:
     """Return the type of NumPy that hidden states are kept in; bfloat16 is kept as its 16 bits."""
-    return np.dtype(np.int16) if dtype == torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
+    return (
+        np.dtype(np.int16)
+        if dtype == torch.bfloat16
+        else np.dtype(str(dtype).removeprefix("torch."))
+    )
 
 
-def _mapped(path: Path, examples: TokenizedExamples, width: int, dtype: torch.dtype, layer: int) -> HiddenStates:
+def _mapped(
+    path: Path, examples: TokenizedExamples, width: int, dtype: torch.dtype, layer: int
+) -> HiddenStates:
     values = _array(path, width, dtype, "r")
     return HiddenStates(values=values, starts=examples.offsets[:-1], dtype=dtype, first_layer=layer)
 
 
 def _tried(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torch.dtype) -> float:
-    """Return the largest difference of losses (nats) for a few examples, before the states of all are computed."""
+    """Return the largest difference of losses (nats) for a few examples.
+
+    It is called before the states of all examples are computed.
+    """
     chosen = _longest(task)
     some = task.train.select(chosen)
     values = np.zeros((len(some.token_ids), causal_model(model).config.hidden_size), _plain(dtype))
     _fill(some, [np.arange(len(some))], model, layer, values, lambda tokens: None)
+    # The task looks a state up by the example's position, so the few are put at theirs.
     starts = np.zeros(len(task.train), np.int64)
     starts[chosen] = some.offsets[:-1]
     states = HiddenStates(values=values, starts=starts, dtype=dtype, first_layer=layer)
@@ -206,8 +264,10 @@ def _longest(task: LanguageModelingTask) -> NDArray[np.int64]:
     return np.argsort(-task.lengths(), kind="stable")[:4]
 
 
-def _largest_difference(plain: LanguageModelingTask, cached: LanguageModelingTask, model: nn.Module) -> float:
-    """Return the largest difference (nats) between the losses of a few examples with and without the cached prefix."""
+def _largest_difference(
+    plain: LanguageModelingTask, cached: LanguageModelingTask, model: nn.Module
+) -> float:
+    """Return the largest difference (nats) of a few losses with and without the cached prefix."""
     indices = _longest(plain)
     device = next(model.parameters()).device
 

@@ -1,7 +1,10 @@
-"""The frozen prefix is computed in shares, by all processes that wait for it. Finished shares survive a kill.
+"""The frozen prefix is computed in shares, by all processes that wait for it.
 
-Every share has a fixed place in the files of the hidden states, so no share is copied. A process takes a share by a
-lock that ends with the process. If it is killed, another process computes the share again.
+Finished shares survive a kill.
+
+Every share has a fixed place in the files of the hidden states, so no share is copied. A process
+takes a share by a lock that ends with the process. If it is killed, another process computes the
+share again.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from raydp.tasks.text.examples import TokenizedExamples, batches_by_length
 BATCH_TOKENS = 2048
 """Padded tokens of one forward pass."""
 SHARE_TOKENS, MOST_SHARES = 2 * BATCH_TOKENS, 256
-"""Least number of tokens of a share, about, and largest number of shares of a split, about. A share is what a kill
-loses at most, and what the others may have to wait for at the end."""
+"""Least number of tokens of a share, and largest number of shares of a split, both about.
+
+A share is what a kill loses at most, and what the other processes may have to wait for at the end.
+"""
 SHARES = ".shares"
 """End of the name of the folder of a prefix that is being computed."""
 POLL_SECONDS = 0.2
@@ -55,21 +60,30 @@ def shares_of(splits: Mapping[str, TokenizedExamples]) -> list[Share]:
     shares = list[Share]()
     for file, examples in splits.items():
         lengths, batches, tokens = examples.lengths(), list[NDArray[np.int64]](), 0
+        # At most about MOST_SHARES shares, so that the files of locks stay few.
         least = max(SHARE_TOKENS, len(examples.token_ids) // MOST_SHARES)
         for batch in batches_by_length(lengths, BATCH_TOKENS):
             batches.append(batch)
             tokens += int(lengths[batch].sum())
             if tokens >= least:
-                shares.append(Share(name=str(len(shares)), file=file, batches=tuple(batches), tokens=tokens))
+                shares.append(
+                    Share(name=str(len(shares)), file=file, batches=tuple(batches), tokens=tokens)
+                )
                 batches, tokens = [], 0
         if batches:
-            shares.append(Share(name=str(len(shares)), file=file, batches=tuple(batches), tokens=tokens))
+            shares.append(
+                Share(name=str(len(shares)), file=file, batches=tuple(batches), tokens=tokens)
+            )
     return shares
 
 
 def tokens_left(target: Path, shares: Sequence[Share]) -> int:
     """Return the number of tokens whose hidden states are not yet computed."""
-    return 0 if target.is_dir() else sum(share.tokens for share in _unfinished(_work_folder(target), shares))
+    return (
+        0
+        if target.is_dir()
+        else sum(share.tokens for share in _unfinished(_work_folder(target), shares))
+    )
 
 
 def compute_together(
@@ -79,18 +93,21 @@ def compute_together(
     compute_fn: Callable[[Share, Path, Callable[[int], None]], None],
     progress: Callable[[float], object],
 ) -> None:
-    """Compute shares until all are computed, by this process or by others. Then give the folder its name.
+    """Compute shares until all are computed, by this process or by others.
+
+    Then give the folder its name.
 
     Args:
         target: path of the finished folder.
         sizes: file name -> bytes.
-        compute_fn: computes a share and writes it into a file of its split's size. It calls the function that it is
-            given with the number of tokens after each batch.
+        compute_fn: computes a share and writes it into a file of its split's size. It calls the
+            function that it is given with the number of tokens after each batch.
         progress: called with the share of all tokens that are computed, by all processes together.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lock, folder = target.with_name(target.name + LOCK), _work_folder(target)
-    with _locked(lock, fcntl.LOCK_SH):  # nobody renames or removes the folder while somebody works in it
+    # Nobody renames or removes the folder while somebody works in it.
+    with _locked(lock, fcntl.LOCK_SH):
         if target.is_dir():
             return
         folder.mkdir(exist_ok=True)
@@ -99,6 +116,8 @@ def compute_together(
                 stream.truncate(size)  # no change if another process has done it
         with _helper(folder):
             _help(folder, shares, compute_fn, progress)
+    # Nobody computes any more. The first process here removes the marks and gives the folder its
+    # name; the rename is atomic, so a reader sees all states or none.
     with _locked(lock, fcntl.LOCK_EX):
         if not target.is_dir():
             for path in folder.iterdir():
@@ -113,6 +132,7 @@ def remove_abandoned_shares(cache: Path) -> None:
         with suppress(BlockingIOError, FileNotFoundError):
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if time.time() - newest > ABANDONED_SECONDS:
+                # A lock that is held means that somebody still works there.
                 with _locked(folder.with_suffix(LOCK), fcntl.LOCK_EX | fcntl.LOCK_NB):
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,8 +151,12 @@ def _help(
     compute_fn: Callable[[Share, Path, Callable[[int], None]], None],
     progress: Callable[[float], object],
 ) -> None:
-    """Compute one share after another until none is left. Wait while others compute the last ones."""
+    """Compute one share after another until none is left.
+
+    Wait while others compute the last ones.
+    """
     total, reported = sum(share.tokens for share in shares), -1.0
+    # Others may finish shares at any time, so the list is read from the disk again and again.
     left = _unfinished(folder, shares)
 
     def report(own: int = 0) -> None:
@@ -145,8 +169,12 @@ def _help(
     report()
     while left:
         took = False
+        # Take the first share whose lock is free.
         for share in left:
-            with suppress(BlockingIOError), _locked(folder / f"{share.name}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with (
+                suppress(BlockingIOError),
+                _locked(folder / f"{share.name}.lock", fcntl.LOCK_EX | fcntl.LOCK_NB),
+            ):
                 done = folder / f"{share.name}.done"
                 if not done.exists():  # another process may just have finished it
                     own = 0
@@ -158,9 +186,12 @@ def _help(
 
                     with _threads(folder):
                         compute_fn(share, folder / share.file, count)
+                    # Marked as done only after its states are on the disk.
                     done.touch()
                 took = True
                 break
+        # All shares that are left are being computed by others. If one of these processes dies, its
+        # lock is free again.
         if not took:
             time.sleep(POLL_SECONDS)
         left = _unfinished(folder, shares)
@@ -169,7 +200,7 @@ def _help(
 
 @contextmanager
 def _helper(folder: Path) -> Iterator[None]:
-    """Be counted among the processes that compute shares, for the block or until the process ends."""
+    """Be counted among the processes that compute shares, for the block or the process's life."""
     path = folder / f"{uuid.uuid4().hex}.helper"
     with _locked(path, fcntl.LOCK_EX):
         yield
@@ -178,8 +209,12 @@ def _helper(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _threads(folder: Path) -> Iterator[None]:
-    """Compute on this process's part of the cores for the block, but on no fewer threads than before."""
+    """Compute on this process's part of the cores for the block.
+
+    It has no fewer threads than before.
+    """
     before = torch.get_num_threads()
+    # The lock of a process that was killed is free, so the process is not counted.
     helpers = sum(_is_locked(path) for path in folder.glob("*.helper"))
     torch.set_num_threads(max(before, len(os.sched_getaffinity(0)) // max(1, helpers)))
     try:

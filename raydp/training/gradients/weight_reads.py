@@ -1,4 +1,7 @@
-"""Check that only a trained weight's own layer reads it. No hook sees what another reader computes from the weight."""
+"""Check that only a trained weight's own layer reads it.
+
+No hook sees what another reader computes from the weight.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,14 @@ def only_by_their_layers(
     """Watch a forward pass for reads of trained weights outside their layers.
 
     Args:
-        owners: the layers with trained weights: layer -> its own name of the weight -> name of the parameter.
+        owners: the layers with trained weights: layer -> its own name of the weight -> name of the
+            parameter.
         parameters: name -> trained parameter.
 
     Raises:
         ValueError: a weight is read while no layer that owns it is running.
     """
+    # Counted, because several layers may own a weight and run inside each other.
     running: Counter[str] = Counter()  # parameter -> running calls of its layers
 
     def enter(module: nn.Module, args: tuple[object, ...]) -> None:
@@ -33,8 +38,11 @@ def only_by_their_layers(
     def leave(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         running.subtract(owners[module].values())
 
+    # A weight may be read only between these two hooks of its own layer.
     handles = [
-        handle for m in owners for handle in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
+        handle
+        for m in owners
+        for handle in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
     ]
     try:
         with _Reads({id(p): name for name, p in parameters.items()}, running):
@@ -59,14 +67,15 @@ class _Reads(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        # Other results are a dtype, a device and the like; without a gradient, a weight counts as a constant.
+        # Other results are a dtype, a device and the like; without a gradient, a weight counts as a
+        # constant.
         if torch.is_grad_enabled() and isinstance(result, torch.Tensor | tuple | list):
             for value in tree_iter((args, kwargs)):
                 name = self._names.get(id(value))
                 if name is not None and self._running[name] == 0:
                     raise ValueError(
-                        f"model.adapter must train weights that only their own layers use, got {name!r}, which "
-                        f"{getattr(func, '__name__', func)} reads directly. Its per-example gradient is unknown; leave "
-                        "it untrained."
+                        "model.adapter must train weights that only their own layers use, got "
+                        f"{name!r}, which {getattr(func, '__name__', func)} reads directly. Its "
+                        "per-example gradient is unknown; leave it untrained."
                     )
         return result

@@ -14,9 +14,11 @@ class UnitWeights:
     """Weights of the units in the sum of a step. The largest weight is 1.
 
     Attributes:
-        of_unit: [n] fp32 in [0, 1], the factor of a unit's (clipped) gradient. It scales the largest change of the sum
-            by this unit, in clipping norms. Units of weight 0 are not run at all.
-        scale: factor of the noisy sum. The wanted weights are of_unit · scale, and the noise grows with the scale.
+        of_unit: [n] fp32 in [0, 1], the factor of a unit's (clipped) gradient. It scales the
+            largest change of the sum by this unit, in clipping norms. Units of weight 0 are not run
+            at all.
+        scale: factor of the noisy sum. The wanted weights are of_unit · scale, and the noise grows
+            with the scale.
     """
 
     of_unit: NDArray[np.float32]
@@ -24,7 +26,9 @@ class UnitWeights:
 
     def __post_init__(self) -> None:
         assert self.of_unit.min() >= 0, "a weight below 0"
-        assert self.of_unit.max() <= 1, "a weight above 1 would leave a unit more than it is accounted for"
+        assert self.of_unit.max() <= 1, (
+            "a weight above 1 would leave a unit more than it is accounted for"
+        )
 
     def counting(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the units whose weight is above 0."""

@@ -1,7 +1,10 @@
-"""The key stream of `raydp.training.noise.stream` on a GPU: ChaCha20 (RFC 8439) in integer operations on tensors.
+"""The key stream of `raydp.training.noise.stream` on a GPU, in integer operations on tensors.
 
-Every device computes the same words bit for bit. torch's own operations are the reference and run on every device. On
-CUDA, a Triton kernel keeps the state of a block in registers, where torch's operations write it to memory 500 times.
+The cipher is ChaCha20 (RFC 8439).
+
+Every device computes the same words bit for bit. torch's own operations are the reference and run
+on every device. On CUDA, a Triton kernel keeps the state of a block in registers, where torch's
+operations write it to memory 500 times.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ ROUNDS = 10
 
 
 class Segment(NamedTuple):
-    """A piece of a key stream: the key of 32 bytes, the position of the first word, and the number of words."""
+    """A piece of a key stream: its key of 32 bytes, first word and number of words."""
 
     subkey: bytes
     start: int
@@ -42,13 +45,15 @@ def kernel_runs(device: torch.device) -> bool:
     try:
         drawn_uniforms([Segment(bytes(32), 0, 1)], device)
     except Exception as error:  # noqa: BLE001 - whatever keeps Triton from running, torch's operations draw the same
-        logging.getLogger(__name__).warning("noise is drawn without Triton, which takes longer: %s", error)
+        logging.getLogger(__name__).warning(
+            "noise is drawn without Triton, which takes longer: %s", error
+        )
         return False
     return True
 
 
 def uniforms(segments: Sequence[Segment], device: torch.device) -> torch.Tensor:
-    """Return uniforms in (0, 1] (fp64) for the words of all segments, as `KeyedStream.uniform` makes them."""
+    """Return uniforms in (0, 1] (fp64) for the words of all segments, as `KeyedStream.uniform`."""
     if kernel_runs(device):
         return drawn_uniforms(segments, device)
     bits = torch.cat([words(*segment, device) for segment in segments])
@@ -56,18 +61,31 @@ def uniforms(segments: Sequence[Segment], device: torch.device) -> torch.Tensor:
 
 
 def words(subkey: bytes, start: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return [count] 64-bit words (int64) of a ChaCha20 key stream, from position `start` on. The nonce is 0."""
+    """Return [count] 64-bit words (int64) of a ChaCha20 key stream, from position `start` on.
+
+    The nonce is 0.
+    """
+    # A stream has random access: skip whole blocks by the counter, and words within the first
+    # block.
     first, skip = divmod(start, BLOCK_WORDS)
     blocks = torch.arange(first, first + -(-(skip + count) // BLOCK_WORDS), device=device)
-    fixed = torch.tensor([*CONSTANTS, *struct.unpack("<8i", subkey)], dtype=torch.int32, device=device)
+    fixed = torch.tensor(
+        [*CONSTANTS, *struct.unpack("<8i", subkey)], dtype=torch.int32, device=device
+    )
     counter = blocks.view(torch.int32).view(-1, 2).T  # [2, blocks] low and high half
+    # The initial state (RFC 8439, section 2.3): constants, key, counter, nonce. The counter has 64
+    # bits here, as in Bernstein's original, and the nonce 64 bits of 0.
     begin = torch.cat([fixed[:, None].expand(-1, len(blocks)), counter, torch.zeros_like(counter)])
     a, b, c, d = begin.clone().split(4)
     for _ in range(ROUNDS):
         a, b, c, d = _quarter_rounds(a, b, c, d)  # columns of the state
-        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))  # its diagonals
+        # The diagonals of the state.
+        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
         b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    stream = (torch.cat([a, b, c, d]) + begin).T.flatten()  # the 16 words of a block, one block after another
+    # The final sum with the initial state makes the function one-way.
+    stream = (
+        torch.cat([a, b, c, d]) + begin
+    ).T.flatten()  # the 16 words of a block, one block after another
     return stream.view(torch.int64)[skip : skip + count]
 
 

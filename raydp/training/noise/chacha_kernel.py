@@ -1,4 +1,4 @@
-"""The Triton kernel of `raydp.training.noise.chacha`: one thread computes one block of ChaCha20 in its registers."""
+"""The Triton kernel of `raydp.training.noise.chacha`: a thread computes a block in registers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,31 @@ BLOCKS = 256
 """Number of blocks that one program computes."""
 
 
-def drawn_uniforms(segments: Sequence[tuple[bytes, int, int]], device: torch.device) -> torch.Tensor:
-    """Return uniforms in (0, 1] (fp64) for the words of all segments: key, first position and count of each."""
+def drawn_uniforms(
+    segments: Sequence[tuple[bytes, int, int]], device: torch.device
+) -> torch.Tensor:
+    """Return uniforms in (0, 1] (fp64) for the words of all segments.
+
+    A segment is a key, a first position and a count.
+    """
+    # A row of inputs for each segment: key, first block, words to skip, words to fill, where.
     rows, largest, total = [], 0, 0
     for subkey, start, count in segments:
         first, skip = divmod(start, BLOCK_WORDS)
         rows.append((*struct.unpack("<8i", subkey), first, skip, count, total))
         largest, total = max(largest, -(-(skip + count) // BLOCK_WORDS)), total + count
     out = torch.empty(total, dtype=torch.float64, device=device)
-    # Numbers travel in a tensor: as arguments, their divisibility would compile a kernel of its own for each key.
+    # Numbers travel in a tensor: as arguments, their divisibility would compile a kernel of its own
+    # for each key.
     inputs = torch.tensor(rows, dtype=torch.int64).to(device)
     if total:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             # CUDA allows 2^31 programs along the first axis, and 65,535 along the second.
             for first in range(0, len(rows), MOST_SEGMENTS):
                 some = inputs[first : first + MOST_SEGMENTS]
-                _uniform_kernel[(triton.cdiv(largest, BLOCKS), len(some))](out, some, SIZE=BLOCKS, FIELDS=len(rows[0]))
+                _uniform_kernel[(triton.cdiv(largest, BLOCKS), len(some))](
+                    out, some, SIZE=BLOCKS, FIELDS=len(rows[0])
+                )
     return out
 
 
@@ -65,10 +74,12 @@ def _store(out, position, count, low, high):  # type: ignore[no-untyped-def]
 def _uniform_kernel(out, inputs, SIZE: tl.constexpr, FIELDS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Compute SIZE blocks of a segment.
 
-    A segment's inputs are the 8 words of its key, its first block, how many positions to skip and to fill, and where.
+    A segment's inputs are the 8 words of its key, its first block, how many positions to skip and
+    to fill, and where.
     """
     inputs += tl.program_id(1) * FIELDS
     row = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    # One variable for each word of the state: Triton cannot index registers.
     zero = tl.zeros([SIZE], dtype=tl.uint32)
     k0 = zero + tl.load(inputs + 0).to(tl.uint32)
     k1 = zero + tl.load(inputs + 1).to(tl.uint32)
@@ -93,6 +104,7 @@ def _uniform_kernel(out, inputs, SIZE: tl.constexpr, FIELDS: tl.constexpr):  # t
     x13 = high
     x14 = zero
     x15 = zero
+    # Ten double rounds: columns, then diagonals (RFC 8439, section 2.3).
     for _ in range(10):
         x0, x4, x8, x12 = _quarter_round(x0, x4, x8, x12)
         x1, x5, x9, x13 = _quarter_round(x1, x5, x9, x13)
@@ -102,6 +114,7 @@ def _uniform_kernel(out, inputs, SIZE: tl.constexpr, FIELDS: tl.constexpr):  # t
         x1, x6, x11, x12 = _quarter_round(x1, x6, x11, x12)
         x2, x7, x8, x13 = _quarter_round(x2, x7, x8, x13)
         x3, x4, x9, x14 = _quarter_round(x3, x4, x9, x14)
+    # Add the initial state, and store two words of 32 bits as one uniform.
     position = row * 8 - skip
     _store(out, position + 0, count, x0 + 0x61707865, x1 + 0x3320646E)
     _store(out, position + 1, count, x2 + 0x79622D32, x3 + 0x6B206574)

@@ -11,7 +11,10 @@ from raydp.training.noise.stream import CPU, KeyedStream, assembled
 from raydp.training.sharding import Part
 
 SMALL = 1 << 15
-"""Number of coordinates up to which noise is drawn at once. It fits the cache, and pieces would cost more calls."""
+"""Number of coordinates up to which noise is drawn at once.
+
+So much fits the cache, and pieces would cost more calls.
+"""
 
 
 class CorrelatedNoise:
@@ -19,9 +22,10 @@ class CorrelatedNoise:
 
     Z has independent standard normal entries. C is lower-triangular, banded and Toeplitz.
 
-    Only the last rows are kept, in the host's memory and in double precision: 8 (b̂ - 1) bytes a coordinate on the rank
-    that draws the noise. They are never saved, because a checkpoint must not reveal the noise. A resumed run draws all
-    rows again from the keyed stream, and gets the same rows bit for bit.
+    Only the last rows are kept, in the host's memory and in double precision: 8 (b̂ - 1) bytes a
+    coordinate on the rank that draws the noise. They are never saved, because a checkpoint must not
+    reveal the noise. A resumed run draws all rows again from the keyed stream, and gets the same
+    rows bit for bit.
 
     Args:
         strategy: [b̂] the first column of C; (1,) gives independent noise.
@@ -38,15 +42,21 @@ class CorrelatedNoise:
     def normal(
         self, stream: KeyedStream, part: Part, *, step: int, name: str, device: torch.device = CPU
     ) -> torch.Tensor:
-        """Return [length of part] a step's noise (fp64) on the held part of a parameter, on a device.
+        """Return [length of part] a step's noise (fp64) on the held part of a parameter.
 
-        Steps must be asked for in order. Independent noise is drawn on the device. Correlated noise is made in the
-        memory of the host, where the earlier rows are.
+        The noise is on `device`.
+
+        Steps must be asked for in order. Independent noise is drawn on the device. Correlated noise
+        is made in the memory of the host, where the earlier rows are.
         """
         if not self._below:
             return self._row(stream, part, step, name, device)
-        done, past = self._done.get(name, 0), self._past.setdefault(name, deque(maxlen=len(self._below)))
+        done, past = (
+            self._done.get(name, 0),
+            self._past.setdefault(name, deque(maxlen=len(self._below))),
+        )
         assert done <= step, "earlier rows are not kept"
+        # After a resume, all earlier rows are drawn again from the keyed stream.
         for row in range(done, step + 1):
             noise = self._row(stream, part, row, name, CPU) / self._diagonal
             for coefficient, before in zip(self._below, past, strict=False):  # newest first
@@ -61,10 +71,13 @@ class CorrelatedNoise:
         """Draw a step's noise on the held parts of several parameters, which lie one after another.
 
         Yields:
-            Positions, and the noise there. Each position comes once, in no order. Independent noise on one large part
-            comes in pieces that fit the cache, so that it is never whole in memory.
+            Positions, and the noise there. Each position comes once, in no order. Independent noise
+            on one large part comes in pieces that fit the cache, so that it is never whole in
+            memory.
         """
         lengths = [part.stop - part.start for part in parts.values()]
+        # One large part in pieces, several whole parameters in one draw, anything else part by
+        # part.
         if len(parts) == 1 and lengths[0] > SMALL and not self._below:
             ((name, part),) = parts.items()
             yield from self._row_pieces(stream, part, step, name, device)
@@ -72,16 +85,25 @@ class CorrelatedNoise:
             counts = {name: part.count for name, part in parts.items()}
             yield slice(None), stream.normals_on(device, counts, step=step, purpose="noise")
         else:
-            drawn = [self.normal(stream, part, step=step, name=name, device=device) for name, part in parts.items()]
+            drawn = [
+                self.normal(stream, part, step=step, name=name, device=device)
+                for name, part in parts.items()
+            ]
             yield slice(None), drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
-    def _row(self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device) -> torch.Tensor:
+    def _row(
+        self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device
+    ) -> torch.Tensor:
         """Return z_t."""
-        return assembled(self._row_pieces(stream, part, step, name, device), part.stop - part.start, device)
+        return assembled(
+            self._row_pieces(stream, part, step, name, device), part.stop - part.start, device
+        )
 
     def _row_pieces(
         self, stream: KeyedStream, part: Part, step: int, name: str, device: torch.device
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """Draw the independent noise of one step, z_t, in pieces that fit the cache."""
         held = slice(part.start, part.stop)
-        return stream.normal_pieces(device, part.count, step=step, purpose="noise", name=name, part=held)
+        return stream.normal_pieces(
+            device, part.count, step=step, purpose="noise", name=name, part=held
+        )

@@ -1,4 +1,4 @@
-"""The score that a sweep selects by, with a smaller error: what is measured before further seeds."""
+"""The score that a sweep selects by, with a smaller error, for use before further seeds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from raydp.tasks.base import Task
 class FinerScore:
     """A score of a sweep with adaptive seeds, and the parameters with which its error is smaller.
 
-    If the first pass leaves the decision open, the models that are trained are measured by it under the score's own
-    name, and runs that are trained later measure it in training. All state is in the sweep's folder.
+    If the first pass leaves the decision open, the models that are trained are measured by it under
+    the score's own name, and runs that are trained later measure it in training. All state is in
+    the sweep's folder.
 
     Attributes:
         folder: the sweep's folder.
@@ -34,12 +35,14 @@ class FinerScore:
 
     @classmethod
     def of(cls, spec: SweepSpec, folder: SweepFolder, task: Task) -> FinerScore | None:
-        """Return the finer form of the score that has begun to be measured so, else of the score that selects.
+        """Return the finer form of the score that is in use already, else of the selecting score.
 
-        None: the seeds are not adaptive, there is no finer form, or the nodes do not all see the trained models.
+        None: the seeds are not adaptive, there is no finer form, or the nodes do not all see the
+        trained models.
         """
         if not isinstance(spec.seeds, AdaptiveSeeds) or spec.cluster.exchange is not None:
             return None
+        # A measurement that has begun decides: its values are in use.
         for own in spec.scores:
             if (finer := _as_measured(folder, own)) is not None:
                 return cls(folder=folder, own=own, finer=finer)
@@ -67,7 +70,9 @@ class FinerScore:
             return False
         end = self.folder.seeds_end()
         said = end is not None and end.measured_again is not None
-        return said or any(self._is_of_training(trial.run_id) for trial in self.folder.plan().trials)
+        return said or any(
+            self._is_of_training(trial.run_id) for trial in self.folder.plan().trials
+        )
 
     def is_begun(self) -> bool:
         """Return whether the models are measured, or are to be."""
@@ -79,11 +84,16 @@ class FinerScore:
 
     def models(self) -> list[str]:
         """Return the base model and the trained models that training has not measured so."""
-        finished = [t.run_id for t in self.folder.plan().trials if self.folder.is_finished(t.run_id)]
+        finished = [
+            t.run_id for t in self.folder.plan().trials if self.folder.is_finished(t.run_id)
+        ]
         return [name for name in [BASE_RUN, *finished] if not self._is_of_training(name)]
 
     def failures(self) -> list[str]:
-        """Return why models could not be measured, for each of them. They keep the value of their training."""
+        """Return why models could not be measured, for each of them.
+
+        They keep the value of their training.
+        """
         reasons = [self.measurements.failure(name) for name in self.models()]
         return [reason for reason in reasons if reason is not None]
 
@@ -91,14 +101,18 @@ class FinerScore:
         """Return the spec by which runs are trained from now on."""
         if not self.is_begun():
             return spec
-        scores = tuple(self.finer if score.name == self.own.name else score for score in spec.scores)
+        scores = tuple(
+            self.finer if score.name == self.own.name else score for score in spec.scores
+        )
         return spec.model_copy(update={"scores": scores})
 
     def in_words(self) -> str:
         """Return the parameters that differ from the spec's."""
         before, now = self.own.as_dict(), self.finer.as_dict()
         return ", ".join(
-            f"{name} {now[name]} (in the spec: {before[name]})" for name in now if now[name] != before[name]
+            f"{name} {now[name]} (in the spec: {before[name]})"
+            for name in now
+            if now[name] != before[name]
         )
 
     def _is_of_training(self, name: str) -> bool:
@@ -108,7 +122,7 @@ class FinerScore:
 
 
 def _as_measured(folder: SweepFolder, own: Plugin) -> Plugin | None:
-    """Return a score of the spec with the parameters by which its models are measured again; None if they are not.
+    """Return a score with the parameters by which its models are measured again; None if not.
 
     Raises:
         ValueError: the folder says something else than a measurement has written.
@@ -118,11 +132,12 @@ def _as_measured(folder: SweepFolder, own: Plugin) -> Plugin | None:
     if about is None:
         return None
     params = {name: value for name, value in about["score"].items() if name != "name"}
+    # The digest shows that the file still has the parameters that the values were measured with.
     with suppress(ValueError):
         finer = Plugin(own.name, type(own.params).model_validate(params))
         if digest_of(finer, None) == about["digest"]:
             return finer
     raise ValueError(
-        f"SWEEP must have the files that raydp wrote, got other parameters in {str(measurements.path)!r}. Delete this "
-        "folder: the sweep measures its models again."
+        "SWEEP must have the files that raydp wrote, got other parameters in "
+        f"{str(measurements.path)!r}. Delete this folder: the sweep measures its models again."
     )

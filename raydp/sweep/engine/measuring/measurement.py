@@ -1,4 +1,7 @@
-"""A measurement of a sweep's models by one score: on several processes, committed model by model, logged to MLflow."""
+"""A measurement of a sweep's models by one score.
+
+Several processes measure, each result is committed, and the values go to MLflow.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from raydp.io.output import phase
 from raydp.models import sharing
 from raydp.scores.base import OneByOne
 from raydp.scores.requests import ScoreRequest
+from raydp.search_spaces.settings import NO_SETTINGS
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.measuring.models import FETCHED, model_folders
 from raydp.sweep.engine.measuring.scorers import Job, ScorerInputs, run_jobs
@@ -26,7 +30,7 @@ from raydp.tracking import log_scores
 
 @dataclass(frozen=True, kw_only=True)
 class BegunMeasurement:
-    """A measurement that this call begins or resumes: where its results go, and the models to measure.
+    """A measurement that this call begins or resumes: its models, and where results go.
 
     Attributes:
         request: the score.
@@ -42,11 +46,23 @@ class BegunMeasurement:
 
     @classmethod
     def of(
-        cls, folder: SweepFolder, spec: SweepSpec, request: ScoreRequest, runs: dict[str, int], seed: int | None
+        cls,
+        folder: SweepFolder,
+        spec: SweepSpec,
+        request: ScoreRequest,
+        runs: dict[str, int],
+        seed: int | None,
     ) -> BegunMeasurement:
         score = request.plugin.params
         names = list(runs) if score.of_a_set else [BASE_RUN, *runs]
-        same_for_all = seed if seed is not None else None if measures_one_by_one(score) else spec.seed_labels[0]
+        # Models that are measured together share one seed; otherwise each has the seed of its run.
+        same_for_all = (
+            seed
+            if seed is not None
+            else None
+            if measures_one_by_one(score)
+            else spec.seed_labels[0]
+        )
         of_runs = {name: runs.get(name, spec.seed_labels[0]) for name in names}
         seeds = of_runs if same_for_all is None else dict.fromkeys(names, same_for_all)
         models = names if score.of_a_set else None
@@ -65,21 +81,31 @@ class BegunMeasurement:
         return [name for name in self.seeds if self.measurements.finished(name) is not None]
 
     def jobs(self, task: Task) -> list[Job]:
-        """Return one job per model if models are measured one by one, else one job for all models of one task.
+        """Return one job for each model if models are measured one by one, else for each task.
 
-        If the task depends on the seed of a run, the runs of each seed have a task of their own. Models that are
-        compared with each other are measured together nevertheless; such scores read neither secrets nor canaries.
+        If the task depends on the seed of a run, the runs of each seed have a task of their own.
+        Models that are compared with each other are measured together nevertheless; such scores
+        read neither secrets nor twins.
         """
         done = frozenset(self.finished())
         left = [name for name in self.seeds if name not in done]
         work, score = (self.measurements.path / "work").resolve(), self.request.plugin.params
         job = partial(Job, label=self.label, plugin=self.request.plugin)
+        # One by one: any process may take any model.
         if measures_one_by_one(score):
-            return [job(names=(n,), seed=self.seeds[n], of_seed=self.runs[n], work=work) for n in left]
+            return [
+                job(names=(n,), seed=self.seeds[n], of_seed=self.runs[n], work=work) for n in left
+            ]
+        # Together: with twins, the seed of a run decides which twins the run has seen, so each
+        # seed has its own task.
         if not isinstance(task, TwinTask) or score.of_a_set:
             groups = {self.runs[next(iter(self.seeds))]: tuple(self.seeds)}
         else:
-            groups = {seed: tuple(n for n in self.seeds if self.runs[n] == seed) for seed in self.runs.values()}
+            groups = {
+                seed: tuple(n for n in self.seeds if self.runs[n] == seed)
+                for seed in self.runs.values()
+            }
+        # A job also names the models that are done, because a value may depend on all of them.
         return [
             job(
                 names=names,
@@ -94,7 +120,10 @@ class BegunMeasurement:
 
 
 def measures_one_by_one(score: object) -> bool:
-    """Return whether a score measures every model separately, so that models may be spread over processes."""
+    """Return whether a score measures every model separately.
+
+    Such models may be spread over processes.
+    """
     return isinstance(score, OneByOne) and type(score).measure_many is OneByOne.measure_many
 
 
@@ -116,7 +145,9 @@ def measure(
     try:
         with console.status("finding the models"):
             folders, lost = model_folders(folder, spec, runs)
-        for label, name, reason in [(job.label, n, lost[n]) for job in jobs for n in job.left if n in lost]:
+        for label, name, reason in [
+            (job.label, n, lost[n]) for job in jobs for n in job.left if n in lost
+        ]:
             results[label].commit(name, {"status": "failed", "reason": reason})
         jobs = [job for job in (_without(job, lost) for job in jobs) if job.left]
         if not jobs:
@@ -125,10 +156,12 @@ def measure(
         with phase(console, f"{ray_phase(spec.cluster)}, loading the base model"):
             start_ray(spec.cluster)
             trials = {trial.run_id: trial for trial in folder.plan().trials}
-            settings = {name: trials[name].settings if name in trials else "" for name in folders}
+            settings = {n: trials[n].settings if n in trials else NO_SETTINGS for n in folders}
             bases = {name: spec.of_run(own).model for name, own in settings.items()}
-            jobs.sort(key=lambda job: settings[job.names[0]])  # models of one adapter one after another
+            # Models of one adapter follow each other, because another adapter needs a new set-up.
+            jobs.sort(key=lambda job: settings[job.names[0]])
             base = sharing.base_models(bases.values(), new_tokens=0)
+        # Every actor gets the same inputs.
         shared = ScorerInputs(
             task=task,
             models=base,
@@ -156,18 +189,28 @@ def _without(job: Job, lost: dict[str, str]) -> Job:
 
 
 def log_to_mlflow(
-    folder: SweepFolder, spec: SweepSpec, runs: dict[str, int], begun: list[BegunMeasurement], console: Console
+    folder: SweepFolder,
+    spec: SweepSpec,
+    runs: dict[str, int],
+    begun: list[BegunMeasurement],
+    console: Console,
 ) -> tuple[int, str | None]:
-    """Log the values on every registered model, keeping existing ones. Return the number of models, or why none."""
+    """Log the values on every registered model, keeping existing ones.
+
+    Return the number of models, or why none.
+    """
     values: dict[str, dict[str, float | None]] = {}
+    selected = spec.select.score
     for name in runs:
         uri = folder.model_uri(name)
-        scores = {b.label: score for b in begun if (score := b.measurements.finished(name)) is not None}
+        scores = {
+            b.label: score for b in begun if (score := b.measurements.finished(name)) is not None
+        }
         if uri is not None and scores:
             values[uri] = {
                 **{f"score.{label}": score.value for label, score in scores.items()},
                 **{f"score.{label}.std_error": score.std_error for label, score in scores.items()},
-                **({"score": scores[spec.select.score].value} if spec.select.score in scores else {}),
+                **({"score": scores[selected].value} if selected in scores else {}),
             }
     if not values:
         return 0, None

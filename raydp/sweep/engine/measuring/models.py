@@ -21,8 +21,8 @@ def finished_runs(folder: SweepFolder) -> dict[str, int]:
     if not runs:
         private = "" if disclosure.note is None else f" This is {disclosure.note}."
         raise ValueError(
-            f"SWEEP must have a finished run that may be measured, got {folder.path.name!r} with none. Resume it "
-            f"first.{private}"
+            f"SWEEP must have a finished run that may be measured, got {folder.path.name!r} with "
+            f"none. Resume it first.{private}"
         )
     return runs
 
@@ -30,19 +30,26 @@ def finished_runs(folder: SweepFolder) -> dict[str, int]:
 def model_folders(
     folder: SweepFolder, spec: SweepSpec, runs: dict[str, int]
 ) -> tuple[dict[str, Path | None], dict[str, str]]:
-    """Return every model's folder, fetched from the registry if necessary, and the reasons for missing models."""
+    """Return every model's folder, and the reasons for missing models.
+
+    A model that the sweep's folder lacks is fetched from the registry.
+    """
     folders: dict[str, Path | None] = {BASE_RUN: None}
     lost = {}
     for name in runs:
         own = folder.model(name).resolve()
+        # Weights in the sweep's folder need no download.
         if any(own.glob("*.safetensors")):
             folders[name] = own
             continue
         uri = folder.model_uri(name)
+        # A model that cannot be fetched must not stop the measurement of the others.
         try:
             if uri is None:
                 raise ValueError("it was never registered")
-            folders[name] = fetch_model(uri, folder.path / FETCHED / name, tracking_uri=spec.tracking.uri).resolve()
+            folders[name] = fetch_model(
+                uri, folder.path / FETCHED / name, tracking_uri=spec.tracking.uri
+            ).resolve()
         except (ValueError, OSError) as error:
             lost[name] = f"the model is neither in the sweep's folder nor in the registry: {error}"
     return folders, lost

@@ -1,4 +1,4 @@
-"""Callbacks of Ray Tune: the sweep's own callback, which commits results, and the user's callbacks."""
+"""Callbacks of Ray Tune: the sweep's own, which commits results, and the user's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LOGGER = logging.getLogger(__name__)
 class CommitCallback(tune.Callback):
     """Commits a run when its trial ends. The queue has the run's outcome then.
 
-    If the sweep's folder refuses the result, the round ends at its next step. Tune would retry the trial instead.
+    If the sweep's folder refuses the result, the round ends at its next step. Tune would retry the
+    trial instead.
     """
 
     def __init__(self, committer: Committer) -> None:
@@ -31,7 +32,9 @@ class CommitCallback(tune.Callback):
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its callbacks for a restore that a sweep never uses
 
-    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: object
+    ) -> None:
         try:
             self._committer.commit(trial.config["run_id"])
         except ValueError as error:
@@ -43,7 +46,9 @@ class CommitCallback(tune.Callback):
 
 
 class GuardedCallback(tune.Callback):
-    """A user's callback that cannot stop a sweep. After its first error there is a warning, and it is not called again.
+    """A user's callback that cannot stop a sweep.
+
+    After its first error there is a warning, and it is not called again.
 
     Args:
         callback: any callback of Tune, such as a logger for Weights & Biases, TensorBoard or Comet.
@@ -58,7 +63,10 @@ class GuardedCallback(tune.Callback):
         return {}  # see CommitCallback
 
     def setup(self, *args: object, **info: object) -> None:
-        """Set the callback up before the first round of Tune. Later rounds are the same experiment."""
+        """Set the callback up before the first round of Tune.
+
+        Later rounds are the same experiment.
+        """
         if not self._is_set_up:
             self._is_set_up = True
             self._call("setup", *args, **info)
@@ -100,8 +108,17 @@ def _forwarded(hook: str) -> Callable[..., None]:
     return forward
 
 
+# Hooks that reach the user's callback unchanged. The setup and the end are handled above.
 for _hook in (
-    "on_step_begin", "on_step_end", "on_trial_start", "on_trial_restore", "on_trial_save", "on_trial_result",
-    "on_trial_complete", "on_trial_recover", "on_trial_error", "on_checkpoint",
-):  # fmt: skip
+    "on_step_begin",
+    "on_step_end",
+    "on_trial_start",
+    "on_trial_restore",
+    "on_trial_save",
+    "on_trial_result",
+    "on_trial_complete",
+    "on_trial_recover",
+    "on_trial_error",
+    "on_checkpoint",
+):
     setattr(GuardedCallback, _hook, _forwarded(_hook))

@@ -12,7 +12,7 @@ PLAIN = ("status", "reason", "utility_loss", "train_seconds", "score_seconds", "
 
 
 class TrialConfig(TypedDict):
-    """Config of a trial of Tune: the run's id, (b, T, η), σ and seed, and the further fields of the configuration."""
+    """Config of a trial of Tune: run id, (b, T, η), σ, seed and further fields, if any."""
 
     run_id: str
     batch_size: int
@@ -34,7 +34,7 @@ def config_of(trial: TrialPlan) -> TrialConfig:
         seed=trial.seed,
     )
     if trial.settings:
-        config["settings"] = trial.fields
+        config["settings"] = dict(trial.settings)
     return config
 
 
@@ -46,8 +46,9 @@ def final_metrics(result: RunResult, score: str | None) -> dict[str, str | float
         score: the score that the sweep selects by, None if it measures none.
 
     Returns:
-        "status", and as far as the run has them: "utility_loss", "score", "score.NAME" and "score.NAME.std_error" of
-        every score, "train_seconds", "score_seconds", "attempts" and "reason".
+        "status", and as far as the run has them: "utility_loss", "score", "score.NAME" and
+        "score.NAME.std_error" of every score, "train_seconds", "score_seconds", "attempts" and
+        "reason".
     """
     metrics: dict[str, str | float | None] = {
         name: value for name in PLAIN if (value := getattr(result, name)) is not None
@@ -55,6 +56,7 @@ def final_metrics(result: RunResult, score: str | None) -> dict[str, str | float
     for name, measurement in result.scores.items():
         metrics[f"score.{name}"] = measurement.value
         metrics[f"score.{name}.std_error"] = measurement.std_error
+    # The score that selects also has one name for all sweeps.
     if f"score.{score}" in metrics:
         metrics["score"] = metrics[f"score.{score}"]
     return metrics

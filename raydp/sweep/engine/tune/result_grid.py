@@ -22,10 +22,10 @@ class RunFailedError(RuntimeError):
 class SweepGrid(ResultGrid):
     """The results of a sweep's runs, with the interface of Tune's `ResultGrid`.
 
-    Unlike the grid of one `Tuner.fit`, this grid has all runs of the sweep that have ended, whatever was resumed. Each
-    result has `config` (b, T, η, σ, seed), `metrics` (see `final_metrics`), `metrics_dataframe` (a row for each step),
-    `checkpoint` (the trained model's folder), `error` and `path`. Of a private selection the grid has the released run
-    alone.
+    Unlike the grid of one `Tuner.fit`, this grid has all runs of the sweep that have ended,
+    whatever was resumed. Each result has `config` (b, T, η, σ, seed), `metrics` (see
+    `final_metrics`), `metrics_dataframe` (a row for each step), `checkpoint` (the trained model's
+    folder), `error` and `path`. If the runs may not be shown, the grid has the released one alone.
     """
 
     def __init__(self, folder: SweepFolder) -> None:
@@ -33,7 +33,9 @@ class SweepGrid(ResultGrid):
         trials = folder.disclosure().of(plan.trials)
         score = folder.select().score
         ended = ((trial, folder.result(trial.run_id)) for trial in trials)
-        self._results = [_result(folder, trial, result, score) for trial, result in ended if result is not None]
+        self._results = [
+            _result(folder, trial, result, score) for trial, result in ended if result is not None
+        ]
 
     @property
     def experiment_path(self) -> str:
@@ -62,12 +64,15 @@ class SweepGrid(ResultGrid):
         scope: str = "last",
         filter_nan_and_inf: bool = True,
     ) -> Result:
-        """Return the result with the best value of a metric. This is no selection: `Sweep.select` is.
+        """Return the result with the best value of a metric.
+
+        This is no selection: `Sweep.select` is.
 
         Args:
             metric: a key of the metrics or a column of the steps; by default utility_loss.
             mode: "min" (the default) or "max".
-            scope: which of a run's steps count: "last", "avg", "last-5-avg", "last-10-avg" or "all".
+            scope: which of a run's steps count: "last", "avg", "last-5-avg", "last-10-avg" or
+                "all".
             filter_nan_and_inf: leave out values that are not finite.
 
         Raises:
@@ -88,17 +93,21 @@ class SweepGrid(ResultGrid):
             raise RuntimeError(f"no run has reported a value of {metric!r} that could be the best")
         return self._results[min(known, key=lambda i: known[i])]
 
-    def get_dataframe(self, filter_metric: str | None = None, filter_mode: str | None = None) -> pd.DataFrame:
+    def get_dataframe(
+        self, filter_metric: str | None = None, filter_mode: str | None = None
+    ) -> pd.DataFrame:
         """Return a row for each run: its metrics, and its config as columns `config/NAME`.
 
         Args:
-            filter_metric: a column of the steps. Each row then has the values of the step where it is best.
+            filter_metric: a column of the steps. Each row then has the values of the step where it
+                is best.
             filter_mode: "min" or "max", with filter_metric.
         """
         rows = []
         for result in self._results:
             metrics = dict(result.metrics or {})
             config, steps = metrics.pop("config"), result.metrics_dataframe
+            # The values of the run's best step replace its final values.
             if filter_metric is not None and steps is not None and filter_metric in steps:
                 values = steps[filter_metric].to_numpy(dtype=float)
                 best = int(np.nanargmax(values) if filter_mode == "max" else np.nanargmin(values))
@@ -112,7 +121,11 @@ def _result(folder: SweepFolder, trial: TrialPlan, result: RunResult, score: str
     model = folder.model(trial.run_id)
     history = pd.DataFrame(result.history or [])
     return Result(
-        metrics={**final_metrics(result, score), "trial_id": trial.run_id, "config": config_of(trial)},
+        metrics={
+            **final_metrics(result, score),
+            "trial_id": trial.run_id,
+            "config": config_of(trial),
+        },
         checkpoint=Checkpoint.from_directory(str(model)) if model.is_dir() else None,
         error=None if result.finished else RunFailedError(result.reason),
         path=str(folder.trial(trial.run_id)),
@@ -124,7 +137,9 @@ def _value(result: Result, metric: str, mode: str, scope: str) -> float | None:
     """A run's value of a metric over the steps of a scope."""
     steps = result.metrics_dataframe
     if scope not in ("last", "avg", "last-5-avg", "last-10-avg", "all"):
-        raise ValueError(f"scope must be last, avg, last-5-avg, last-10-avg or all, got {scope!r}. Choose one.")
+        raise ValueError(
+            f"scope must be last, avg, last-5-avg, last-10-avg or all, got {scope!r}. Choose one."
+        )
     if steps is None or metric not in steps:
         value = (result.metrics or {}).get(metric)
         return float(value) if isinstance(value, int | float) else None

@@ -25,9 +25,16 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
 TRIALS_PER_ROUND = 400
-"""Tune keeps every trial of a round in the driver's memory. A sweep of thousands of runs has several rounds."""
+"""Number of runs of a round, as long as there are few slots.
+
+Tune keeps every trial of a round in the driver's memory, so a sweep of thousands of runs has
+several rounds.
+"""
 ROUND_PER_SLOT = 4
-"""Least number of runs of a round, for each slot. The start of a round must not take longer than its runs."""
+"""Least number of runs of a round, for each slot.
+
+The start of a round must not take longer than its runs.
+"""
 REPORT_SECONDS = 2.0
 """Least time between two reports of a running trial, while there are few slots."""
 REPORTS_A_SECOND = 10
@@ -36,6 +43,8 @@ REPORTS_A_SECOND = 10
 
 class RunSource(Protocol):
     """Gives out runs one after another.
+
+    Implemented by `ListSource`, and by `StepwiseSource` for a search and for adaptive seeds.
 
     Attributes:
         finished: whether no more runs will be given out.
@@ -79,14 +88,18 @@ class RunSearcher(Searcher):
         close: called with the number of runs that were given out, after the last one.
     """
 
-    def __init__(self, source: RunSource, trials: Mapping[str, TrialPlan], close: Callable[[int], object]) -> None:
+    def __init__(
+        self, source: RunSource, trials: Mapping[str, TrialPlan], close: Callable[[int], object]
+    ) -> None:
         super().__init__()
         self.source, self._trials, self._close = source, trials, close
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its searcher for a restore that a sweep never uses
 
-    def set_search_properties(self, metric: str | None, mode: str | None, config: object, **spec: object) -> bool:
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: object, **spec: object
+    ) -> bool:
         """Do nothing: the spec has the metric of the search."""
         return True
 
@@ -111,7 +124,10 @@ class RunSearcher(Searcher):
 
 
 class SilentReporter(tune.ProgressReporter):
-    """Reports nothing: `SweepProgress` does. In a notebook, Tune's own reporter would clear the output of the cell."""
+    """Reports nothing: `SweepProgress` does.
+
+    In a notebook, Tune's own reporter would clear the output of the cell.
+    """
 
     def should_report(self, trials: list[Trial], done: bool = False) -> bool:
         return False
@@ -136,7 +152,8 @@ class TuneRun:
         committer: commits the results.
         trials: run_id -> the planned run.
         score: the score that the sweep selects by, None if it measures none.
-        shown: whether step metrics, utility and scores go through Tune. Those of a private selection do not.
+        shown: whether step metrics, utility and scores go through Tune. Those of a private
+            selection do not.
         callbacks: the user's own callbacks of Tune.
     """
 
@@ -149,28 +166,42 @@ class TuneRun:
     shown: bool
     callbacks: Sequence[GuardedCallback]
 
-    def run(self, source: RunSource, count: int, close: Callable[[int], object] = lambda given: None) -> None:
+    def run(
+        self, source: RunSource, count: int, close: Callable[[int], object] = lambda given: None
+    ) -> None:
         """Run at most `count` runs of a source as one round of Tune.
 
-        A trial only follows its run in the queue, so a trial holds no CPU. If it did, the trials of a small machine
-        would keep the workers from starting. There is one more trial than slots, so that the next run is in the queue
-        before a slot asks. If Tune gives up on a trial, its run is committed after the round.
+        A trial only follows its run in the queue, and holds no CPU, which the workers need. There
+        is one more trial than slots, so that the next run is in the queue before a slot asks.
         """
-        num_actors, score, shown, queue = min(self.num_slots + 1, count), self.score, self.shown, self.queue
+        num_actors, score, shown, queue = (
+            min(self.num_slots + 1, count),
+            self.score,
+            self.shown,
+            self.queue,
+        )
         seconds, name = max(REPORT_SECONDS, self.num_slots / REPORTS_A_SECOND), secrets.token_hex(4)
 
+        # The trial reports the run's progress until its outcome. To follow a run puts it into the
+        # queue, if it is not there yet.
         def trial(config: dict[str, object]) -> None:
             run_id, step = str(config["run_id"]), 0
-            ray.get(queue.gather.remote(str(ray.get_runtime_context().get_actor_id()), num_actors, name))
-            ray.get(queue.enqueue.remote([run_id]))
+            ray.get(
+                queue.gather.remote(str(ray.get_runtime_context().get_actor_id()), num_actors, name)
+            )
             while True:
                 news = ray.get(queue.follow.remote(run_id, step, seconds))
                 if news.outcome is not None:
                     break
                 step = news.step
+                # If runs may not be shown, Tune and its loggers may know the status alone.
                 if shown:
-                    tune.report({"status": "running", **news.row, "step": step, "num_steps": news.num_steps})
-            tune.report(final_metrics(news.outcome, score) if shown else {"status": news.outcome.status})
+                    tune.report(
+                        {"status": "running", **news.row, "step": step, "num_steps": news.num_steps}
+                    )
+            tune.report(
+                final_metrics(news.outcome, score) if shown else {"status": news.outcome.status}
+            )
 
         tune.Tuner(
             tune.with_resources(trial, tune.PlacementGroupFactory([{"memory": 1e6}])),
@@ -191,6 +222,7 @@ class TuneRun:
                 failure_config=tune.FailureConfig(max_failures=3),
             ),
         ).fit()
+        # If Tune gave up on a trial, its run has an outcome in the queue nevertheless.
         for run_id in source.given():
             if run_id not in self.committer.committed and not self.folder.has_ended(run_id):
                 self.committer.commit(run_id)

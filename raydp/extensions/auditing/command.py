@@ -1,0 +1,138 @@
+"""`raydp audit`: lower bounds on ε."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
+from raydp.cli.errors import CommandGroup
+from raydp.cli.registration import PRIVACY, ExtraCommand
+from raydp.io.interrupted import or_partial
+
+if TYPE_CHECKING:
+    from typer._click import Context  # see raydp.cli.errors
+
+
+class _RunByDefault(CommandGroup):
+    """`raydp audit SPEC` is `raydp audit run SPEC`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Insert "run" if the arguments name no command."""
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named or not args else ["run", *args])
+
+
+audit_app = typer.Typer(
+    cls=_RunByDefault,
+    help="Lower bounds on ε from one training run each: `raydp audit SPEC|MODEL`, short for `raydp audit run`.",
+)
+
+
+@audit_app.command("run")
+def audit_run(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model."
+        ),
+    ],
+    canary: Annotated[
+        str | None,
+        typer.Option(
+            help="By default the planted twins of a sweep that has them, which needs no training, and else new_token. "
+            "new_token: losses after training every weight. known_token: losses with the spec's "
+            "own adapter. gradient: every noisy gradient, with the spec's own adapter."
+        ),
+    ] = None,
+    canaries: Annotated[
+        int | None, typer.Option(help="M: canaries of each run; 500 by default.")
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Confidence of each bound and of the whole test; 0.95 by default."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated; the sweep's first by default.")
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
+    spec: Annotated[
+        Path | None, typer.Option(help="Spec of a registered model whose sweep is not here.")
+    ] = None,
+    storage: Storage = "raydp_runs",
+    uri: Uri = DEFAULT_URI,
+    json: Json = False,
+) -> None:
+    """Bound ε from below: by the planted twins of a sweep's own models, or by training it once more
+    with canaries."""
+    from raydp.spec.reading import draft_spec
+
+    for given in (spec, Path(what)):
+        if given is not None and given.is_file():
+            draft_spec(given)  # mistakes are reported before heavy imports
+    from raydp.extensions.auditing.audits import DEFAULT_CANARIES, run_audit
+    from raydp.extensions.auditing.own import audit_own, has_own_canaries
+    from raydp.extensions.auditing.show import show_audit, show_own_audit
+    from raydp.extensions.auditing.source import numbers, source_of
+    from raydp.io.output import print_json
+
+    # A sweep that planted twins is audited as it is, unless options ask for training.
+    source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
+    asks_for_training = new or any(
+        given is not None for given in (canary, canaries, confidence, seeds)
+    )
+    if not asks_for_training and has_own_canaries(source):
+        own = audit_own(source)
+        print_json(own.document()) if json else show_own_audit(own)
+        # A script sees by the exit code that a stated ε is refuted, or that the audit is not
+        # complete.
+        if own.above or own.interrupted or not own.runs:
+            raise typer.Exit(1)
+        return
+    with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
+        report = or_partial(
+            lambda: run_audit(
+                source,
+                canary=canary or "new_token",
+                num_canaries=DEFAULT_CANARIES if canaries is None else canaries,
+                confidence=0.95 if confidence is None else confidence,
+                seeds=numbers(seeds),
+                new=new,
+            )
+        )
+    print_json(report.document()) if json else show_audit(report)
+    if report.alarm or report.interrupted or not report.runs:
+        raise typer.Exit(1)
+
+
+@audit_app.command("bound")
+def audit_bound(
+    canaries: Annotated[int, typer.Option(help="M: put in or left out by a fair coin each.")],
+    guesses: Annotated[int, typer.Option(help="R: coins that were guessed.")],
+    correct: Annotated[int, typer.Option(help="V: right guesses.")],
+    delta: Annotated[float, typer.Option(help="δ of the guarantee; 0 is allowed.")],
+    confidence: Annotated[float, typer.Option()] = 0.95,
+    json: Json = False,
+) -> None:
+    """The lower bound on ε that a number of right guesses proves (Steinke et al. 2023)."""
+    from dataclasses import asdict
+
+    from raydp.extensions.auditing.one_run import Guesses, one_run_bound
+    from raydp.io.output import print_json, print_table
+
+    counts = Guesses(num_canaries=canaries, num_guesses=guesses, num_correct=correct)
+    answer = {
+        **asdict(one_run_bound(counts, delta, confidence)),
+        "delta": delta,
+        "confidence": confidence,
+    }
+    if answer["epsilon_gdp"] is None:
+        answer["reason"] = "no Gaussian mechanism has a finite ε at δ = 0"
+    print_json(answer) if json else print_table("lower bound on ε", [answer])
+
+
+COMMAND = ExtraCommand(run=audit_app, panel=PRIVACY)

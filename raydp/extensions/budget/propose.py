@@ -1,0 +1,337 @@
+"""Proposes a spec for data: its task, model, guarantee, grid, scores and cluster."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raydp.extensions.budget.grid import Grid, fitted
+from raydp.extensions.budget.measure import measure_cost
+from raydp.extensions.budget.survey import Survey, UserColumn
+from raydp.io.output import stderr
+from raydp.models.base_models import config_of, load_tokenizer, positions
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT, names
+from raydp.spec.reading import load_spec
+from raydp.sweep.api import planned
+from raydp.tasks.reading import read_json_rows
+
+if TYPE_CHECKING:
+    from raydp.extensions.budget.costs import MeasuredSteps
+    from raydp.tasks.base import TaskFacts
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048)
+"""Lengths of an example in tokens that are proposed."""
+WHOLE_SHARE = 0.95
+"""Share of the rows that keep all of their tokens, if no more than `LENGTHS[-1]` are needed."""
+FAMILIES = 24
+COPIES = (16, 8, 4)
+CANARY_SHARE = 0.05
+"""Largest share of the units that are copies of canaries.
+
+It holds while the fewest copies of all families are less.
+"""
+MOST_CANARY_SHARE = 0.1
+"""Largest share of canaries' copies where rows are few, down to `FEWEST_FAMILIES`."""
+FEWEST_FAMILIES = 4
+"""Of fewer secrets, the error over secrets is hardly known."""
+SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
+"""Batch sizes that are timed."""
+TIMED_STEPS = 2
+QUICK_ACCOUNTANT = "rdp"
+"""Calibrates the noise of the timed steps, whose time does not depend on the noise.
+
+Other accountants take seconds for each calibration.
+"""
+ADAPTER = {"type": "lora", "r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
+METHOD = {"name": "dp_adam", "max_grad_norm": 0.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """The facts that only the user knows.
+
+    Attributes:
+        data: path or name of the data.
+        name: name of the sweep.
+        model: the base model.
+        epsilon: ε.
+        users: the column of users; None if no column names them.
+        unit: the unit of privacy.
+        secrets: a secrets file; None to measure planted canaries, or membership where users are
+            protected.
+        hours: time of the whole sweep.
+        gpus: number of GPUs; 0 to train on the CPU.
+        max_rows: number of rows to read at most.
+    """
+
+    data: str
+    name: str
+    model: str
+    epsilon: float
+    users: UserColumn | None
+    unit: Literal["example", "user"]
+    secrets: Path | None
+    hours: float
+    gpus: int
+    max_rows: int | None = None
+
+    @property
+    def slots(self) -> int:
+        """Number of runs that are trained side by side: one a GPU, or one a core."""
+        return self.gpus or (os.cpu_count() or 1)
+
+    @property
+    def protects(self) -> str:
+        """Return what ε covers for the person with the most rows."""
+        if self.users is None:
+            return "No column names users: a person with k rows has the guarantee of a group of k, which is about k ε."
+        most, column = self.users.most_rows, self.users.name
+        if most == 1:
+            return f"Every user (column {column}) has one row, so one row is one user."
+        if self.unit == "user":
+            return (
+                f"ε = {self.epsilon:g} covers everything of one user (column {column}), also all "
+                f"{most} rows of the user with the most."
+            )
+        return (
+            f"ε = {self.epsilon:g} covers one row. The user with the most rows, {most} (column "
+            f"{column}), has the guarantee of a group: ε = {most * self.epsilon:g}, and a larger "
+            "δ. `--unit user` protects users."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecProposal:
+    """A spec, and what it rests on.
+
+    Attributes:
+        spec: the spec as a mapping, in the order in which it is written.
+        facts: the task's facts: n and the unit.
+        lengths: numbers of tokens of a sample of the rows, ascending.
+        measured: seconds of steps and scores, measured here.
+        grid: the grid.
+        delta: δ.
+    """
+
+    spec: dict[str, Any]
+    facts: TaskFacts
+    lengths: list[int]
+    measured: MeasuredSteps
+    grid: Grid
+    delta: float
+
+    @property
+    def num_planted(self) -> int:
+        """Return the number of training examples that are copies of canaries.
+
+        One text of each pair is planted.
+        """
+        return sum(copies * pairs for copies, pairs in self.spec["task"].get("copies", {}).items())
+
+    def share_of_rows(self, length: int) -> float:
+        """Return the share of the rows that have at most so many tokens."""
+        return sum(n <= length for n in self.lengths) / len(self.lengths)
+
+
+def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
+    """Build the task, time a few real steps here, and fit the grid.
+
+    Raises:
+        ValueError: the model cannot be loaded, the data do not make a task, or there is no GPU to
+            measure on.
+    """
+    if seen.form is None and wishes.max_rows is not None:
+        raise ValueError(
+            f"--max-rows must go with conversations, got {wishes.max_rows} with texts, which are "
+            "read as a whole. Leave it out, or cut the file."
+        )
+    # An example is long enough for most rows, if the model has so many positions.
+    with stderr.status("counting tokens"):
+        tokenizer = load_tokenizer(wishes.model)
+        lengths = seen.lengths(tokenizer)
+    draft = _draft(
+        seen,
+        wishes,
+        _max_length(lengths, positions(config_of(wishes.model))),
+        seen.template(tokenizer),
+    )
+    num_units = wishes.users.num_users if wishes.users and wishes.unit == "user" else seen.num_rows
+    # Time a few real steps at several batch sizes, with cheap noise: a step takes a + k·b seconds.
+    sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], num_units)
+    timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
+    spec = load_spec({**timed, "privacy": {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}})
+    plan, task = planned(spec)
+    measured = measure_cost(spec, task, plan.trials, num_steps=TIMED_STEPS)
+    # Fit the grid to the time, by the law of a step.
+    facts = task.facts()
+    grid = fitted(
+        num_units=facts.num_units,
+        law=measured.law,
+        score_seconds=measured.score_seconds,
+        hours=wishes.hours,
+        slots=wishes.slots,
+    )
+    return SpecProposal(
+        spec=_with_grid(draft, grid),
+        facts=facts,
+        lengths=lengths,
+        measured=measured,
+        grid=grid,
+        delta=plan.delta,
+    )
+
+
+def sweep_name(data: str) -> str:
+    """Return a name for a sweep of these data: the letters and digits of the file's name."""
+    stem = Path(data).name.split(".")[0]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_") or "sweep"
+
+
+def _sizes(sizes: tuple[int, ...], num_units: int) -> list[int]:
+    """Return batch sizes to time: the given ones, or smaller ones where there are few units."""
+    halvings = max(0, math.ceil(math.log2(2 * sizes[-1] / num_units)))
+    return sorted({max(1, size >> halvings) for size in sizes})
+
+
+def _max_length(lengths: list[int], room: int | None) -> int:
+    """Return the length of an example: enough for most rows, within the model's positions."""
+    enough = lengths[min(len(lengths) - 1, int(WHOLE_SHARE * len(lengths)))]
+    length = next((length for length in LENGTHS if length >= enough), LENGTHS[-1])
+    return length if room is None else min(length, room)
+
+
+def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
+    """Return the spec without its space and seeds."""
+    task = _task(seen, wishes, max_length, template)
+    # Scores: of the user's secrets, of canaries, or of membership where users are protected.
+    if wishes.secrets is not None:
+        scores = _scores_of(wishes.secrets)
+    elif wishes.unit == "example":
+        task = {"name": "planted", "of": task, "twins": True, "copies": _copies(seen.num_distinct)}
+        scores = ["logprob"]
+    else:
+        scores = [name for name in ("mia",) if name in names("scores")]
+    # Most CPUs compute bfloat16 slowly, so only GPUs use it.
+    accelerated = {"gpus_per_worker": 1} if wishes.gpus else {}
+    return {
+        "name": wishes.name,
+        "task": task,
+        "model": {
+            "name": wishes.model,
+            **({"dtype": "bfloat16"} if wishes.gpus else {}),
+            "adapter": dict(ADAPTER),
+        },
+        "method": dict(METHOD),
+        # δ = n^-1.1 is below 1/n: above it, publishing one record in the clear would be allowed.
+        "privacy": {
+            "target_epsilon": wishes.epsilon,
+            "delta_exponent": 1.1,
+            "accountant": DEFAULT_ACCOUNTANT,
+            "unit": wishes.unit,
+        },
+        "scores": [{"name": name} for name in scores],
+        "select": {**({"score": scores[0]} if scores else {}), "min_gain_share": 0.9},
+        "cluster": {"max_concurrent_trials": wishes.slots, **accelerated},
+        "tracking": {
+            "uri": "sqlite:///raydp.db",
+            "experiment": wishes.name,
+            "registered_model": wishes.name,
+        },
+    }
+
+
+def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
+    """Return the section `task` of the data themselves."""
+    of_users = {} if wishes.users is None else {"user_column": wishes.users.name}
+    of_secrets = {} if wishes.secrets is None else {"secrets": str(wishes.secrets)}
+    heldout = seen.heldout_fraction(wishes.users)
+    # A value that is the default is left out of the spec.
+    of_split = {} if heldout == 0.1 else {"heldout_fraction": heldout}
+    if seen.form is not None:
+        of_rows = {} if wishes.max_rows is None else {"max_rows": wishes.max_rows}
+        of_template = {} if template is None else {"template": template}
+        task = {
+            "name": "chat",
+            "path": wishes.data,
+            "max_length": max_length,
+            **of_template,
+            **of_rows,
+        }
+        return {**task, **of_split, **of_users, **of_secrets}
+    # One window of a row, so that the unit of privacy is the row. With secrets, the window that
+    # holds one comes first.
+    windows = (
+        {"window": "head"}
+        if wishes.secrets is None
+        else {"window": "lines", "max_windows_per_row": 1}
+    )
+    column = {} if seen.column == "text" else {"column": seen.column}
+    return {
+        "name": "text",
+        "path": wishes.data,
+        **column,
+        "max_length": max_length,
+        **windows,
+        **of_split,
+        **of_users,
+        **of_secrets,
+    }
+
+
+def _scores_of(secrets: Path) -> list[str]:
+    """Return the scores that measure the secrets of a file, the one to select by first."""
+    keys = {key for _, row in read_json_rows(secrets, "--secrets") for key in row}
+    verbatim = ["logprob", "vmr_exact"] if "continuation" in keys else []
+    return [*verbatim, *(["air"] if "attribute" in keys else [])] or ["logprob"]
+
+
+def _copies(num_rows: int) -> dict[int, int]:
+    """Return the number of pairs of canaries by their number of copies.
+
+    Few rows get fewer copies, then fewer pairs.
+    """
+    copies = next(
+        (copies for copies in COPIES if copies * FAMILIES <= CANARY_SHARE * num_rows), COPIES[-1]
+    )
+    fitting = int(MOST_CANARY_SHARE * num_rows) // copies
+    return {copies: max(FEWEST_FAMILIES, min(FAMILIES, fitting))}
+
+
+def _with_grid(draft: Mapping[str, Any], grid: Grid) -> dict[str, Any]:
+    """Return the spec with its space and seeds, in the usual order of the sections."""
+    space = {
+        "batch_size": list(grid.batch_sizes),
+        "num_steps": list(grid.num_steps),
+        "learning_rate": list(grid.rates),
+    }
+    # Further seeds are for a decision, which needs a score.
+    design = grid.design
+    first = list(range(design.first))
+    adaptive = {
+        "first": design.first,
+        "at_most": design.at_most,
+        "until": "decided",
+        "max_cost_share": 1,
+    }
+    seeds = adaptive if design.cost_share and draft["scores"] else first
+    # The file is written in this order.
+    order = (
+        "name",
+        "task",
+        "model",
+        "method",
+        "privacy",
+        "space",
+        "seeds",
+        "scores",
+        "select",
+        "cluster",
+        "tracking",
+    )
+    whole = {**draft, "space": space, "seeds": seeds}
+    return {name: whole[name] for name in order}

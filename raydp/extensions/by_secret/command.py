@@ -1,0 +1,93 @@
+"""`raydp analyze scores|subsets`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raydp.cli.analyze import Resamples
+from raydp.cli.arguments import Json, Source, Storage
+from raydp.cli.registration import READ, ExtraCommand
+from raydp.search_spaces.settings import settings_in_words
+
+if TYPE_CHECKING:
+    from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals
+
+
+def scores(
+    points: Source, resamples: Resamples = 2000, storage: Storage = "raydp_runs", json: Json = False
+) -> None:
+    """Every score of every configuration: mean, worst case, quantiles, 95 % intervals over secrets
+    and seeds."""
+    from raydp.extensions.by_secret.intervals import score_intervals
+    from raydp.io.output import print_json
+    from raydp.sweep.api import source_of
+
+    source = source_of(points, storage)
+    answer = score_intervals(source.points(), source.secrets, num_resamples=resamples)
+    print_json(answer) if json else show_intervals(answer)
+
+
+def subsets(
+    points: Source,
+    score: Annotated[str | None, typer.Option(help="Its name; the sweep's own by default.")] = None,
+    secrets: Annotated[
+        str | None, typer.Option(help="A subset: comma-separated names, secret-001,secret-007.")
+    ] = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Empirical privacy variance on subsets of the secrets: random halves, by count, or as
+    named."""
+    from raydp.extensions.by_secret.subsets import secret_subsets
+    from raydp.io.output import print_json, print_table
+    from raydp.sweep.api import source_of
+
+    # A file does not say which score was selected by; a sweep does.
+    source = source_of(points, storage)
+    table, values, name = source.points(), source.secrets, source.score(score)
+    if name is None:
+        raise ValueError("--score must be given with a file, got none. Name one of its scores.")
+    given = None if secrets is None else [name.strip() for name in secrets.split(",")]
+    answer = secret_subsets(table, values, score=name, given=given)
+    print_json(answer) if json else print_table(
+        f"{answer['score']} on subsets of the secrets", answer["subsets"]
+    )
+
+
+def show_intervals(answer: ScoreIntervals) -> None:
+    """Print one table per score, one row per configuration."""
+    from raydp.io.output import print_table
+
+    for name, score in answer["scores"].items():
+        rows = [
+            {
+                "batch_size": row["batch_size"],
+                "num_steps": row["num_steps"],
+                "learning_rate": row["learning_rate"],
+                **_further(row, score["configurations"]),
+                "seeds": row["num_seeds"],
+                "mean": row["mean"],
+                "95 %": row["interval"],
+                **{f"q{q}": value for q, value in row["quantiles"].items()},
+                "max": row["max"],
+            }
+            for row in score["configurations"]
+        ]
+        # The spread over configurations is the empirical privacy variance.
+        spread = {"std of means": score["score_std"], "std of maxima": score["worst_case_std"]}
+        text = ", ".join(f"{key} {value:.4g}" for key, value in spread.items() if value is not None)
+        print_table(f"{name}: {text}", rows)
+
+
+def _further(row: ConfigurationScore, every: Sequence[ConfigurationScore]) -> dict[str, object]:
+    """Return the column of the further fields, if a configuration sets any."""
+    if not any("settings" in other for other in every):
+        return {}
+    return {"further fields": settings_in_words(row.get("settings", {}))}
+
+
+SCORES = ExtraCommand(run=scores, panel=READ, group="analyze")
+SUBSETS = ExtraCommand(run=subsets, panel=READ, group="analyze")

@@ -1,0 +1,1 @@
+"""Classification of tables, images and texts (docs/classification.md)."""

@@ -1,0 +1,163 @@
+"""Empirical privacy variance across groups, such as ε, model or data (Hu et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import TypedDict
+
+import numpy as np
+import pandas as pd
+
+from raydp.analysis.statistics.results import Reason, because, holm
+from raydp.analysis.statistics.spread import Ratio, std_interval, std_ratio
+from raydp.analysis.tables.points import KEY, configuration_means
+from raydp.analysis.tables.renamed import reads_old_name
+from raydp.analysis.tables.utility_filter import useful_points
+from raydp.search_spaces.names import familiar, unknown_name
+
+_SAME = 0.01
+
+
+class Group(Reason):
+    """Level and spread of the mean scores in one group."""
+
+    group: str
+    configurations: int
+    mean: float
+    score_std: float | None
+    interval: list[float] | None
+    score_min: float
+    score_max: float
+
+
+class GroupRatio(Ratio):
+    """The spread of group b over the one of group a."""
+
+    a: str
+    b: str
+    paired: bool
+
+
+class Trends(TypedDict):
+    """Every group, and every two groups compared."""
+
+    groups: list[Group]
+    comparisons: list[GroupRatio]
+
+
+def split_by(points: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """Split a table's rows by the values of a column, in ascending order.
+
+    Numbers whose successive differences are below 1 % form one group, named after the largest. The
+    reason is that the reached ε of runs with one target differ in their last digits.
+
+    Raises:
+        ValueError: there is no such column, or a row has no value in it.
+    """
+    if column not in points.columns:
+        raise ValueError(unknown_name("by: the column", column, familiar(points)))
+    if points[column].isna().any():
+        raise ValueError(
+            f"{column} must be given in every row to group by it, got an empty one. Fill it."
+        )
+    if not pd.api.types.is_float_dtype(points[column]):
+        return {str(value): part for value, part in points.groupby(column, sort=True)}
+    # Neighbours within 1 % are one value, such as an ε that calibration reaches only nearly.
+    values = np.unique(points[column].to_numpy(dtype=np.float64))
+    apart = np.diff(values) > _SAME * np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
+    group = np.concatenate([[0], np.cumsum(apart)])[np.searchsorted(values, points[column])]
+    parts = [points[group == g] for g in range(group.max() + 1)]
+    # A group of nearly equal numbers is named with three digits.
+    return {
+        f"{part[column].max():.{'3' if part[column].nunique() > 1 else '12'}g}": part
+        for part in parts
+    }
+
+
+@reads_old_name
+def variance_trends(
+    groups: Mapping[str, pd.DataFrame],
+    *,
+    min_gain_share: float | None = None,
+    max_loss: float | None = None,
+    values: bool = False,
+) -> Trends:
+    """Return level and spread of the mean scores in each group, and compare the groups.
+
+    Args:
+        groups: name -> points table, in the order in which a trend is expected.
+        values: whether the names are values of a column. A message shows such a name only if it is
+            a number.
+        min_gain_share, max_loss: which configurations of each group count (Hu et al. keep 90 % of
+            the best gain).
+
+    Returns:
+        "groups": [{"group", "configurations", "mean", "score_std", "interval", "score_min",
+        "score_max"}], and "comparisons" of every two: {"a", "b", "paired", "ratio" (std of b over
+        std of a), "interval", "p", "p_holm"}. Groups with the same configurations are compared in
+        pairs, which is more precise. Undefined figures are None with a "reason".
+
+    Raises:
+        ValueError: fewer than two groups, or a group that `useful_points` refuses. The message
+            names the group.
+
+    Source: Hu et al. 2025, Fig. 2, 3 and 14 to 18.
+    """
+    if len(groups) < 2:
+        raise ValueError(
+            f"groups must be at least 2, got {len(groups)}. Give more sweeps, or another column."
+        )
+    means = {}
+    for position, (name, points) in enumerate(groups.items(), start=1):
+        try:
+            means[name] = configuration_means(
+                useful_points(points, min_gain_share=min_gain_share, max_loss=max_loss)
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"group {_shown(name, position) if values else repr(name)}: {error}"
+            ) from error
+    comparisons = [_comparison(a, b, means[a], means[b]) for a, b in combinations(means, 2)]
+    # Every two groups are tested, so p is corrected for all these tests.
+    for row, adjusted in zip(comparisons, holm([row["p"] for row in comparisons]), strict=True):
+        if adjusted is not None:
+            row["p_holm"] = adjusted
+    return {
+        "groups": [_group(name, table) for name, table in means.items()],
+        "comparisons": comparisons,
+    }
+
+
+def _shown(name: str, position: int) -> str:
+    """Return a group's name for a message: a number, else its position in the order."""
+    # A text may come from private data, so it is not printed.
+    try:
+        float(name)
+    except ValueError:
+        return f"{position} in their order"
+    return repr(name)
+
+
+def _group(name: str, means: pd.DataFrame) -> Group:
+    score = means["score"]
+    interval = std_interval(score.to_numpy())
+    return {
+        "group": name,
+        "configurations": len(means),
+        "mean": float(score.mean()),
+        "score_std": float(score.std(ddof=1)) if len(means) > 1 else None,
+        "interval": interval,
+        "score_min": float(score.min()),
+        "score_max": float(score.max()),
+        **because(
+            None if interval else "an interval needs at least 4 configurations, whose scores differ"
+        ),
+    }
+
+
+def _comparison(a: str, b: str, first: pd.DataFrame, second: pd.DataFrame) -> GroupRatio:
+    one, other = (table["score"].to_numpy(dtype=float) for table in (first, second))
+    # Pairs need the same configurations in the same order.
+    paired = first[KEY].equals(second[KEY])
+    return {"a": a, "b": b, "paired": paired, **std_ratio(one, other, paired=paired)}

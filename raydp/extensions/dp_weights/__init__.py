@@ -1,0 +1,1 @@
+"""DP-Weights: noise on trained weights, whose ε is only claimed (docs/mechanisms/dp_weights.md)."""

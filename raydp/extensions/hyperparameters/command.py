@@ -1,0 +1,46 @@
+"""`raydp analyze effects|confound|regression`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raydp.cli.analyze import figure_command, print_answer, useful
+from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
+from raydp.cli.registration import READ, ExtraCommand
+
+
+def regression(
+    points: Source,
+    errors: Annotated[str, typer.Option(help="Standard errors: ols, hc3, cluster, mixed.")] = "ols",
+    score: By = None,
+    worst_case: WorstCase = False,
+    max_loss: MaxLoss = None,
+    min_gain_share: MinGain = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Least squares of the score on the logarithms of the hyperparameters (Tables 2 and 13)."""
+    from raydp.extensions.hyperparameters.regression import regress
+
+    table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
+    print_answer(regress(table, errors=errors), json)  # type: ignore[arg-type]  # checked there
+
+
+EFFECTS = ExtraCommand(
+    run=figure_command(
+        "hyperparameter_effects", "One hyperparameter at a time, the others held fixed (Fig. 5)."
+    ),
+    panel=READ,
+    group="analyze",
+)
+CONFOUND = ExtraCommand(
+    run=figure_command(
+        "utility_adjusted",
+        "The score adjusted for utility, and the share of its variance that remains.",
+    ),
+    panel=READ,
+    group="analyze",
+)
+REGRESSION = ExtraCommand(run=regression, panel=READ, group="analyze")

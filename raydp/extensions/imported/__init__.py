@@ -1,0 +1,1 @@
+"""Models of other training code, measured as a sweep measures its own (docs/importing.md)."""

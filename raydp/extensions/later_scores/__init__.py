@@ -1,0 +1,1 @@
+"""Scores of models, measured after their sweep: `raydp score`; see docs/commands.md."""

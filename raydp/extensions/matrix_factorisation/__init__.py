@@ -1,0 +1,1 @@
+"""Train with noise that is correlated between the steps; see docs/mechanisms/mf.md."""

@@ -1,0 +1,190 @@
+"""Predicted score and utility, with intervals, of configurations that have not been run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import NotRequired
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raydp.analysis.statistics.results import Reason
+from raydp.analysis.surface.fitted import FEWEST, Fitted
+from raydp.analysis.tables.coordinates import fields_of, is_numeric, level_of
+from raydp.analysis.tables.points import SETTINGS, configuration_means, configurations
+from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
+from raydp.search_spaces.settings import Settings
+
+Array = NDArray[np.float64]
+
+_QUANTILES = (0.025, 0.975)
+
+
+class Prediction(Hyperparameters, Reason):
+    """The prediction for one configuration (`predict` explains the figures)."""
+
+    score: float
+    score_interval: list[float]
+    score_run_interval: list[float] | None
+    utility_loss: float
+    utility_interval: list[float]
+    utility_run_interval: list[float] | None
+    compute: int
+    beyond: list[str]
+    within: NotRequired[float]
+
+
+def predict(
+    points: pd.DataFrame,
+    candidates: Sequence[Configuration] | None = None,
+    *,
+    max_loss: float | None = None,
+    seed: int = 0,
+) -> list[Prediction]:
+    """Predict configurations that have not been run, by a smooth surface through the measured ones.
+
+    Args:
+        points: a points table with at least 4 configurations.
+        candidates: configurations to predict. The default is every combination of the table's
+            values of b, T and η that the table lacks, within each stratum of further fields. There
+            may be none.
+        max_loss: a utility threshold, to predict the probability that a candidate keeps to it.
+        seed: seed of the draws.
+
+    Returns:
+        Sorted by (T, b, η, settings), one row each. "batch_size", "num_steps", "learning_rate",
+        "settings" if there are any. "score" and "utility_loss": medians. "score_interval" and
+        "utility_interval": 95 % of the expectation over seeds. "score_run_interval" and
+        "utility_run_interval": 95 % of one run's figure, None if no configuration has two seeds.
+        "compute": C = b·T. "beyond": the hyperparameters and numeric fields outside the measured
+        range, for which the row is an extrapolation. With max_loss also "within": the probability
+        that the expected loss is at most max_loss.
+
+    Beyond the measured values, the surface continues as a plane with growing uncertainty. It cannot
+    predict that a run diverges.
+
+    Raises:
+        ValueError: fewer than 4 configurations, a candidate with a further field that no measured
+            configuration sets or with an unknown value of a field that is no number, or as
+            `configuration_means`.
+    """
+    if max_loss is not None and not math.isfinite(max_loss):
+        raise ValueError(
+            f"max_loss must be finite, got {max_loss}. Leave it out to ask for no probability."
+        )
+    means = configuration_means(points)
+    if len(means) < FEWEST:
+        raise ValueError(
+            f"points must have at least {FEWEST} configurations to predict from, got {len(means)}. "
+            "Run more."
+        )
+    # Select the candidates.
+    chosen = _missing(means) if candidates is None else list(dict.fromkeys(candidates))
+    if not chosen:
+        return []
+    chosen = sorted(chosen, key=lambda c: c.key)
+    table = pd.DataFrame([c.to_row() for c in chosen])
+    # A surface knows nothing of a field or a word that no measured configuration has.
+    measured = fields_of(means)
+    _check_fields(chosen, measured)
+    # Fit both figures, and draw from their distribution at each candidate.
+    score, score_of_runs = Fitted.to(means, "score", seed=seed).marginals(table, seed=seed)
+    loss, loss_of_runs = Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed)
+    # Summarise the draws by medians and quantiles.
+    # A mean would follow the heavy tail of an exponential.
+    rows: list[Prediction] = []
+    for at, configuration in enumerate(chosen):
+        row: Prediction = {
+            "batch_size": configuration.batch_size,
+            "num_steps": configuration.num_steps,
+            "learning_rate": configuration.learning_rate,
+            "score": float(np.median(score[:, at])),
+            "score_interval": _interval(score[:, at]),
+            "score_run_interval": None
+            if score_of_runs is None
+            else _interval(score_of_runs[:, at]),
+            "utility_loss": float(np.median(loss[:, at])),
+            "utility_interval": _interval(loss[:, at]),
+            "utility_run_interval": None
+            if loss_of_runs is None
+            else _interval(loss_of_runs[:, at]),
+            "compute": configuration.compute,
+            # Beyond the measured range the row is an extrapolation, as a reader must know.
+            "beyond": [
+                *(
+                    name
+                    for name in HYPERPARAMETERS
+                    if not _between(means[name], getattr(configuration, name))
+                ),
+                *(
+                    path
+                    for path, values in measured.items()
+                    if _beyond(values, configuration.settings.get(path))
+                ),
+            ],
+        }
+        if configuration.settings:
+            row["settings"] = configuration.fields
+        if max_loss is not None:
+            row["within"] = float((loss[:, at] <= max_loss).mean())
+        if row["score_run_interval"] is None or row["utility_run_interval"] is None:
+            row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
+        rows.append(row)
+    return rows
+
+
+def _interval(draws: Array) -> list[float]:
+    """Return the 95 % interval of some draws."""
+    low, high = np.quantile(draws, _QUANTILES)
+    return [float(low), float(high)]
+
+
+def _check_fields(chosen: Sequence[Configuration], measured: dict[str, list[object]]) -> None:
+    """Refuse a field that no measured configuration sets, or an unknown word of a field."""
+    for configuration in chosen:
+        for path, value in configuration.settings.items():
+            if path not in measured:
+                known = ", ".join(measured) or "none"
+                raise ValueError(
+                    f"candidates must set fields that the measured configurations set ({known}), "
+                    f"got {path}. Leave it out, or correct the path."
+                )
+            levels = dict.fromkeys(map(level_of, measured[path]))
+            if not is_numeric(measured[path]) and level_of(value) not in levels:
+                raise ValueError(
+                    f"{path} must be a value that was measured ({', '.join(levels)}), got "
+                    f"{level_of(value)}. Choose one of them."
+                )
+
+
+def _beyond(measured: list[object], value: object) -> bool:
+    """Return whether a number of a further field lies outside the measured numbers."""
+    if value is None or not is_numeric(measured):
+        return False
+    numbers = [one for one in measured if isinstance(one, int | float)]
+    return isinstance(value, int | float) and not min(numbers) <= value <= max(numbers)
+
+
+def _between(measured: pd.Series, value: float) -> bool:
+    return bool(measured.min() <= value <= measured.max())
+
+
+def _missing(means: pd.DataFrame) -> list[Configuration]:
+    """Return every combination of a table's values that the table lacks."""
+    known, every = set(configurations(means)), list[Configuration]()
+    # Values of another stratum may not be possible in this one.
+    for settings, stratum in means.groupby(SETTINGS):
+        values = (sorted(stratum[name].unique().tolist()) for name in HYPERPARAMETERS)
+        every += [
+            Configuration(
+                batch_size=int(b),
+                num_steps=int(t),
+                learning_rate=float(rate),
+                settings=Settings.parse(str(settings)),
+            )
+            for b, t, rate in product(*values)
+        ]
+    return [c for c in every if c not in known]

@@ -1,0 +1,136 @@
+"""`raydp models export` and `push`: a registered model in a folder, or on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raydp.cli.arguments import DEFAULT_URI, Json, Uri
+from raydp.cli.lookup import Model, TrustedKey
+from raydp.cli.registration import MODELS, ExtraCommand
+
+Merge = Annotated[
+    bool, typer.Option("--merge", help="With the adapter merged into the base model.")
+]
+WithBase = Annotated[
+    bool, typer.Option("--with-base", help="With the base model's files beside the adapter.")
+]
+Base = Annotated[str | None, typer.Option(help="Name or folder of the base model, if it moved.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; as recorded by default.")]
+MergedKey = Annotated[Path | None, typer.Option(help="Private key to sign the merged model with.")]
+License = Annotated[
+    str | None, typer.Option(help="The model's licence for README.md, such as apache-2.0.")
+]
+WithFigures = Annotated[
+    bool,
+    typer.Option(
+        "--with-figures", help="Utility and scores in README.md too, which ε does not cover."
+    ),
+]
+OpenSSFKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--openssf-key", help="EC private key: also sign as OpenSSF Model Signing does, model.sig."
+    ),
+]
+
+
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    merge: Merge = False,
+    with_base: WithBase = False,
+    base: Base = None,
+    dtype: Dtype = None,
+    signing_key: MergedKey = None,
+    license: License = None,
+    with_figures: WithFigures = False,
+    openssf_key: OpenSSFKey = None,
+    uri: Uri = DEFAULT_URI,
+    trusted_key: TrustedKey = None,
+    json: Json = False,
+) -> None:
+    """Write a model to a folder for transformers, peft, vLLM or `mlflow models serve`."""
+    from raydp.extensions.publishing.export import export_model
+    from raydp.io.output import print_json, stdout
+
+    export_model(
+        model,
+        output,
+        tracking_uri=uri,
+        merge=merge,
+        with_base=with_base,
+        base=base,
+        dtype=dtype,
+        trusted_keys=trusted_key,
+        signing_key=signing_key,
+        license=license,
+        with_figures=with_figures,
+        openssf_key=openssf_key,
+    )
+    files = sorted(path.name for path in output.iterdir())
+    answer = {"model": model, "folder": output, "merged": merge, "files": files}
+    print_json(answer) if json else stdout.print(
+        f"{model} is in {output}: {', '.join(files)}", markup=False
+    )
+
+
+def push(
+    model: Model,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="hub:OWNER/NAME of a repository on the Hugging Face hub, or a new folder."
+        ),
+    ],
+    merge: Merge = False,
+    with_base: WithBase = False,
+    base: Base = None,
+    dtype: Dtype = None,
+    signing_key: MergedKey = None,
+    license: License = None,
+    with_figures: WithFigures = False,
+    openssf_key: OpenSSFKey = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make or take a repository that everybody can read.")
+    ] = False,
+    uncertified: Annotated[
+        bool, typer.Option("--uncertified", help="Also a model whose guarantee is not certified.")
+    ] = False,
+    uri: Uri = DEFAULT_URI,
+    trusted_key: TrustedKey = None,
+    json: Json = False,
+) -> None:
+    """Send a model with its card and privacy record to the Hugging Face hub, or write it to a
+    folder."""
+    from raydp.extensions.publishing.export import export_model
+    from raydp.extensions.publishing.hub import HUB, push_model
+    from raydp.io.output import print_json, stderr, stdout
+
+    options: dict[str, Any] = {
+        "merge": merge,
+        "with_base": with_base,
+        "base": base,
+        "dtype": dtype,
+        "signing_key": signing_key,
+        "license": license,
+        "with_figures": with_figures,
+        "openssf_key": openssf_key,
+        "tracking_uri": uri,
+        "trusted_keys": trusted_key,
+    }
+    if to.startswith(HUB):
+        with stderr.status(f"checking {model} and sending it to {to}"):
+            where = push_model(
+                model, to.removeprefix(HUB), public=public, uncertified=uncertified, **options
+            )
+    else:
+        where = str(export_model(model, Path(to), **options))
+    answer = {"model": model, "to": to, "address": where}
+    print_json(answer) if json else stdout.print(f"{model} is at {where}", markup=False)
+
+
+EXPORT = ExtraCommand(run=export, panel=MODELS, group="models", before="keygen")
+PUSH = ExtraCommand(run=push, panel=MODELS, group="models")

@@ -1,0 +1,39 @@
+"""Run logs for TensorBoard and Weights & Biases: their packages, and how to look at them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from raydp.io.shell import shell_line
+from raydp.sweep.store.folder import SweepFolder
+
+WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+"""The package that writes the logs of each value of `tracking.loggers`."""
+
+
+def check_loggers(loggers: Sequence[str]) -> None:
+    """Check that the packages of the loggers are installed, before anything is trained.
+
+    Raises:
+        ValueError: a package is missing.
+    """
+    for logger in loggers:
+        if importlib.util.find_spec(WRITERS[logger]) is None:
+            raise ValueError(
+                f"tracking.loggers {logger!r} must have the package {WRITERS[logger]}, got none. "
+                f"Run `pip install '.[{logger}]'`, or leave it out."
+            )
+
+
+def log_commands(folder: SweepFolder, loggers: Sequence[str]) -> list[str]:
+    """Return shell commands that show the run logs of a sweep. `wandb sync` uploads them."""
+    commands = []
+    if "tensorboard" in loggers:
+        viewer = (
+            "" if importlib.util.find_spec("tensorboard") else "  # pip install '.[tensorboard]'"
+        )
+        commands.append(f"{shell_line('tensorboard', '--logdir', folder.tensorboard_logs)}{viewer}")
+    if "wandb" in loggers:
+        commands.append(f"{shell_line('wandb', 'sync', folder.wandb_logs)}/offline-run-*")
+    return commands

@@ -1,0 +1,1 @@
+"""Search a space in fewer runs than the grid: a look-ahead, and Optuna's samplers; see docs/search.md."""

@@ -1,0 +1,1 @@
+"""Data sets from raw layouts, paraphrases, and data new to a base model (docs/data.md)."""

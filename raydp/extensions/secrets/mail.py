@@ -1,0 +1,371 @@
+"""Secrets of e-mails and other texts: frequent n-grams and detected values.
+
+Source: Hu et al. 2025, App. B.6.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
+
+from raydp.extensions.paper_data.enron import unwanted
+from raydp.extensions.secrets.detectors import KINDS, Found, Kind, find
+from raydp.extensions.secrets.files import texts_of
+from raydp.extensions.secrets.merging import merge_grams
+from raydp.extensions.secrets.ngrams import Tokens, frequent_ngrams
+from raydp.extensions.secrets.rules import Piece, in_contexts, pieces
+from raydp.tasks.text.corpus import is_held_out
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CHUNK = 512
+LENGTHS = (50, 20, 10)
+"""Lengths of n-grams in tokens, the paper's first.
+
+Signatures and repeated lines of short mails have no more than 10 tokens, so longer n-grams miss
+them.
+"""
+PLAIN = "formatted"
+"""The type of frequent text that no rule recognises."""
+LEADING = ("key", "number")
+"""The types that lead the file.
+
+A contact block can hold such a value in its prompt, so it is always its own secret.
+"""
+SHARED = 0.8
+"""Least share of the texts of a value's commonest prompt in which its own prompt occurs.
+
+The longest such prompt is taken.
+"""
+COMMON_SHARE = 0.1
+"""Share of all texts above which a continuation is boilerplate, if above `COMMON_TEXTS` too."""
+COMMON_TEXTS = 10
+MANY_PROMPTS = 5
+"""A continuation in more than this many times its secret's texts follows many prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MailOptions:
+    """Options that decide what counts as a secret of a text.
+
+    Attributes:
+        n: tokens of an n-gram; None for `LENGTHS`. Of the shorter lengths, only recognised
+            sequences are kept, because most frequent short sequences are ordinary language.
+        top: number of n-grams that are merged.
+        min_count: number of texts that a sequence or a detected value must occur in. A value can
+            follow different prompts in these texts, and a secret has one of the prompts.
+        detect: kinds of values that detectors look for.
+        max_detected: number of values kept of each kind, the most common first.
+        region: country of phone numbers without a country code, two letters.
+        order: "secret" lists detected and recognised values before other frequent text, and drops
+            boilerplate. "count" lists the most common first, and drops nothing.
+    """
+
+    n: int | None = None
+    top: int = 500
+    min_count: int = 2
+    detect: tuple[Kind, ...] = KINDS
+    max_detected: int = 100
+    region: str = "US"
+    order: Literal["secret", "count"] = "secret"
+
+
+class SecretRow(TypedDict):
+    """A row of a secrets file. `count` is the number of texts that hold the secret."""
+
+    prompt: str
+    continuation: str
+    type: str
+    source: str
+    count: int
+
+
+def training_texts(
+    path: Path, column: str, *, heldout_fraction: float, split_seed: int
+) -> list[str]:
+    """Return the texts that a task trains on.
+
+    With a column `split`, these are its rows "train". Otherwise they are the texts that the task
+    `enron` trains on with this fraction and seed, except that short texts are not left out.
+
+    Raises:
+        ValueError: the file is malformed, or leaves no text.
+    """
+    texts = []
+    # What is held out is not trained on, so it cannot be memorised.
+    for text, row in texts_of(path, column):
+        if (
+            (row["split"] != "train")
+            if "split" in row
+            else is_held_out(text, heldout_fraction, split_seed)
+        ):
+            continue
+        if unwanted(text) is None:
+            texts.append(text)
+    if not texts:
+        raise ValueError(
+            f"DATA must leave texts to train on, got none in {path.name}. Give more data."
+        )
+    # A text that comes twice counts once.
+    return list(dict.fromkeys(texts))
+
+
+def extract(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    options: MailOptions,
+    *,
+    progress: Callable[[str], None] = lambda step: None,
+) -> tuple[list[SecretRow], dict[str, int | str]]:
+    """Extract the secrets of training texts.
+
+    Args:
+        texts: distinct texts.
+        tokenizer: tokenizer of the model to be trained. Frequency is counted in its tokens.
+        options: see MailOptions.
+        progress: called with the name of the current step.
+
+    Returns:
+        Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source` and
+        `count`, in the order of the options. `count` is the number of texts that hold the secret.
+        Also counts of every step.
+    """
+    # Find frequent n-grams of each length, and merge them into sequences.
+    progress("tokenising")
+    ids: list[list[int]] = []
+    for begin in range(0, len(texts), CHUNK):
+        ids += tokenizer(
+            list(texts[begin : begin + CHUNK]), add_special_tokens=False, verbose=False
+        )["input_ids"]
+    tokens = Tokens.of(ids)
+    frequent: list[Piece] = []
+    steps: dict[str, int] = {}
+    for n in LENGTHS if options.n is None else (options.n,):
+        progress(f"counting and merging {n}-grams")
+        grams = frequent_ngrams(tokens, n, options.top, min_count=options.min_count)
+        sequences = merge_grams(grams, tokens)
+        decoded = [cast("str", tokenizer.decode(list(sequence))) for sequence in sequences]
+        whole = [w for text in decoded if (w := _whole_words(text, texts))]
+        candidates = dict.fromkeys(
+            piece for w in whole for piece in pieces(w, region=options.region)
+        )
+        frequent += candidates if not frequent and not steps else _recognised(candidates, frequent)
+        # The counts that are reported are those of the first length.
+        steps = steps or {
+            "ngrams": len(grams.ids),
+            "ngram_count_first": int(grams.counts[0]) if len(grams.ids) else 0,
+            "ngram_count_last": int(grams.counts[-1]) if len(grams.ids) else 0,
+            "sequences": len(sequences),
+        }
+    # Keep the sequences that occur in enough texts.
+    progress("counting the secrets")
+    counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
+    frequent = [piece for piece in _one_split(frequent) if counts[piece] >= options.min_count]
+    # Add detected values, and resolve overlaps with the sequences.
+    detected = _detected(texts, options, progress)
+    known = [piece.text for piece in frequent if piece.type != PLAIN]
+    new = {
+        p: count
+        for p, count in detected.kept.items()
+        if p.type in LEADING or not any(p.continuation in text for text in known)
+    }
+    # If unrecognised text holds a detected value, the value is the secret.
+    num_merged = len(frequent)
+    frequent = [
+        p
+        for p in frequent
+        if p.type != PLAIN or not any(value.continuation in p.text for value in new)
+    ]
+    holding = num_merged - len(frequent)
+    # Drop boilerplate, and put the secrets in order.
+    if options.order == "secret":
+        frequent = [
+            p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)
+        ]
+    rows = [_row(p, "ngram", counts[p]) for p in frequent] + [
+        _row(p, "detector", n) for p, n in new.items()
+    ]
+    rows.sort(
+        key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"])
+    )
+    # A secret that both ways found keeps its first row.
+    unique: dict[tuple[str, str], SecretRow] = {}
+    for row in rows:
+        unique.setdefault((row["prompt"], row["continuation"]), row)
+    rows = list(unique.values())
+    in_sequences = len(detected.kept) - len(new)
+    notes: dict[str, int | str] = {
+        "texts": len(texts),
+        "tokens": len(tokens.ids),
+        **steps,
+        "secrets_of_sequences": len(frequent),
+        "sequences_with_detected_value": holding,
+        "boilerplate_dropped": num_merged - holding - len(frequent),
+        **{f"{kind}_found": detected.found[kind] for kind in options.detect},
+        "secrets_of_detectors": len(new),
+        "detected_in_sequences_too": in_sequences,
+        **detected.left_out,
+        "secrets": len(rows),
+    }
+    if detected.found and not new:
+        notes["reason"] = _why_none(detected, in_sequences)
+    return rows, notes
+
+
+def _is_boilerplate(piece: Piece, count: int, texts: Sequence[str]) -> bool:
+    """Return whether a piece's continuation is in many texts, or follows many other prompts too."""
+    held = sum(piece.continuation.strip() in text for text in texts)
+    return held > max(COMMON_SHARE * len(texts), COMMON_TEXTS) or held > MANY_PROMPTS * count
+
+
+def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
+    """Return the recognised pieces that neither contain a known piece nor are part of one."""
+    return [
+        piece
+        for piece in candidates
+        if piece.type != PLAIN
+        and not any(piece.text in one.text or one.text in piece.text for one in known)
+    ]
+
+
+def _place(row: SecretRow, num_texts: int) -> int:
+    """Return the rank of a secret.
+
+    The order is: keys and numbers, other recognised values, values in most texts, other text.
+    """
+    if row["type"] == PLAIN:
+        return 3
+    if row["count"] > num_texts / 2:  # such as the sender's own address in every footer
+        return 2
+    return 0 if row["type"] in LEADING else 1
+
+
+def _row(piece: Piece, source: str, count: int) -> SecretRow:
+    return {
+        "prompt": piece.prompt,
+        "continuation": piece.continuation,
+        "type": piece.type,
+        "source": source,
+        "count": count,
+    }
+
+
+def _one_split(candidates: Sequence[Piece]) -> list[Piece]:
+    """Return pieces of different text.
+
+    Of two that differ only in their division, keep the first.
+    """
+    return list({piece.text: piece for piece in reversed(candidates)}.values())[::-1]
+
+
+def _whole_words(sequence: str, texts: Sequence[str]) -> str:
+    """Return the sequence without partial words at its ends, or "" if no text holds it."""
+    sequence = sequence.strip("\ufffd")  # bytes of a character that is split between tokens
+    # Take any text that holds the sequence, and cut at the borders of its words.
+    for text in texts:
+        begin = text.find(sequence)
+        if begin < 0:
+            continue
+        end = begin + len(sequence)
+        while begin and begin < end and text[begin - 1].isalnum() and text[begin].isalnum():
+            begin += 1
+        while end < len(text) and begin < end and text[end].isalnum() and text[end - 1].isalnum():
+            end -= 1
+        return text[begin:end]
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected:
+    """Detected values.
+
+    Attributes:
+        kept: the values as secrets, with the number of texts that each secret occurs in.
+        found: kind -> number of distinct values.
+        left_out: reason -> number of distinct values that are not kept.
+    """
+
+    kept: dict[Piece, int] = field(default_factory=dict)
+    found: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def _detected(
+    texts: Sequence[str], options: MailOptions, progress: Callable[[str], None]
+) -> Detected:
+    """Detect values in texts, and give each value one prompt."""
+    # Find the places of each value.
+    places: dict[tuple[Kind, str], list[tuple[int, Found]]] = defaultdict(list)
+    for i, text in enumerate(texts):
+        if i % CHUNK == 0:
+            progress(f"looking for {', '.join(options.detect)} in texts {i}/{len(texts)}")
+        for value in (
+            find(text, region=options.region, kinds=options.detect) if options.detect else []
+        ):
+            places[value.kind, _value(text, value)].append((i, value))
+    # Choose the prompts.
+    secrets: dict[Kind, list[tuple[Piece, int]]] = {kind: [] for kind in options.detect}
+    too_rare = without_prompt = 0
+    for (kind, _), where in places.items():
+        if len({i for i, _ in where}) < options.min_count:
+            too_rare += 1
+        elif secret := _with_prompt(texts, where):
+            secrets[kind].append(secret)
+        else:
+            without_prompt += 1
+    # Keep the most common values of each kind.
+    kept: dict[Piece, int] = {}
+    for values in secrets.values():
+        kept |= dict(sorted(values, key=lambda secret: -secret[1])[: options.max_detected])
+    left_out = {
+        "detected_too_rare": too_rare,
+        "detected_without_prompt": without_prompt,
+        "detected_above_maximum": sum(map(len, secrets.values())) - len(kept),
+    }
+    return Detected(kept=kept, found=Counter(kind for kind, _ in places), left_out=left_out)
+
+
+def _with_prompt(
+    texts: Sequence[str], where: Sequence[tuple[int, Found]]
+) -> tuple[Piece, int] | None:
+    """Return a value with the longest prompt that most of its texts share, and their number.
+
+    The number is of texts that hold both.
+
+    Return None if no text precedes the value anywhere.
+    """
+    # Every place of the value gives several prompts; count the texts of each.
+    candidates = dict.fromkeys(
+        (i, piece) for i, value in where for piece in in_contexts(texts[i], value)
+    )
+    counts = Counter(piece for _, piece in candidates)
+    shared = [secret for secret in counts.items() if secret[1] >= SHARED * max(counts.values())]
+    return max(shared, key=lambda secret: len(secret[0].prompt), default=None)
+
+
+def _why_none(detected: Detected, in_sequences: int) -> str:
+    """Return a sentence that says why no detected value became a secret of its own."""
+    counts = {
+        "in fewer texts than --min-count": detected.left_out["detected_too_rare"],
+        "without any text before them, so they have no prompt": detected.left_out[
+            "detected_without_prompt"
+        ],
+        "in the sequences already": in_sequences,
+    }
+    parts = [f"{number} are {why}" for why, number in counts.items() if number]
+    return f"no detected value became a secret of its own: {'; '.join(parts)}"
+
+
+def _value(text: str, value: Found) -> str:
+    """Return what identifies a value: a phone number's digits, or its letters.
+
+    Letters are taken without case and white space.
+    """
+    written = text[value.begin : value.end]
+    if value.kind == "phone":
+        return "".join(c for c in written if c.isdigit())[-10:]
+    return "".join(written.split()).casefold() if value.kind != "key" else written

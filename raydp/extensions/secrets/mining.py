@@ -1,0 +1,66 @@
+"""Secrets for a proposed spec, extracted from its data: `raydp init --mine-secrets`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raydp.extensions.secrets.commands import (
+    NoSecretFoundError,
+    extract_from_chat,
+    extract_from_mail,
+)
+from raydp.extensions.secrets.mail import MailOptions
+from raydp.models.base_models import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def mine_secrets(
+    data: Path,
+    output: Path,
+    *,
+    model: str,
+    column: str | None,
+    template: Callable[[PreTrainedTokenizerBase], str | None],
+    heldout_fraction: float,
+    user_column: str | None,
+) -> bool:
+    """Extract the secrets of the data into a new file.
+
+    The data are divided as the proposed task will, so that no secret is from the held-out part.
+
+    Args:
+        data: rows of texts, or conversations.
+        output: the new file.
+        model: name of the base model.
+        column: the column of texts; None for conversations.
+        template: returns the chat template of conversations for a tokenizer.
+        heldout_fraction: share of the rows that the task holds out.
+        user_column: the column of users of conversations, if there is one.
+
+    Returns:
+        Whether the data hold secrets. If they hold none, no file is written.
+    """
+    try:
+        if column is None:
+            named = template(load_tokenizer(model))
+            options: dict[str, object] = {"heldout_fraction": heldout_fraction, "split_seed": 0}
+            options |= {} if named is None else {"template": named}
+            options |= {"user_column": user_column} if user_column is not None else {}
+            extract_from_chat(data, output, model, MailOptions(), options)
+        else:
+            extract_from_mail(
+                data,
+                output,
+                model,
+                MailOptions(),
+                column=column,
+                heldout_fraction=heldout_fraction,
+                split_seed=0,
+            )
+    except NoSecretFoundError:
+        return False
+    return True

@@ -1,0 +1,230 @@
+"""`raydp init` writes a spec that can be planned, whatever the data are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raydp.extensions.budget import propose
+from raydp.extensions.budget.costs import StepLaw
+from raydp.extensions.budget.grid import fitted
+from raydp.extensions.budget.survey import survey
+from raydp.spec.reading import load_spec
+from tests.conftest import Answer
+
+TEXTS = [{"text": f"Text number {k} says some words about {k * k}, and nothing more.", "author": f"a{k % 30}"} for k in
+         range(120)]  # fmt: skip
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
+    return path
+
+
+def unwrapped(text: str) -> str:
+    """Return the text of a file whose comments are wrapped, in one line."""
+    return " ".join(text.replace("\n# ", " ").split())
+
+
+@pytest.mark.slow
+def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
+    answer = raydp(
+        "init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes"
+    )
+    assert answer.code == 0, answer.err
+    assert "author (30 users with at most 4 rows)" in answer.err
+    written = Path("sweep.yaml").read_text()
+    spec = load_spec("sweep.yaml")
+    assert spec.name == "notes"
+    assert (spec.task.name, spec.task.params.of.params.user_column) == ("planted", "author")
+    assert spec.privacy.unit == "example"
+    assert (
+        "The user with the most rows, 4 (column author), has the guarantee of a group: ε = 32"
+        in unwrapped(written)
+    )
+    assert spec.space.batch_size is not None
+    planned = raydp("plan", "sweep.yaml", "--json")
+    assert planned.code == 0
+    (n,) = {row["data"]["num_units"] for row in json.loads(planned.out)}
+    assert spec.task.params.copies == (4, 4, 4, 4)
+    assert f"16 copies of planted canaries are in n: {16 / n:.1%}." in answer.out
+    assert f"# n = {n}," in written
+    assert [line.strip() for line in answer.out.splitlines()[-3:]] == [
+        "raydp plan sweep.yaml",
+        "raydp sweep sweep.yaml",
+        "raydp select notes",
+    ]
+    again = raydp("init", texts, "--model", "tiny", "--yes")
+    assert (again.code, Path("sweep.yaml").read_text()) == (2, written)
+    assert "--force" in again.err
+
+
+@pytest.mark.slow
+def test_users_are_protected_as_a_whole(raydp: Callable[..., Answer], texts: Path) -> None:
+    answer = raydp(
+        *("init", texts, "--model", "tiny", "--epsilon", "4", "-o", "users.yaml"),
+        *("--hours", "0.02", "--gpus", "0", "--json", "--yes"),
+    )
+    assert answer.code == 0, answer.err
+    document = json.loads(answer.out)
+    spec = load_spec("users.yaml")
+    assert (spec.privacy.unit, spec.privacy.target_epsilon) == ("user", 4)
+    assert spec.task.params.user_column == "author"
+    told = "ε = 4 covers everything of one user (column author), also all 4 rows of the user with the most."
+    assert told in unwrapped(Path("users.yaml").read_text())
+    assert document["num_units"] <= 30
+    assert document["spec"] == yaml.safe_load(Path("users.yaml").read_text())
+    assert [score.name for score in spec.scores] == ["mia"]
+
+
+def test_users_are_swept_without_scores_where_membership_is_not_installed(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(propose, "names", lambda kind: ["logprob"])
+    seen = survey(str(texts))
+    wishes = propose.Wishes(
+        data=str(texts), name="notes", model="tiny", epsilon=8.0, users=seen.user_columns[0],
+        unit="user", secrets=None, hours=8.0, gpus=0,
+    )  # fmt: skip
+    law = StepLaw(
+        step_seconds=0.1, seconds_per_example=0.1, r_squared=None,
+        proportional_seconds_per_example=0.1, max_relative_deviation=0.0,
+    )  # fmt: skip
+    grid = fitted(num_units=30, law=law, score_seconds=0.0, hours=8.0, slots=2)
+    assert grid.design.cost_share, "further seeds fit"
+    draft = propose._draft(seen, wishes, 64, None)
+    spec = load_spec(propose._with_grid(draft, grid))
+    assert (spec.scores, spec.select.rule, spec.select.min_gain_share) == ((), "procedure", 0.9)
+    assert spec.seeds == tuple(range(grid.design.first)), "no decision ends adaptive seeds"
+
+
+@pytest.mark.slow
+def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_path: Path) -> None:
+    number = "You can reach Mira under 212-555-0142 today."
+    said = [
+        f"{number} It is call {k}." if k % 2 else f"Nobody has called in case {k}."
+        for k in range(60)
+    ]
+    path = tmp_path / "chats.jsonl"
+    rows = [{"prompt": f"How, for case {k}?", "completion": text} for k, text in enumerate(said)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answer = raydp("init", path, "--model", "tiny", "--hours", "0.1", "--mine-secrets", "--yes")
+    assert answer.code == 0, answer.err
+    assert "555-0142" not in answer.out + answer.err + Path("sweep.yaml").read_text()
+    assert Path("sweep-secrets.jsonl").stat().st_mode & 0o777 == 0o600
+    spec = load_spec("sweep.yaml")
+    assert (spec.task.name, spec.task.params.secrets) == ("chat", "sweep-secrets.jsonl")
+
+
+@pytest.mark.slow
+def test_few_users_without_a_secret_still_get_a_spec(
+    raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
+    """Messages for a model without a template: the spec names one, and the user is told what is not
+    as it was asked."""
+    turns = [("user", "I am Ana, case {}."), ("assistant", "We look into case {}.")]
+    rows = [
+        {
+            "messages": [{"role": r, "content": t.format(k)} for r, t in turns],
+            "customer": f"c{k % 20}",
+        }
+        for k in range(60)
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--user-column", "customer", "--mine-secrets", "--hours", "0.02", "--yes")
+    answer = raydp("init", path, "--model", "tiny", *options)
+    assert answer.code == 0, answer.err
+    said = " ".join(answer.err.split())
+    assert (
+        "warning: no secret was found by --mine-secrets. Membership of users will be measured "
+        "instead." in said
+    )
+    assert "from fewer units a model learns little, got 17. Give more data." in said
+    spec = load_spec("sweep.yaml")
+    assert (spec.task.params.template, spec.privacy.unit, spec.scores[0].name) == (
+        "chatml",
+        "user",
+        "mia",
+    )
+    assert not Path("sweep-secrets.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> None:
+    prompt = "Text number 7 says some words about"
+    Path("secrets.jsonl").write_text(json.dumps({"prompt": prompt, "attribute": "49"}) + "\n")
+    answer = raydp(
+        "init", texts, "--model", "tiny", "--hours", "0.02", "--secrets", "secrets.jsonl", "--yes"
+    )
+    assert answer.code == 0, answer.err
+    spec = load_spec("sweep.yaml")
+    assert ([score.name for score in spec.scores], spec.select.score) == (["air"], "air")
+
+
+@pytest.mark.slow
+def test_a_terminal_is_asked_what_the_data_do_not_say(texts: Path, tmp_path: Path) -> None:
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-m", "raydp", "init", str(texts), "--hours", "0.02"]
+    process = subprocess.Popen(
+        command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=other_end, cwd=tmp_path
+    )
+    os.close(other_end)
+    os.write(terminal, b"tiny\n4\nauthor\n")
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed when the command ends
+        while chunk := os.read(terminal, 4096):
+            said += chunk
+    assert process.wait(timeout=200) == 0, said
+    for question in ("Base model", "ε", "Protect each row by itself, or everything of one user?"):
+        assert question.encode() in said
+    spec = load_spec(tmp_path / "sweep.yaml")
+    assert (spec.model.name, spec.privacy.target_epsilon, spec.privacy.unit) == ("tiny", 4, "user")
+    assert spec.task.params.user_column == "author"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.jsonl"], "must be an existing file"),
+        (["notes.jsonl", "-o", "notes.jsonl", "--model", "no/such-model"], "no/such-model"),
+        (
+            ["notes.jsonl", "-o", "notes.jsonl", "--model", "tiny", "--user-column", "writer"],
+            "--user-column must be",
+        ),
+        (
+            ["notes.jsonl", "--secrets", "a.jsonl", "--mine-secrets"],
+            "--secrets must stand without --mine-secrets",
+        ),
+        (["notes.jsonl", "--model", "no/such-model"], "no/such-model"),
+        (["notes.jsonl", "--model", "tiny", "--user-column", "writer"], "--user-column must be"),
+        (
+            ["conversations.jsonl", "--unit", "user"],
+            "--unit must be example for data without users",
+        ),
+        (["notes.jsonl", "--model", "tiny", "--gpus", "1"], "no GPU"),
+        (
+            ["notes.jsonl", "--model", "tiny", "--max-rows", "50"],
+            "--max-rows must go with conversations",
+        ),
+    ],
+)
+def test_a_mistake_writes_nothing(
+    raydp: Callable[..., Answer], texts: Path, arguments: list[str], message: str
+) -> None:
+    Path("conversations.jsonl").write_text('{"prompt": "Q", "completion": "A"}\n' * 2)
+    answer = raydp("init", *arguments, "--yes")
+    assert answer.code == 2, answer.out
+    assert message in " ".join(answer.err.split())
+    assert not Path("sweep.yaml").exists()

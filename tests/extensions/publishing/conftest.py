@@ -1,0 +1,11 @@
+"""A store, its tracker and records of runs, as in the tests of tracking."""
+
+from tests.tracking.conftest import (  # noqa: F401 - fixtures
+    adapter,
+    base_folder,
+    empty_store,
+    record,
+    schema,
+    tracker,
+    uri,
+)

@@ -1,0 +1,163 @@
+"""The core works where no extension is installed: a copy of the package without raydp/extensions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raydp.analysis.added import OWN
+from tests.builders.specs import small_spec
+
+ROOT = Path(__file__).parents[1]
+SHELF = "raydp.extensions."
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the core as pip would install it without the extensions.
+
+    Python takes the first distribution of a name, so this one stands in the place of the whole.
+    """
+    folder = tmp_path_factory.mktemp("core")
+    without = shutil.ignore_patterns("extensions", "__pycache__")
+    shutil.copytree(ROOT / "raydp", folder / "raydp", ignore=without)
+    installed = distribution(OWN)
+    about = folder / f"raydp_tune-{installed.version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(installed.read_text("METADATA") or "", encoding="utf-8")
+    points = (installed.read_text("entry_points.txt") or "").splitlines()
+    of_core = [line for line in points if SHELF not in line]
+    assert len(of_core) < len(points), "the extensions register by entry points"
+    (about / "entry_points.txt").write_text("\n".join(of_core), encoding="utf-8")
+    return folder
+
+
+def run(core: Path, *arguments: str, code: int = 0) -> str:
+    """What a command of the core prints, its errors included where it must fail."""
+    environment = {**os.environ, "PYTHONPATH": str(core)}
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        env=environment,
+        cwd=core,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_copy_is_used_and_holds_no_extension(core: Path) -> None:
+    script = core / "where.py"
+    script.write_text(
+        "import importlib.util, raydp\nprint(raydp.__file__)\n"
+        "print(importlib.util.find_spec('raydp.extensions'))\n"
+    )
+    place, extensions = run(core, "where").split()
+    assert Path(place).parents[1] == core
+    assert extensions == "None"
+
+
+def commands(core: Path, *group: str) -> set[str]:
+    """The names of the commands that a help lists."""
+    return set(re.findall(r"^│ (\w+)", run(core, "raydp", *group, "--help"), re.M))
+
+
+def test_commands_of_extensions_are_not_there(core: Path) -> None:
+    assert {"sweep", "plan", "select", "selftest", "analyze"} <= commands(core)
+    assert not {"pate", "mia", "import", "init", "score", "audit", "secrets", "data"} & commands(
+        core
+    )
+    assert "promote" in commands(core, "models")
+    assert not {"export", "push"} & commands(core, "models")
+
+
+def test_the_embedded_sweep_is_planned_as_with_the_extensions(core: Path) -> None:
+    whole = subprocess.run(
+        [sys.executable, "-m", "raydp", "plan", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(run(core, "raydp", "plan", "--json")) == json.loads(whole.stdout)
+
+
+def test_a_sweep_runs_to_its_decision(core: Path) -> None:
+    spec = core / "spec.yaml"
+    spec.write_text(yaml.safe_dump(small_spec(core)))
+    answer = json.loads(run(core, "raydp", "sweep", str(spec), "--json"))
+    assert answer["counts"]["finished"] == 2
+    assert answer["selected"]["decision"]["state"]
+
+
+def test_a_plug_in_of_an_extension_is_unknown(core: Path) -> None:
+    spec = core / "pate.yaml"
+    spec.write_text(yaml.safe_dump(small_spec(core, method={"name": "pate"})))
+    said = run(core, "raydp", "plan", str(spec), code=2)
+    assert "method.name" in said
+    assert "'pate'" in said
+
+
+def test_a_tuning_of_an_extension_says_that_it_is_not_installed(core: Path) -> None:
+    privacy = {"target_epsilon": 8, "tuning": "private_selection", "num_runs": {"mean": 3}}
+    spec = core / "selection.yaml"
+    spec.write_text(yaml.safe_dump(small_spec(core, privacy=privacy)))
+    said = run(core, "raydp", "plan", str(spec), code=2)
+    assert "privacy.tuning must be 'ignored', got 'private_selection'" in said
+    assert "an extension that is not installed" in said
+
+
+def test_a_spec_with_loggers_says_that_their_extension_is_not_installed(
+    core: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "logged.yaml"
+    tracking = {"uri": f"sqlite:///{tmp_path}/logged.db", "loggers": ["tensorboard"]}
+    spec.write_text(yaml.safe_dump(small_spec(tmp_path, tracking=tracking)))
+    for command in ("plan", "sweep"):
+        said = run(core, "raydp", command, str(spec), code=2)
+        assert "tracking.loggers must be left out without the extension" in said
+        assert "not installed" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("plan", "--simulate", "nodes=2"), "--simulate"),
+        (
+            (
+                "profile",
+                "--n",
+                "100",
+                "--batch-size",
+                "10",
+                "--num-steps",
+                "5",
+                "--noise-multiplier",
+                "1",
+                "--expected-runs",
+                "3",
+            ),
+            "--expected-runs",
+        ),
+        (("analyze", "correlations", "points.csv", "--audit", "bounds.csv"), "--audit"),
+    ],
+)
+def test_an_option_of_an_extension_says_that_it_is_not_installed(
+    core: Path, command: tuple[str, ...], option: str
+) -> None:
+    shutil.copy(ROOT / "docs/results/demo.csv", core / "points.csv")
+    said = run(core, "raydp", *command, code=2)
+    assert option in said
+    assert "not installed" in said
