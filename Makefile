@@ -11,9 +11,12 @@ demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
 	$(BIN)/raydp sweep
 
+# Of thousands of tests with processes and clocks a few fail on a busy machine: they run once more, and are named.
+AGAIN = [ $$? -eq 1 ] && $(BIN)/python -m pytest --failed-again 3
+
 test: .venv/installed  ## the default test suite: CPU only, offline
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder -m '($(TESTS)) and not alone'
-	$(BIN)/python -m pytest --alone -m '($(TESTS)) and alone'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder -m '($(TESTS)) and not alone' || { $(AGAIN); }
+	$(BIN)/python -m pytest --alone -m '($(TESTS)) and alone' || { $(AGAIN); }
 
 check: .venv/installed  ## lint, format, size, types
 	$(BIN)/ruff check .

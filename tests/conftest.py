@@ -55,22 +55,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what each file took to tests/seconds.json, from which the order follows",
     )
+    parser.addoption(
+        "--failed-again",
+        type=int,
+        metavar="MOST",
+        help="run the tests that failed once more, without others beside them, if at most MOST did",
+    )
+
+
+def split_group(nodeid: str) -> tuple[str, str]:
+    """Split the name of a test into its own name and the `xdist_group` that xdist appends."""
+    name, _, group = nodeid.rpartition("@")
+    return (name, group) if name and nodeid.rfind("@") > nodeid.rfind("]") else (nodeid, "")
+
+
+def failed_before(config: pytest.Config) -> set[str]:
+    """Return the names of the tests that failed in the last run."""
+    cache = config.cache.get("cache/lastfailed", {}) if config.cache else {}
+    return {split_group(nodeid)[0] for nodeid in cache}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files that have no test with the mark `alone`, if that is asked for."""
-    others = (
-        collection_path.name.startswith("test_")
-        and "pytest.mark.alone" not in collection_path.read_text()
-    )
-    return True if config.getoption("alone") and others else None
+    """Leave out the files of which no test is asked for: with --alone and with --failed-again."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    if config.getoption("failed_again"):
+        files = {name.partition("::")[0] for name in failed_before(config)}
+        return None if str(collection_path.relative_to(config.rootpath)) in files else True
+    if config.getoption("alone") and "pytest.mark.alone" not in collection_path.read_text():
+        return True
+    return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The group that takes longest starts first: the short ones fill what is left of the time.
 
-    A group that has not been timed starts first.
+    A group that has not been timed starts first. With --failed-again only those that failed start.
     """
+    if most := config.getoption("failed_again"):
+        failed = failed_before(config)
+        if not 0 < len(failed) <= most:
+            pytest.exit(f"{len(failed)} tests failed. At most {most} are tried again.", 1)
+        items[:] = [item for item in items if item.nodeid in failed]
+        assert len(items) == len(failed), f"not found: {failed - {item.nodeid for item in items}}"
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line("\n  ".join(["Tried again, since they failed:", *sorted(failed)]))
     items.sort(key=lambda item: -SECONDS.get(group_of(item), math.inf))
 
 
@@ -96,8 +125,8 @@ def pytest_terminal_summary(
     seconds: Counter[str] = Counter()
     for report in (r for reports in terminalreporter.stats.values() for r in reports):
         if isinstance(report, pytest.TestReport):
-            file, _, test = report.nodeid.partition("::")
-            group = test.rpartition("@")[2] if test.rfind("@") > test.rfind("]") else ""
+            name, group = split_group(report.nodeid)
+            file = name.partition("::")[0]
             seconds[group or Path(file).stem.removeprefix("test_")] += report.duration
     known = {**SECONDS, **{group: round(taken, 1) for group, taken in seconds.items()}}
     text = json.dumps(dict(sorted(known.items())), indent=0)

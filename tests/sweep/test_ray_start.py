@@ -162,7 +162,9 @@ def test_a_start_that_takes_too_long_is_tried_again_with_more_time(tmp_path: Pat
         started.stdin.flush()
         assert started.wait(PATIENCE) == 0
         said = started.stderr.read()
-        assert "starting Ray: no answer from its control store (gcs_server)" in said
+        # A busy machine may not have started the control store within the 10 s.
+        awaited = r"its (control store \(gcs_server\)|processes)"
+        assert re.search(f"starting Ray: no answer from {awaited}", said), said
         assert "Trying again, for at most 200 s" in said
         assert_nothing_is_left(started.pid)
 
