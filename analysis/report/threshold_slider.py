@@ -106,9 +106,7 @@ def live_data(
         "thresholds": selections.thresholds.tolist(),
         "texts": _labels(selections),
         # `within` forgives rounding, the script does not: give it the largest loss admitted.
-        "limits": [
-            float(loss[within(loss, np.full(len(loss), u))].max()) for u in selections.thresholds
-        ],
+        "limits": [float(loss[within(loss, u)].max()) for u in selections.thresholds],
         "members": selections.members.tolist(),
         "selected": {name: positions.tolist() for name, positions in selections.selected.items()},
         "start": dict(selections.start),

@@ -129,32 +129,21 @@ def selections_by_threshold(
     given = constraints.thresholds(means)
     # Apply every rule, at the given constraints and along the thresholds.
     layout = Evidence.of(
-        points,
-        means,
-        constraints,
-        passed,
-        by_secret=by_secret,
-        logarithmic=logarithmic,
-        precision=precision,
+        points, means, constraints, passed, by_secret, logarithmic, precision
     ).layout
-    selected, start, reasons = {}, {}, {}
+    selected, start, reasons = dict[str, Positions](), dict[str, int](), dict[str, str]()
     for rule in rule_names():
         try:
             start[rule] = int(choose(rule, layout, passed))
             selected[rule] = _along(rule, layout, allowed, thresholds)
-            if given is None:
-                # The last threshold excludes nothing: there is no threshold to keep to.
-                selected[rule][-1] = start[rule]
-        except TooManyError as error:
-            # The table is too large for this rule. The other rules go on.
+            # Without a threshold to keep to, the last one excludes nothing.
+            selected[rule][-1] = start[rule] if given is None else selected[rule][-1]
+        except TooManyError as error:  # the table is too large for this rule; the others go on
             reasons[rule] = str(error)
-    members = np.array(
-        [int((within(loss, np.full(len(loss), u)) & allowed).sum()) for u in thresholds]
-    )
     return SelectionsByThreshold(
         means=means,
         thresholds=thresholds,
-        members=members,
+        members=np.array([int((within(loss, u) & allowed).sum()) for u in thresholds]),
         selected=selected,
         allowed=allowed,
         passed=passed,
@@ -191,7 +180,7 @@ def threshold_changes(
     thresholds = np.unique(loss[allowed])
     positions = _along(rule, layout, allowed, thresholds)
     other = np.flatnonzero(positions != selected)
-    inside = within(thresholds, np.full(len(thresholds), loss[passed].max()))
+    inside = within(thresholds, loss[passed].max())
     # The last change inside the pool is the nearest stricter one, the first outside the looser one.
     nearest = [*other[inside[other]][-1:], *other[~inside[other]][:1]]
     listed = configurations(means)
@@ -246,22 +235,14 @@ def _along(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Posit
     at_every = select_at_thresholds(rule, one)[0]
     order = np.argsort(loss, kind="stable")
     # The last configuration that the threshold admits. `within` forgives rounding.
-    last = np.array(
-        [np.flatnonzero(within(loss[order], np.full(len(loss), u)))[-1] for u in thresholds]
-    )
+    last = np.array([np.flatnonzero(within(loss[order], u))[-1] for u in thresholds])
     positions: Positions = at_every[order[last]]
     return positions
 
 
 def _from_pools(rule: str, layout: Layout, allowed: Pool, thresholds: Array) -> Positions:
     """Return a rule's selection from the allowed configurations at each threshold, shape [k]."""
-    shape = (len(thresholds), len(allowed))
-    pools = (
-        within(
-            np.broadcast_to(layout.utility_loss, shape), np.broadcast_to(thresholds[:, None], shape)
-        )
-        & allowed
-    )
+    pools = within(layout.utility_loss, thresholds[:, None]) & allowed
     # The certainty to keep to a threshold differs between thresholds. Single seeds give none.
     if rule_steps(rule) is INFORMED and layout.models.means["num_seeds"].max() > 1:
         layout = layout.with_certainty(certainty_at(layout.models.losses, thresholds))

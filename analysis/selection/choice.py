@@ -344,15 +344,7 @@ def select(
     if not scored:
         return _without_scores(rule, points, means, constraints, narrowings, passed, record)
     # The scores and losses are modelled once, for all that follows.
-    evidence = Evidence.of(
-        points,
-        means,
-        constraints,
-        passed,
-        by_secret=by_secret,
-        logarithmic=logarithmic,
-        precision=precision,
-    )
+    evidence = Evidence.of(points, means, constraints, passed, by_secret, logarithmic, precision)
     judged = _Judged.of(evidence, passed, steps, listed)
     # Judge how far the data support the first survivor.
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty

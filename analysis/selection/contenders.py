@@ -105,68 +105,33 @@ def contenders(
 
     Source: Hsu 1981 (multiple comparisons with the best); Welch 1947; Smyth 2004.
     """
-    # Express all scores in one unit, so that extreme magnitudes do not lose precision.
-    if by_secret is not None and by_secret.shape[1] < 2:
-        by_secret = None  # one secret does not tell how much others may differ
-    own, score = (
-        SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy()),
-        means["score"].to_numpy(),
+    # Bonferroni counts the whole pool, because the scores decide which members are compared.
+    level = (1 - confidence) / max(1, int(pool.sum()) - 1)
+    members = _lowest(means["score"].to_numpy(), pool, selected)
+    # Draw the errors of the means, unless the true scores were drawn before.
+    rng, num_draws = np.random.default_rng(seed), num_draws if draws is None else 0
+    compared = _Compared.of(means, members, by_secret, level, rng, num_draws)
+    drawn = compared.drawn if draws is None else draws[:, members]
+    # Only a second seed shows how far chance moves a score: without one there is no verdict.
+    unknown = unknown_errors(means)
+    reason = ALONE if unknown is None and len(members) == 1 else unknown
+    return Contenders(
+        verdict=compared.verdict(members == selected) if reason is None else "unknown",
+        confidence=confidence,
+        levels=compared.levels if unknown is None else (),
+        rows=_rows(means.iloc[members], compared if unknown is None else None, drawn),
+        reason=reason,
     )
-    of_secret = np.empty(0) if by_secret is None else (by_secret - by_secret.min()).ravel()
-    unit = unit_of(
-        np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret])
-    )
-    score = score / unit
-    # Sort the members by mean score, and limit their number.
+
+
+def _lowest(score: Array, pool: NDArray[np.bool_], selected: int) -> NDArray[np.intp]:
+    """Return the members to compare, by score: the lowest ones, and the selected one."""
     members = np.flatnonzero(pool)
     members = members[np.argsort(score[members], kind="stable")]
-    # Bonferroni counts the whole pool, because the scores decide which members are compared.
-    others = max(1, len(members) - 1)
-    if len(members) > MOST_COMPARED:
-        lowest = members[:MOST_COMPARED]
-        members = lowest if selected in lowest else np.append(lowest[:-1], selected)
-    # Draw the errors of the means, over seeds and over secrets, unless the true scores were drawn
-    # before.
-    num_draws = num_draws if draws is None else 0
-    noise = None if own is None else own.over(unit)
-    rng = np.random.default_rng(seed)
-    errors, of_secrets = np.zeros((num_draws, len(members))), np.zeros((len(members), len(members)))
-    if noise is not None:
-        noise = noise.take(members)
-        errors += noise.draw(rng, num_draws)
-    if by_secret is not None:
-        drawn, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
-        errors += drawn
-    # Compare every two members, and derive the verdict.
-    levels = tuple(
-        name for name, known in (("seeds", noise), ("secrets", by_secret)) if known is not None
-    )
-    compared = _Compared(
-        score=score[members],
-        noise=noise,
-        of_secrets=of_secrets,
-        num_secrets=0 if by_secret is None else by_secret.shape[1],
-        level=(1 - confidence) / others,
-    )
-    drawn = score[members] + errors if draws is None else draws[:, members]
-    # Only a second seed shows how far chance moves a score: without one there is no verdict.
-    reason = unknown_errors(means)
-    rows = _rows(means.iloc[members], compared if reason is None else None, unit, drawn)
-    if reason is not None:
-        return Contenders(
-            verdict="unknown", confidence=confidence, levels=(), rows=rows, reason=reason
-        )
-    if len(members) == 1:
-        rows[0]["probability"] = None
-        return Contenders(
-            verdict="unknown", confidence=confidence, levels=levels, rows=rows, reason=ALONE
-        )
-    inside = compared.may_be_lowest
-    if not inside[members == selected].any():
-        verdict: Verdict = "contradicted"
-    else:
-        verdict = "undecided" if inside.sum() > 1 else "supported"
-    return Contenders(verdict=verdict, confidence=confidence, levels=levels, rows=rows)
+    lowest = members[:MOST_COMPARED]
+    if len(members) == len(lowest) or selected in lowest:
+        return lowest
+    return np.append(lowest[:-1], selected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,18 +139,72 @@ class _Compared:
     """The k compared members, sorted by mean score.
 
     Attributes:
+        unit: the unit of the scores, in which extreme magnitudes do not lose precision.
         score: [k] means, ascending.
         noise: noise over seeds, None if it is unknown.
         of_secrets: [k, k] covariance of the errors over secrets.
         num_secrets: number of secrets, 0 if their choice is not counted.
         level: significance level of one comparison.
+        drawn: [num_draws, k] the means with drawn errors over seeds and secrets.
     """
 
+    unit: float
     score: Array
     noise: SeedNoise | None
     of_secrets: Array
     num_secrets: int
     level: float
+    drawn: Array
+
+    @classmethod
+    def of(
+        cls,
+        means: pd.DataFrame,
+        members: NDArray[np.intp],
+        by_secret: Array | None,
+        level: float,
+        rng: np.random.Generator,
+        num_draws: int,
+    ) -> _Compared:
+        """Express the figures of the members in one unit, and draw the errors of their means."""
+        if by_secret is not None and by_secret.shape[1] < 2:
+            by_secret = None  # one secret does not tell how much others may differ
+        score = means["score"].to_numpy()
+        own = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
+        of_secret = np.empty(0) if by_secret is None else (by_secret - by_secret.min()).ravel()
+        unit = unit_of(
+            np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret])
+        )
+        # Draw the errors over seeds, then those over secrets.
+        noise = None if own is None else own.over(unit).take(members)
+        score, size = score[members] / unit, len(members)
+        errors, of_secrets = np.zeros((num_draws, size)), np.zeros((size, size))
+        if noise is not None:
+            errors += noise.draw(rng, num_draws)
+        if by_secret is not None:
+            more, of_secrets = secret_errors(by_secret[members] / unit, rng, num_draws)
+            errors += more
+        return cls(
+            unit=unit,
+            score=score,
+            noise=noise,
+            of_secrets=of_secrets,
+            num_secrets=0 if by_secret is None else by_secret.shape[1],
+            level=level,
+            drawn=score + errors,
+        )
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Return the sources of error that are counted."""
+        counted = {"seeds": self.noise is not None, "secrets": self.num_secrets > 0}
+        return tuple(name for name, is_counted in counted.items() if is_counted)
+
+    def verdict(self, selected: NDArray[np.bool_]) -> Verdict:
+        """Return the verdict on the selected member, [k]."""
+        if not self.may_be_lowest[selected].any():
+            return "contradicted"
+        return "undecided" if self.may_be_lowest.sum() > 1 else "supported"
 
     @cached_property
     def variances(self) -> Array:
@@ -229,13 +248,11 @@ class _Compared:
         return quantiles
 
 
-def _rows(
-    listed: pd.DataFrame, compared: _Compared | None, unit: float, draws: Array
-) -> tuple[Contender, ...]:
+def _rows(listed: pd.DataFrame, compared: _Compared | None, draws: Array) -> tuple[Contender, ...]:
     """Return the compared configurations as data for JSON.
 
     Args:
-        unit: the unit of the compared scores.
+        compared: the configurations' errors; None if they are unknown.
         draws: [num_draws, k] draws of the true scores, in any unit.
     """
     rows: list[Contender] = [
@@ -250,9 +267,13 @@ def _rows(
     ]
     if compared is None:
         return tuple(rows)
-    own = unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances)
+    errors = compared.unit * np.sqrt(np.diag(compared.of_secrets) + compared.variances)
     probability = np.bincount(draws.argmin(axis=1), minlength=len(rows)) / len(draws)
-    figures = zip(own.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True)
+    figures = zip(
+        errors.tolist(), compared.may_be_lowest.tolist(), probability.tolist(), strict=True
+    )
     for row, (error, inside, share) in zip(rows, figures, strict=True):
-        row["std_error"], row["indistinguishable"], row["probability"] = error, inside, share
+        row["std_error"], row["indistinguishable"] = error, inside
+        # A single configuration is compared with nothing.
+        row["probability"] = share if len(rows) > 1 else None
     return tuple(rows)

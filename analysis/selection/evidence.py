@@ -46,7 +46,6 @@ class Evidence:
         means: pd.DataFrame,
         constraints: Constraints,
         pool: NDArray[np.bool_],
-        *,
         by_secret: tuple[pd.DataFrame, str] | None = None,
         logarithmic: bool | None = None,
         precision: Precision | None = None,
@@ -107,7 +106,7 @@ def keep_utility(
     base = np.array([float(b) for b in base_loss(means, constraints.base_utility_loss)])
     gain = base - losses.draws
     least = constraints.least_gain(gain.max(axis=1, keepdims=True))
-    return within(-gain, -np.broadcast_to(least, gain.shape))
+    return within(-gain, -least)
 
 
 def certainty_at(losses: Posterior, thresholds: Array) -> Array:

@@ -94,8 +94,6 @@ def measured_leakage(
     their kind and, except for the exact test, their values as Gaussian. A negative result does not
     prove that nothing leaks: `detectable` gives the mean excess that the test would have detected.
     """
-    from scipy.special import stdtrit
-
     if by_secret is None:
         return None
     secrets, name = by_secret
@@ -106,23 +104,14 @@ def measured_leakage(
         return None
     # The test of the mean.
     excess = of_models - base
-    k = excess.shape[1]
-    error = _errors(points, excess, of_models, name)
-    detectable = -stdtrit(k - 1, LEVEL) * error
-    mean = excess.mean(axis=1)
+    mean, detectable = excess.mean(axis=1), _detectable(points, excess, of_models, name)
     # A test too weak to notice the spread over secrets counts as positive: err towards privacy.
     leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
     # The test of the worst secret.
     if is_logarithmic(name, logarithmic):
         leaks |= _has_outlier(excess)
-    elif num_samples == 1:
-        leaks |= excess.max(axis=1) >= NEGLIGIBLE
     else:
-        # A secret that the untrained model never generates needs no test: every generation is new.
-        new = (base == 0) & (excess >= NEGLIGIBLE)
-        leaks |= (
-            new | _said_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)
-        ).any(axis=1)
+        leaks |= _generates_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)
     return Leakage(score=name, leaks=leaks, excess=mean, detectable=detectable)
 
 
@@ -147,33 +136,40 @@ def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
     return values, int(rows["num_samples"].max()) if "num_samples" in rows else 1
 
 
-def _said_more(
+def _generates_more(
     of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_samples: int
 ) -> NDArray[np.bool_]:
-    """Return which secrets a model generates significantly more than the untrained one, [m, k].
+    """Return which models generate a secret more than the untrained one, [m]: Fisher's exact test.
 
     Source: Fisher 1935; the tail of the hypergeometric distribution.
     """
     from scipy.stats import hypergeom
 
-    ours = (num_seeds * num_samples)[:, None]
-    # Fisher's test is of counts: recover them from the shares.
-    hits, theirs = np.rint(of_models * ours), np.rint(base * num_samples)
-    tail = hypergeom.sf(hits - 1, ours + num_samples, hits + theirs, ours)
-    more: NDArray[np.bool_] = tail < LEVEL / len(base)
-    return more
+    more = of_models - base >= NEGLIGIBLE
+    if num_samples > 1:
+        ours = (num_seeds * num_samples)[:, None]
+        # Fisher's test is of counts: recover them from the shares.
+        hits, theirs = np.rint(of_models * ours), np.rint(base * num_samples)
+        tail = hypergeom.sf(hits - 1, ours + num_samples, hits + theirs, ours)
+        # A secret that the untrained model never generates needs no test: every generation is new.
+        more = (more & (base == 0)) | (tail < LEVEL / len(base))
+    return np.asarray(more.any(axis=1))
 
 
-def _errors(points: pd.DataFrame, excess: Array, of_models: Array, name: str) -> Array:
-    """Return the standard errors of the mean excess, over secrets and over controls, [m]."""
+def _detectable(points: pd.DataFrame, excess: Array, of_models: Array, name: str) -> Array:
+    """Return the smallest mean excess that is significant, by the errors over secrets and controls.
+
+    It is the quantile of Student's t times the standard error, [m].
+    """
+    from scipy.special import stdtrit
+
     k = excess.shape[1]
-    of_secrets: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
-    column = f"{PREFIX}{name}{ERROR}"
-    if column not in points:
-        return of_secrets
+    error: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
     # The part of a score's own standard error beyond the spread over secrets is the error of its
     # controls.
-    own = with_settings(points).groupby(KEY, sort=True)[column].mean().to_numpy(dtype=np.float64)
-    of_controls = np.nan_to_num(own**2 - of_models.var(axis=1, ddof=1) / k).clip(min=0)
-    combined: Array = np.sqrt(of_secrets**2 + of_controls)
-    return combined
+    if (column := f"{PREFIX}{name}{ERROR}") in points:
+        own = with_settings(points).groupby(KEY, sort=True)[column].mean()
+        squares = own.to_numpy(dtype=np.float64) ** 2
+        of_controls = np.nan_to_num(squares - of_models.var(axis=1, ddof=1) / k).clip(min=0)
+        error = np.sqrt(error**2 + of_controls)
+    return np.asarray(-stdtrit(k - 1, LEVEL) * error)

@@ -83,27 +83,25 @@ def privacy_risk(
     layout_of_all = replace(Layout.of(means), utility_loss=utility, score=score)
     # Evaluate each rule against the oracle at every threshold.
     oracle = _scores_along("oracle", layout_of_all)
-    undefined = int((oracle <= 0).sum())
-    result: Risk = {"thresholds": len(means), "layout": layout, "rules": {}}
+    rules = {rule: _risk(rule, layout_of_all, oracle) for rule in rule_names()}
+    result: Risk = {"thresholds": len(means), "layout": layout, "rules": rules}
     if layout == "resample":
         result["layouts"], result["seed"] = num_layouts, seed
-    for rule in rule_names():
-        figures: RuleRisk = {"relative": None, "absolute": None}
-        try:
-            difference = _scores_along(rule, layout_of_all) - oracle
-        except TooManyError as error:
-            result["rules"][rule] = {**figures, "reason": str(error)}
-            continue
-        figures["absolute"] = float(difference.mean())
-        # The ratio is undefined there, and leaving those thresholds out would flatter the rule.
-        if undefined:
-            figures["reason"] = (
-                f"the oracle's score is 0 or below at {undefined} of {oracle.size} thresholds"
-            )
-        else:
-            figures["relative"] = float((difference / oracle).mean())
-        result["rules"][rule] = figures
     return result
+
+
+def _risk(rule: str, layout: Layout, oracle: NDArray[np.float64]) -> RuleRisk:
+    """Return a rule's risk against the oracle's scores at every threshold, [layouts, m]."""
+    try:
+        difference = _scores_along(rule, layout) - oracle
+    except TooManyError as error:
+        return {"relative": None, "absolute": None, "reason": str(error)}
+    absolute = float(difference.mean())
+    # The ratio is undefined there, and leaving those thresholds out would flatter the rule.
+    if undefined := int((oracle <= 0).sum()):
+        reason = f"the oracle's score is 0 or below at {undefined} of {oracle.size} thresholds"
+        return {"relative": None, "absolute": absolute, "reason": reason}
+    return {"relative": float((difference / oracle).mean()), "absolute": absolute}
 
 
 def _scores_along(rule: str, layout: Layout) -> NDArray[np.float64]:

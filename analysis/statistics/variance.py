@@ -87,20 +87,16 @@ def score_variance(points: pd.DataFrame) -> Variance:
     seed_std = float(seeds.mean()) if len(seeds) else None
     seed_std_interval = _mean_interval(seeds.to_numpy())
     components = _components(means)
-    # Collect the reasons of undefined figures.
-    reasons = []
-    if score_std is None:
-        reasons.append("score_std needs at least 2 configurations")
-    if seed_std is None:
-        reasons.append("seed_std needs a configuration with at least 2 seeds")
-    if score_std_interval is None:
-        reasons.append("an interval needs at least 4 configurations, whose scores differ")
-    if seed_std_interval is None:
-        reasons.append("seed_std_interval needs 2 configurations with at least 2 seeds")
-    if components["configuration_std"] is None:
-        reasons.append("the parts need 2 configurations, one of them with at least 2 seeds")
-    elif components["f_test"] is None:
-        reasons.append("the F test needs seeds that differ")
+    parts = components["configuration_std"]
+    # What each figure needs: the reason if it is undefined.
+    needs: list[tuple[object, str]] = [
+        (score_std, "score_std needs at least 2 configurations"),
+        (seed_std, "seed_std needs a configuration with at least 2 seeds"),
+        (score_std_interval, "an interval needs at least 4 configurations, whose scores differ"),
+        (seed_std_interval, "seed_std_interval needs 2 configurations with at least 2 seeds"),
+        (parts, "the parts need 2 configurations, one of them with at least 2 seeds"),
+        (parts is None or components["f_test"], "the F test needs seeds that differ"),
+    ]
     return {
         "configurations": len(means),
         "seed_configurations": len(seeds),
@@ -112,7 +108,7 @@ def score_variance(points: pd.DataFrame) -> Variance:
         "score_max": float(score.max()),
         **components,
         "utility_correlation": _correlation(means["utility_loss"], score),
-        **because(*reasons),
+        **because(*(reason for figure, reason in needs if figure is None)),
     }
 
 

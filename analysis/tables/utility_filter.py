@@ -77,8 +77,10 @@ def loss_threshold(
     return np.array([float(b - exact(min_gain_share) * best_gain) for b in base])
 
 
-def within(utility_loss: NDArray[np.float64], threshold: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether each loss is at most its threshold, up to rounding."""
+def within(
+    utility_loss: NDArray[np.float64], threshold: NDArray[np.float64] | float
+) -> NDArray[np.bool_]:
+    """Return whether each loss is at most its threshold, up to rounding. The two are broadcast."""
     scale = np.maximum(np.abs(utility_loss), np.abs(threshold))
     allowed: NDArray[np.bool_] = utility_loss <= threshold + rounding(scale)
     return allowed
@@ -96,7 +98,7 @@ def shown_threshold(utility_loss: NDArray[np.float64], threshold: float) -> str:
         utility_loss: [m] mean losses of all configurations.
         threshold: the applied threshold.
     """
-    inside = within(utility_loss, np.full(len(utility_loss), threshold))
+    inside = within(utility_loss, threshold)
     highest = float(utility_loss[inside].max(initial=threshold))
     return threshold_text(highest, float(utility_loss[~inside].min(initial=np.inf)))
 
