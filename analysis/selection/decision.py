@@ -177,37 +177,15 @@ def decide(
     if (unknown := unknown_errors(means)) is not None:
         return replace(undecided, reason=unknown)
     # The state follows from the draws: the lowest, or within the tolerance of the lowest.
-    chances = _Chances(
-        *scores.chances(pool, precision.tolerance, logarithmic=logarithmic),
-        selected=selected,
-        confidence=precision.confidence,
-    )
-    # The rule asks for sure utility. If the selected configuration lacks it, scores decide nothing.
-    not_useful = needs_utility and useful is not None and useful < precision.confidence
-    state, reason = chances.state(alone=len(members) == 1, not_useful=not_useful)
-    alternatives, equivalents = _of_others(means, members, scores, chances, state, highest)
-    decision = replace(
-        undecided,
-        state=state,
-        reason=reason,
-        estimate=min(float(scores.own_mean[selected]), highest),
-        interval=_interval(scores, selected, precision.confidence, highest),
-        alternatives=alternatives,
-        equivalents=equivalents,
-    )
+    lowest, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
+    chances = _Chances(lowest, within, selected, precision.confidence)
+    state, reason = chances.state(len(members) == 1, useful if needs_utility else None)
+    stated = replace(undecided, state=state, reason=reason)
+    # The estimates of the scores. A single configuration has no chances and no regret.
+    estimated = _estimated(stated, means, members, scores, chances, highest)
     if len(members) == 1:
-        return decision
-    # How much the selected configuration's score exceeds the lowest of each draw.
-    limited = scores.limited[:, members]
-    lowest = limited.min(axis=1)
-    regret = max(0.0, float((limited[:, members == selected][:, 0] - lowest).mean()))
-    return replace(
-        decision,
-        probability=float(chances.lowest[selected]),
-        probability_within=float(chances.within[selected]),
-        expected_regret=regret,
-        relative_regret=_relative(regret, float(lowest.mean()), scores, logarithmic=logarithmic),
-    )
+        return estimated
+    return _with_regret(estimated, members, scores, chances, logarithmic=logarithmic)
 
 
 @dataclass(frozen=True)
@@ -219,9 +197,12 @@ class _Chances:
     selected: int
     confidence: float
 
-    def state(self, *, alone: bool, not_useful: bool) -> tuple[State, str | None]:
-        """Return the state, and why nothing is decided whatever the scores are."""
-        if not_useful:
+    def state(self, alone: bool, useful: float | None) -> tuple[State, str | None]:
+        """Return the state, and why nothing is decided whatever the scores are.
+
+        If the rule asks for sure utility, `useful` is the probability of the selected one's.
+        """
+        if useful is not None and useful < self.confidence:
             sure = chance(self.confidence)
             return "undecided", (
                 f"no configuration keeps to the utility threshold with a probability of {sure}"
@@ -234,15 +215,15 @@ class _Chances:
         return ("equivalent" if within else "undecided"), None
 
 
-def _of_others(
+def _estimated(
+    decision: Decision,
     means: pd.DataFrame,
     members: NDArray[np.intp],
     scores: Posterior,
     chances: _Chances,
-    state: State,
     highest: float,
-) -> tuple[tuple[Alternative, ...], tuple[Equivalent, ...]]:
-    """List the other members that matter: the most probable, and those within the tolerance."""
+) -> Decision:
+    """Add the estimate, and the other members that matter: probable, or within the tolerance."""
     listed, loss = configurations(means), means["utility_loss"].to_numpy()
     # The model may expect more than the largest value that the score can take.
     expected = np.minimum(scores.own_mean, highest)
@@ -263,7 +244,7 @@ def _of_others(
     ]
     # The equivalents: the most useful first. There are none of an undecided choice.
     sure = others[chances.within[others] >= chances.confidence]
-    as_good = sure if state != "undecided" else others[:0]
+    as_good = sure if decision.state != "undecided" else others[:0]
     equivalents: list[Equivalent] = [
         {
             **listed[int(k)].to_json(),
@@ -274,7 +255,41 @@ def _of_others(
         }
         for k in as_good[np.argsort(loss[as_good], kind="stable")]
     ]
-    return tuple(alternatives), tuple(equivalents)
+    return replace(
+        decision,
+        estimate=float(expected[chances.selected]),
+        interval=_interval(scores, chances.selected, chances.confidence, highest),
+        alternatives=tuple(alternatives),
+        equivalents=tuple(equivalents),
+    )
+
+
+def _with_regret(
+    decision: Decision,
+    members: NDArray[np.intp],
+    scores: Posterior,
+    chances: _Chances,
+    *,
+    logarithmic: bool,
+) -> Decision:
+    """Add the selected member's chances, and by how much its score exceeds the lowest."""
+    limited = scores.limited[:, members]
+    lowest = limited.min(axis=1)
+    regret = max(0.0, float((limited[:, members == chances.selected][:, 0] - lowest).mean()))
+    # Relative to the lowest score, unless it can be negative and is no logarithm.
+    relative = 0.0 if regret == 0 else None
+    if logarithmic:
+        # A difference d of logarithms is a relative difference e^d - 1. The cap avoids overflow.
+        relative = math.expm1(min(regret, 700.0))
+    elif scores.ratio and lowest.mean() > 0:
+        relative = regret / float(lowest.mean())
+    return replace(
+        decision,
+        probability=float(chances.lowest[chances.selected]),
+        probability_within=float(chances.within[chances.selected]),
+        expected_regret=regret,
+        relative_regret=relative,
+    )
 
 
 def what_would_decide(
@@ -324,18 +339,6 @@ def chance(probability: float) -> str:
     if probability < 0.001:
         return "less than 0.1 %"
     return f"{100 * probability:.3g} %"
-
-
-def _relative(
-    regret: float, lowest: float, scores: Posterior, *, logarithmic: bool
-) -> float | None:
-    """Return the regret relative to the lowest score."""
-    if logarithmic:
-        # A difference d of logarithms is a relative difference e^d - 1. The cap avoids overflow.
-        return math.expm1(min(regret, 700.0))
-    if not scores.ratio or lowest <= 0:
-        return 0.0 if regret == 0 else None
-    return regret / lowest
 
 
 def _interval(
