@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
 from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
-from raydp.analysis.surface.remaining import RemainingConfigurations
+from raydp.analysis.surface.remaining import Conditioned, RemainingConfigurations
 from raydp.analysis.surface.sampler import posterior_draws
 from raydp.analysis.surface.surrogate import matern
 from raydp.analysis.tables.coordinates import Coordinates
@@ -196,12 +197,10 @@ class HierarchicalModel:
         )
         # Every draw of the hyperparameters makes its share of the joint draws.
         sizes = [len(part) for part in np.array_split(common, times)]
-        ends = np.cumsum(sizes)
-        shares = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        done = 0
+        ends = np.cumsum([0, *sizes])
+        shares = map(slice, ends[:-1], ends[1:])
         for h in self._parts(self.hyperparameters):
-            own = shares[done : done + len(h)]
-            done += len(h)
+            own = list(islice(shares, len(h)))
             prior, (errors, of_secrets) = self._prior(h), self._drawn_errors(h, rng)
             # The mean, given these errors.
             inverse = np.linalg.inv(prior + errors)
@@ -209,27 +208,15 @@ class HierarchicalModel:
             posterior_mean += (gain @ self.values).sum(axis=0) / times
             matrix += gain.sum(axis=0) / times
             # Joint draws.
-            diagonal = np.arange(size)
-            # The covariance of a smooth surface is nearly singular: keep it positive definite.
-            prior[:, diagonal, diagonal] *= 1 + _JITTER
-            normal = rng.standard_normal((2, len(h), size, max(sizes)))
-            prior_draws = np.linalg.cholesky(prior) @ normal[0]
-            # Matheron's rule (Wilson et al. 2020, equation 9).
-            truth = prior_draws + gain @ (
-                self.values[:, None] - prior_draws - self._root(errors) @ normal[1]
-            )
-            on_scale = self._on_own_scale(truth)
-            for share, of_one in zip(own, on_scale, strict=True):
+            truth = self._joint_draws(prior, errors, gain, rng, max(sizes))
+            for share, of_one in zip(own, self._on_own_scale(truth), strict=True):
                 drawn[share, self.rows] = of_one[:, : share.stop - share.start].T
             # The remaining configurations, each for itself.
             if len(rest.rows):
                 for one, share, factor, solved in zip(h, own, of_secrets, inverse, strict=True):
-                    cross, variances = self._remaining_prior(one)
-                    own_errors = self._remaining_errors(one, factor, rng)
-                    given = rest.conditioned(cross, variances, own_errors, solved, self.values)
-                    drawn[share, rest.rows] = self._on_own_scale(
-                        given.draw(rng, share.stop - share.start)
-                    )
+                    given = self._conditioned(one, factor, solved, rng)
+                    of_rest = given.draw(rng, share.stop - share.start)
+                    drawn[share, rest.rows] = self._on_own_scale(of_rest)
                     rest_mean += given.mean / times
                     rest_share += given.share / times
                     rest_matrix += given.weights / times
@@ -237,21 +224,40 @@ class HierarchicalModel:
         if ratio:
             np.maximum(drawn, 0.0, out=drawn)
         own_mean = self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
-        # The same model as a linear smoother, for figures that are redrawn later.
+        operator = self._smoother(matrix, rest_matrix, rest_share, measured, own_mean)
+        return Posterior(
+            draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),)
+        )
+
+    def _smoother(
+        self, matrix: Array, rest_matrix: Array, rest_share: Array, measured: Array, expected: Array
+    ) -> Smoother:
+        """Return the model as a linear smoother, for figures that are redrawn later."""
         scale = np.log if self.logarithm else np.positive
-        operator = Smoother(
+        return Smoother(
             rows=self.rows,
             matrix=matrix,
-            rest=rest.rows,
+            rest=self.remaining.rows,
             rest_matrix=rest_matrix,
             rest_share=rest_share,
             measured=scale(measured),
-            expected=scale(own_mean),
+            expected=scale(expected),
             lowest=self.level - _FARTHEST_BELOW * self.unit,
             logarithm=self.logarithm,
         )
-        return Posterior(
-            draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),)
+
+    def _joint_draws(
+        self, prior: Array, errors: Array, gain: Array, rng: np.random.Generator, num_draws: int
+    ) -> Array:
+        """Draw the true values by Matheron's rule (Wilson et al. 2020, eq. 9), [k, n, num_draws]."""
+        diagonal = np.arange(prior.shape[1])
+        # The covariance of a smooth surface is nearly singular: keep it positive definite.
+        prior[:, diagonal, diagonal] *= 1 + _JITTER
+        normal = rng.standard_normal((2, *prior.shape[:2], num_draws))
+        prior_draws = np.linalg.cholesky(prior) @ normal[0]
+        return np.asarray(
+            prior_draws
+            + gain @ (self.values[:, None] - prior_draws - self._root(errors) @ normal[1])
         )
 
     def _own_mean(self, drawn: Array, of_modelled: Array, of_rest: Array, *, ratio: bool) -> Array:
@@ -337,16 +343,16 @@ class HierarchicalModel:
         )
         return cross, own
 
-    def _remaining_errors(
-        self, h: Array, factor_of_secrets: float, rng: np.random.Generator
-    ) -> Array:
-        """Draw the variances of the errors of the remaining configurations' means."""
-        of_seeds, of_secrets = (
-            self.remaining.seed_variances(rng, 1, _LARGEST_RATIO)[0],
-            self.remaining.of_secrets,
-        )
-        errors: Array = of_seeds + factor_of_secrets * of_secrets + self._unknown_error(h) + _JITTER
-        return errors
+    def _conditioned(
+        self, h: Array, factor_of_secrets: float, inverse: Array, rng: np.random.Generator
+    ) -> Conditioned:
+        """Condition the remaining configurations on the model, with drawn variances of errors."""
+        rest = self.remaining
+        cross, variances = self._remaining_prior(h)
+        of_seeds = rest.seed_variances(rng, 1, _LARGEST_RATIO)[0]
+        of_secrets = factor_of_secrets * rest.of_secrets
+        errors: Array = of_seeds + of_secrets + self._unknown_error(h) + _JITTER
+        return rest.conditioned(cross, variances, errors, inverse, self.values)
 
     def _unknown_error(self, h: Array) -> Array:
         """Return a mean's error variance where no seeds tell it, else 0, shaped as h[..., 0]."""
