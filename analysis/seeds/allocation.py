@@ -138,15 +138,15 @@ def next_seed(
     # A decision ends the seeds only if it also holds against configurations of doubtful utility.
     if decision.state != "undecided" and race.is_over(confidence=confidence, tolerance=tolerance):
         return NextSeed(state=decision.state)
-    # Draw the leader and its challenger among the configurations that may get another seed.
-    allowed = np.array(
-        [begun.get(c, 0) < limits.at_most and _cost(c) <= limits.compute for c in race.listed]
-    )
-    # The seed is the number of runs that have begun, so that a resumed sweep draws alike.
-    rng = np.random.default_rng([7, sum(begun.values())])
-    position = race.draw(allowed, begun, rng)
-    compared = race.measured, race.rivals
-    may_run = race.rivals & np.array([begun.get(c, 0) < limits.at_most for c in race.listed])
+    return _seed_or_end(race, limits, begun)
+
+
+def _seed_or_end(race: _Race, limits: SeedLimits, begun: Mapping[Configuration, int]) -> NextSeed:
+    """Return the seed that top-two Thompson sampling draws, or why no further seed is worth it."""
+    seeds = np.array([begun.get(c, 0) for c in race.listed])
+    measured, rivals = race.measured, race.rivals
+    may_run = rivals & (seeds < limits.at_most)
+    confidence, tolerance = limits.confidence, limits.tolerance
     # If the choice of the secrets dominates the error, no further seed can decide.
     if may_run.any() and race.seeds_are_spent(limits.at_most, confidence=confidence):
         short = (
@@ -154,25 +154,21 @@ def next_seed(
             "each configuration no error of a difference would be smaller by "
             f"{100 * _LEAST_SHRINKAGE:g} %, and more samples of each secret would not help either."
         )
-        remedy = more_secrets(*compared, confidence=confidence, tolerance=tolerance)
+        remedy = more_secrets(measured, rivals, confidence=confidence, tolerance=tolerance)
         return NextSeed(state="secrets are short", reason=f"{short} {remedy.sentence}")
-    # No run fits the limits: name the limit to raise.
-    if position is None:
-        needed = outlook(*compared, confidence=confidence, tolerance=tolerance)
-        limit: Literal["at_most", "max_cost_share"] = (
-            "max_cost_share" if may_run.any() else "at_most"
-        )
-        return NextSeed(
-            state="budget used up",
-            reason=needed.sentence,
-            limit=limit if needed.further_seeds else None,
-        )
-    return NextSeed(configuration=race.listed[position])
-
-
-def _cost(configuration: Configuration) -> int:
-    """Return the compute of one run."""
-    return configuration.batch_size * configuration.num_steps
+    # Draw the leader and its challenger among the configurations that may get another seed.
+    affordable = np.array([c.compute <= limits.compute for c in race.listed])
+    # The seed is the number of runs that have begun, so that a resumed sweep draws alike.
+    rng = np.random.default_rng([7, sum(begun.values())])
+    position = race.draw((seeds < limits.at_most) & affordable, begun, rng)
+    if position is not None:
+        return NextSeed(configuration=race.listed[position])
+    # No run fits the limits: name the limit to raise, if further seeds may decide.
+    needed = outlook(measured, rivals, confidence=confidence, tolerance=tolerance)
+    limit: Literal["at_most", "max_cost_share"] | None = None
+    if needed.further_seeds:
+        limit = "max_cost_share" if may_run.any() else "at_most"
+    return NextSeed(state="budget used up", reason=needed.sentence, limit=limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +286,7 @@ class _Race:
             """Return how much a seed shrinks the variance of the mean, per unit of compute."""
             seeds = begun.get(self.listed[k], 0)
             # From s to s + 1 seeds: v/s - v/(s + 1) = v / (s (s + 1)).
-            return float(variance[k]) / (max(seeds, 1) * (seeds + 1) * _cost(self.listed[k]))
+            return float(variance[k]) / (max(seeds, 1) * (seeds + 1) * self.listed[k].compute)
 
         return max(candidates, key=gain)
 
