@@ -32,6 +32,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
+from raydp.analysis.tables.statements import Statement
 from raydp.extensions.auditing.audits import audit_spec
 from raydp.extensions.auditing.source import AuditSubject
 from raydp.extensions.dp_weights.formulas import claimed_noise_std, claimed_sensitivity
@@ -93,7 +94,7 @@ def plan_of(setting: dict[str, Any], run: int, epsilon: float, delta: float) -> 
         run_id=f"audit/{run}",
         seed=0,
         noise_multiplier=0.0,
-        claimed_epsilon=epsilon,
+        stated=Statement(level="claimed", epsilon=epsilon),
         delta=delta,
         **setting,
     )

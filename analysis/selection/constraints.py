@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import upper_limit
 from raydp.analysis.tables.points import column_means
+from raydp.analysis.tables.statements import UNPROVEN
 from raydp.analysis.tables.utility_filter import loss_threshold, pool_within, shown_threshold
 from raydp.search_spaces.names import familiar, unknown_name
 
@@ -22,7 +23,6 @@ Pool = NDArray[np.bool_]
 Gain = TypeVar("Gain", float, Array)
 
 COMPUTE = "compute"
-CLAIMED = "claimed_epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,9 @@ def _column(points: pd.DataFrame, means: pd.DataFrame, column: str) -> Array:
             "num_steps"
         ].to_numpy(dtype=np.float64)
         return compute
-    if column == CLAIMED:
+    if column in UNPROVEN:
         raise ValueError(
-            f"at_most must bound what is known, got {CLAIMED}: nothing proves it, and epsilon is "
+            f"at_most must bound what is known, got {column}: nothing proves it, and epsilon is "
             "infinite there. Remove it."
         )
     # Text has no mean to bound.

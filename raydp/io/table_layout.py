@@ -14,6 +14,7 @@ from typing import TypeGuard
 
 from rich.cells import cell_len
 
+from raydp.analysis.tables.statements import UNPROVEN
 from raydp.search_spaces.settings import short_names
 
 HEADERS = {
@@ -26,7 +27,7 @@ HEADERS = {
     "single_run_epsilon": "ε alone",
     "epsilon": "ε",
     "target_epsilon": "target ε",
-    "claimed_epsilon": "claimed ε, not certified",
+    **UNPROVEN,
     "delta": "δ",
     "compute": "C",
     "updates": "U",

@@ -5,6 +5,7 @@ A method trains a model, and owns both the sampler and the accounted event.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from raydp.analysis.tables.statements import Level
 from raydp.privacy import MethodRecord, NonPrivateEvent
 from raydp.privacy.mechanisms.reference import WeightedSets
 from raydp.spec.sections import LATER, PrivacySpec, Section
@@ -98,8 +100,8 @@ class Method(Protocol):
 
     Attributes:
         private: whether its event is a guarantee, which is calibrated to the spec's (ε, δ).
-        claims: whether the spec's ε is only a claim of the method without proof; its event is then
-            NonPrivate.
+        states: level of the ε that `planned` states without an accountant; the event is then
+            NonPrivate. None: it states nothing.
         costs_its_steps: whether the time of a run is proportional to its steps, so that a few steps
             predict it.
         further_cost: what a run does beside the steps of its configuration, for a warning; None if
@@ -109,7 +111,7 @@ class Method(Protocol):
     """
 
     private: ClassVar[bool]
-    claims: ClassVar[bool]
+    states: ClassVar[Level | None]
     costs_its_steps: ClassVar[bool]
     further_cost: ClassVar[str | None]
     covers_each_step: ClassVar[bool]
@@ -159,7 +161,10 @@ class Method(Protocol):
         """Return the method's part of a run's privacy record."""
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
-        """Return a run as the method makes it; None if the method does not make it."""
+        """Return a run, which has no id yet, as the method makes it; None if it makes no such run."""
+
+    def defines(self, trial: TrialPlan, written: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the method's part of what defines a run; `written` is the method in the spec."""
 
 
 class MethodSection(Section):
@@ -167,7 +172,7 @@ class MethodSection(Section):
 
     written_in: ClassVar[str] = "method"
     private: ClassVar[bool] = True
-    claims: ClassVar[bool] = False
+    states: ClassVar[Level | None] = None
     costs_its_steps: ClassVar[bool] = True
     further_cost: ClassVar[str | None] = None
     covers_each_step: ClassVar[bool] = True
@@ -200,6 +205,10 @@ class MethodSection(Section):
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
         """Return the run unchanged: the method trains every configuration with every seed."""
         return trial
+
+    def defines(self, trial: TrialPlan, written: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the method's name and parameters."""
+        return {"method": written}
 
 
 class ScheduledSection(MethodSection):

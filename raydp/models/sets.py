@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from raydp.models.adapters import MODULES_TO_SAVE, attach_adapter, building_peft_model
-from raydp.models.base_models import LoadedModel, weight_hash
+from raydp.models.base_models import LoadedModel
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
@@ -210,12 +209,3 @@ def _kind(config: PeftConfig | None) -> dict[str, object] | None:
     if config is None:
         return None
     return {key: value for key, value in config.to_dict().items() if key not in ABOUT_THE_FILE}
-
-
-def hash_of_model(folder: Path) -> str:
-    """Return the SHA-256 (hex) of a folder's weights and of its adapter's configuration."""
-    # The configuration is part of the model: rank and alpha scale the same weights differently.
-    digest = hashlib.sha256(weight_hash(folder).encode())
-    if (folder / ADAPTER_CONFIG).is_file():
-        digest.update((folder / ADAPTER_CONFIG).read_bytes())
-    return digest.hexdigest()

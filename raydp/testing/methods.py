@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from raydp.analysis.tables.statements import Statement
 from raydp.extensions.classification.labelled import (
     ClassificationTask,
     LabelledBatch,
@@ -44,7 +45,7 @@ from raydp.training.trial_plan import TrialPlan
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 PLAN = TrialPlan(
     run_id="suite", batch_size=12, num_steps=8, learning_rate=0.05, seed=0, num_examples=NUM_EXAMPLES,
-    noise_multiplier=1.0, claimed_epsilon=8.0, delta=1e-5,
+    noise_multiplier=1.0, stated=Statement(level="claimed", epsilon=8.0), delta=1e-5,
 )  # fmt: skip
 KILLED_AFTER = 5
 SAMPLING_STEPS = 1200
@@ -101,8 +102,9 @@ class MethodConformance:
     ) -> None:
         event = method.event(PLAN, PLAN.noise_multiplier)
         assert isinstance(event, PoissonGaussian if method.private else NonPrivateEvent)
-        assert not (method.private and method.claims)
-        assert (method.record_fields(PLAN).procedure.claimed_epsilon is not None) == method.claims
+        stated = method.planned(replace(PLAN, stated=None), self.spec(Path()).privacy).stated
+        assert (stated and stated.level) == method.states
+        assert not (method.private and method.states)
 
     def test_its_event_is_of_the_noise_that_it_is_asked_for(self, method: Any) -> None:
         """A calibrated σ is a σ of the event: a method that scales it would be accounted for
@@ -141,9 +143,7 @@ class MethodConformance:
     ) -> None:
         """On examples whose gradients are a thousand times as long as the norm."""
         if method.traits.clipping is None:
-            assert method.max_grad_norm is None or method.claims, (
-                "who claims, records no kind of clipping"
-            )
+            assert method.max_grad_norm is None or method.states, "it records no clipping"
             return
         assert method.max_grad_norm is not None
         large = replace(task, train=replace(task.train, inputs=task.train.inputs * np.float32(1e3)))

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from raydp.analysis.tables.statements import Statement
 from raydp.training.comm import Comm
 from raydp.training.gradients.memory import TokenBudget
 from raydp.training.observers import Accounting, Observer
@@ -91,7 +92,7 @@ class Trained:
         seconds: wall-clock seconds of this process.
         details: further results of the run, as JSON values. They stay in the sweep's folder, as
             private as the data.
-        variants: claimed ε -> function that puts the weights with this claim into the model, on
+        variants: stated ε -> function that puts the weights with this statement into the model, on
             every rank.
     """
 
@@ -100,4 +101,4 @@ class Trained:
     resumed_from: int
     seconds: float
     details: Mapping[str, object] = field(default_factory=dict)
-    variants: Mapping[float, Callable[[], None]] = field(default_factory=dict)
+    variants: Mapping[Statement, Callable[[], None]] = field(default_factory=dict)

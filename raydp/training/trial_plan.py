@@ -5,8 +5,11 @@ The module imports little, so that reading a plan does not load the training cod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from raydp.analysis.tables.statements import UNPROVEN, Statement, stated_columns
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import NO_SETTINGS, Settings
 
@@ -23,9 +26,8 @@ class TrialPlan:
         noise_multiplier: σ of the accounted mechanism, noise std over the sensitivity; 0 for a
             method without noise.
         seed: public seed of the repetition, for initialisation and score sampling.
-        claimed_epsilon: ε that a method claims without proof; None for methods whose ε is
-            accounted.
-        delta: δ of the claim; None for methods whose ε is accounted.
+        stated: ε that the method states without proof; None for methods whose ε is accounted.
+        delta: δ that the method states; None for methods whose ε is accounted.
         source: folder of a model that was trained elsewhere; None for a run that is trained.
         settings: the further fields of the spec that the configuration sets.
     """
@@ -37,14 +39,22 @@ class TrialPlan:
     seed: int
     num_examples: int
     noise_multiplier: float
-    claimed_epsilon: float | None = None
+    stated: Statement | None = None
     delta: float | None = None
     source: str | None = None
     settings: Settings = NO_SETTINGS
 
     def to_json(self) -> dict[str, object]:
         """Return the run as plan.json holds it, with its settings as text."""
-        return {**vars(self), "settings": self.settings.text}
+        written = {**vars(self), "settings": self.settings.text, **stated_columns(self.stated)}
+        return {name: value for name, value in written.items() if name != "stated"}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> TrialPlan:
+        """Read what `to_json` wrote. Earlier versions wrote no settings."""
+        plain = {name: value for name, value in document.items() if name not in UNPROVEN}
+        settings = Settings.parse(document.get("settings", ""))
+        return cls(**{**plain, "settings": settings, "stated": Statement.of(document)})
 
     def __str__(self) -> str:
         return f"{self.configuration} seed {self.seed}"

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from raydp.analysis.tables.statements import Statement
 from raydp.extensions.dp_weights.method import DPWeights
 from raydp.extensions.matrix_factorisation.method import DPMF
 from raydp.extensions.output_perturbation.method import OutputPerturbation
@@ -42,7 +43,7 @@ STORED: dict[str, dict[str, Any]] = json.loads(
 EVENT = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.5, num_steps=40)
 RUN = TrialPlan(
     run_id="run", batch_size=64, num_steps=100, learning_rate=0.0625, seed=0, num_examples=1024, noise_multiplier=1.5,
-    claimed_epsilon=1.0, delta=1e-5,
+    stated=Statement(level="claimed", epsilon=1.0), delta=1e-5,
 )  # fmt: skip
 ACCOUNTED = AccountedEpsilon(
     epsilon=3.99,
@@ -101,6 +102,7 @@ RECORDS = {
         accounted=WITHOUT,
         clipping="flat",
         method=DPWeights(formula="algorithm_2").record_fields(RUN),
+        stated=RUN.stated,
     ),
     "output_perturbation": of_method(OutputPerturbation(max_input_norm=4.0, weight_decay=0.001)),
     "pate": of_method(

@@ -174,7 +174,7 @@ def audit_spec(
     data = spec.model_dump(mode="json")
     measured = {"name": SCORE, "delta": delta, "confidence": confidence}
     # The stated ε is tested; a method without a guarantee has none to test.
-    if spec.method.params.private or spec.method.params.claims:
+    if spec.method.params.private or spec.method.params.states:
         measured["epsilon"] = target.target_epsilon
     data.update(
         name=name,

@@ -87,7 +87,7 @@ def audit_own(source: AuditSubject) -> OwnAudit:
     )
     pairs = score_correlations(measured)["pairs"] if len(measured) else []
     # Without a guarantee or a claim there is no ε to compare with.
-    private = spec.method.params.private or spec.method.params.claims
+    private = spec.method.params.private or spec.method.params.states
     return OwnAudit(
         audited=spec.name,
         folder=folder.path,

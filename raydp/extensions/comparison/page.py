@@ -25,6 +25,7 @@ from raydp.analysis.selection.risk import privacy_risk
 from raydp.analysis.statistics.heuristics import heuristic_accuracy
 from raydp.analysis.tables.per_secret import own_score
 from raydp.analysis.tables.points import configuration_means
+from raydp.analysis.tables.statements import UNPROVEN
 from raydp.extensions.comparison.figures import scores_against_utility, variance_by_group
 from raydp.extensions.comparison.trends import Group, GroupRatio, variance_trends
 from raydp.search_spaces.settings import settings_in_words
@@ -162,11 +163,8 @@ def _selections_table(
         if any(of[0].configuration.settings for of in selections.values())
         else []
     )
-    claims = (
-        ["claimed_epsilon"]
-        if any("claimed_epsilon" in points for points in groups.values())
-        else []
-    )
+    # A claimed ε is never shown as if it were certified.
+    stated = [c for c in UNPROVEN if any(c in points for points in groups.values())]
     # Best utility stands beside the headline selection, to show what the lower score costs in loss.
     for name, (selected, best) in (
         (name, (selections[name][0], selections[name][-1])) for name in groups
@@ -177,7 +175,7 @@ def _selections_table(
             [
                 name,
                 own_score(groups[name]) or "not named",
-                *(_one_value(groups[name], column) for column in ("epsilon", *claims)),
+                *(_one_value(groups[name], column) for column in ("epsilon", *stated)),
                 c.batch_size,
                 c.num_steps,
                 c.learning_rate,
@@ -189,12 +187,11 @@ def _selections_table(
                 verdict,
             ]
         )
-    # A claimed ε is never shown as if it were certified.
-    epsilons = ["ε", *("claimed ε, not certified" for _ in claims)]
     headers = [
         "Group",
         "Score is",
-        *epsilons,
+        "ε",
+        *(UNPROVEN[column] for column in stated),
         "b",
         "T",
         "η",

@@ -13,12 +13,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from raydp.privacy.records.parts import CLAIM
-
 Formula = Literal["equation_3", "algorithm_2"]
 
 WHY_CLAIMED = (
-    f"{CLAIM}: the formula takes one record to move the trained weights by at most E η C / (N B), "
+    "claimed ε, not certified: the formula takes one record to move the trained weights by at most E η C / (N B), "
     "and it can move them N times as far and further (docs/mechanisms/dp_weights.md)"
 )
 _FLOOR, _EXPONENT = 0.009760, 0.078008

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from raydp.analysis.tables.statements import Level, Statement
 from raydp.extensions.dp_weights.formulas import (
     WHY_CLAIMED,
     Formula,
@@ -22,7 +23,7 @@ from raydp.extensions.dp_weights.formulas import (
 )
 from raydp.methods.base import MethodSection, poisson_batch
 from raydp.privacy import MethodRecord, Procedure, ReleasedWeights
-from raydp.spec.sections import LATER, Positive
+from raydp.spec.sections import LATER, Positive, PrivacySpec
 from raydp.tasks.base import Task
 from raydp.training import loop
 from raydp.training.batch_sum import StepRule
@@ -47,7 +48,7 @@ class DPWeights(MethodSection):
     """
 
     private: ClassVar[bool] = False
-    claims: ClassVar[bool] = True
+    states: ClassVar[Level] = "claimed"
     covers_each_step: ClassVar[bool] = False
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 1.0
@@ -73,18 +74,20 @@ class DPWeights(MethodSection):
                 f"{spec.cluster.sharding!r}. Leave it out."
             )
 
+    def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan:
+        """Return the run with the claim: ε and δ of the spec."""
+        claim = Statement(level=self.states, epsilon=privacy.target_epsilon)
+        return replace(trial, stated=claim, delta=privacy.delta(trial.num_examples))
+
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
-        """Return the claimed ε, and the caveat that it is only a claim."""
-        assert plan.claimed_epsilon is not None, "the plan says what is claimed"
+        """Return the noise of the claim, and the caveat that it is only a claim."""
+        assert plan.stated is not None, "the plan says what is claimed"
         released = ReleasedWeights(
             formula=self.formula,
             claimed_sensitivity=self._sensitivity(plan),
-            noise_std=self.noise_std(plan, plan.claimed_epsilon),
+            noise_std=self.noise_std(plan, plan.stated.epsilon),
         )
-        return MethodRecord(
-            procedure=Procedure(claimed_epsilon=plan.claimed_epsilon, released_weights=released),
-            caveats=(WHY_CLAIMED,),
-        )
+        return MethodRecord(procedure=Procedure(released_weights=released), caveats=(WHY_CLAIMED,))
 
     def noise_std(self, plan: TrialPlan, epsilon: float) -> float:
         """Return the standard deviation of the noise on each weight, by the formula for an ε."""
@@ -118,7 +121,7 @@ class DPWeights(MethodSection):
         store: CheckpointStore | None,
     ) -> Trained:
         """Train with clipped gradients, then add noise to the weights; see `Method.train`."""
-        assert plan.claimed_epsilon is not None, "the plan says what is claimed"
+        assert plan.stated is not None, "the plan says what is claimed"
         # Ordinary DP-SGD without noise: the optimizer sees clipped sums.
         clipping = Clipping(self.max_grad_norm)
         rule = StepRule(
@@ -134,10 +137,9 @@ class DPWeights(MethodSection):
         # Every claimed ε starts from the same weights without noise.
         noiseless = {name: p.detach().clone() for name, p in context.parameters.items()}
         put = partial(self._put, plan, context, noiseless, KeyedStream(key=key, run_id=plan.run_id))
-        put(plan.claimed_epsilon)
-        return replace(
-            trained, variants={epsilon: partial(put, epsilon) for epsilon in self.epsilons}
-        )
+        put(plan.stated.epsilon)
+        others = (Statement(level=self.states, epsilon=epsilon) for epsilon in self.epsilons)
+        return replace(trained, variants={one: partial(put, one.epsilon) for one in others})
 
     def _put(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from raydp.models.base_models import trained_form
+from raydp.models.base_models import trained_form, weight_hash
 from raydp.models.sets import ADAPTER_CONFIG, put_adapter, weights_of
 from raydp.search_spaces.names import kind_of
 from raydp.spec.sections import AdapterSpec, ModelSpec
@@ -256,3 +257,12 @@ def _saved_form(model: nn.Module) -> dict[str, torch.Tensor]:
         cast("PeftModel", model), save_embedding_layers=False
     )
     return saved
+
+
+def hash_of_model(folder: Path) -> str:
+    """Return the SHA-256 (hex) of a folder's weights and of its adapter's configuration."""
+    # The configuration is part of the model: rank and alpha scale the same weights differently.
+    digest = hashlib.sha256(weight_hash(folder).encode())
+    if (folder / ADAPTER_CONFIG).is_file():
+        digest.update((folder / ADAPTER_CONFIG).read_bytes())
+    return digest.hexdigest()

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydp.analysis.tables.statements import Level, Statement
 from raydp.methods.base import MethodSection
 from raydp.plugins.registries import resolve
 from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
@@ -104,9 +105,7 @@ def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
     runs: list[StatedRun] = []
     for number, row in rows:
         run = _checked_row(row, number, path.parent, counts)
-        if any(
-            (run.configuration, run.seed) == (other.configuration, other.seed) for other in runs
-        ):
+        if (run.configuration, run.seed) in {(one.configuration, one.seed) for one in runs}:
             raise ValueError(
                 "RUNS must have one row for each configuration and seed, got the one of an earlier "
                 f"row again in line {number}. Number the repetitions in the column seed."
@@ -243,7 +242,7 @@ class Imported(MethodSection):
     """
 
     private: ClassVar[bool] = False
-    claims: ClassVar[bool] = True
+    states: ClassVar[Level] = "claimed"
     costs_its_steps: ClassVar[bool] = False
     covers_each_step: ClassVar[bool] = False
     max_grad_norm: ClassVar[None] = None
@@ -258,25 +257,31 @@ class Imported(MethodSection):
             return None
         # A stated guarantee is taken as it is; from σ alone, the ε of DP-SGD is the claim.
         delta = privacy.delta(trial.num_examples) if row.delta is None else row.delta
-        epsilon = row.epsilon
+        epsilon, sigma, accountant = row.epsilon, row.noise_multiplier or 0.0, privacy.accountant
         if epsilon is None:
-            epsilon = _epsilon_of(trial, row.noise_multiplier or 0.0, delta, privacy.accountant)
-        elif row.noise_multiplier and math.isfinite(epsilon):
-            _compare(
-                trial.configuration,
-                trial.num_examples,
-                row.noise_multiplier,
-                epsilon,
-                delta,
-                privacy.accountant,
-            )
+            epsilon = _epsilon_of(trial, sigma, delta, accountant)
+        elif sigma and math.isfinite(epsilon):
+            _compare(trial.configuration, trial.num_examples, sigma, epsilon, delta, accountant)
+        claim = Statement(level=self.states, epsilon=epsilon)
         return replace(
             trial,
-            noise_multiplier=row.noise_multiplier or 0.0,
-            claimed_epsilon=epsilon if math.isfinite(epsilon) else None,
+            noise_multiplier=sigma,
+            stated=claim if math.isfinite(epsilon) else None,
             delta=delta,
             source=str(row.folder),
         )
+
+    def defines(self, trial: TrialPlan, written: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the hash of the weights and what is stated of them. Their path does not count."""
+        from raydp.extensions.imported.elsewhere import hash_of_model
+
+        assert trial.source is not None, "the plan names the folder"
+        claimed = None if trial.stated is None else trial.stated.epsilon
+        return {
+            "method": {name: value for name, value in written.items() if name != "runs"},
+            "source": hash_of_model(Path(trial.source)),
+            "stated": [trial.noise_multiplier, claimed, trial.delta],
+        }
 
     def _row_of(self, trial: TrialPlan) -> StatedRun | None:
         rows = (row for row in read_runs(self.runs) if row.seed == trial.seed)
@@ -300,10 +305,8 @@ class Imported(MethodSection):
         check_fits(spec.model, [row.folder for row in read_runs(self.runs)])
 
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
-        """Return what is stated, and the caveat that it is only stated."""
-        procedure = Procedure(
-            sampler=ELSEWHERE, divisor=ELSEWHERE, claimed_epsilon=plan.claimed_epsilon
-        )
+        """Return that nothing is known, and the caveat that the guarantee is only stated."""
+        procedure = Procedure(sampler=ELSEWHERE, divisor=ELSEWHERE)
         return MethodRecord(procedure=procedure, caveats=(WHY_STATED,), seed_policy=ELSEWHERE)
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
@@ -338,22 +341,16 @@ class Imported(MethodSection):
         )
 
 
-def _epsilon_of(trial: TrialPlan, noise_multiplier: float, delta: float, accountant: str) -> float:
+def _epsilon_of(trial: TrialPlan, sigma: float, delta: float, accountant: str) -> float:
     """Return ε of DP-SGD with Poisson batches and this σ: the claim of a stated σ alone."""
-    if not noise_multiplier:
+    if not sigma:
         return math.inf
     try:
-        return _accounted(
-            trial.batch_size / trial.num_examples,
-            noise_multiplier,
-            trial.num_steps,
-            delta,
-            accountant,
-        )
+        return _accounted(trial.configuration, trial.num_examples, sigma, delta, accountant)
     except AccountantError as error:
         raise ValueError(
             f"RUNS must state epsilon and delta for {trial.configuration}, got noise_multiplier "
-            f"{noise_multiplier:g} alone, of which the accountant {accountant} finds no ε: {error}"
+            f"{sigma:g} alone, of which the accountant {accountant} finds no ε: {error}"
         ) from error
 
 
@@ -367,9 +364,8 @@ def _compare(
     accountant: str,
 ) -> None:
     """Warn, once for each configuration, if the ε of a stated σ is far above the stated ε."""
-    rate = configuration.batch_size / n
     try:
-        bound = _accounted(rate, noise_multiplier, configuration.num_steps, delta, accountant)
+        bound = _accounted(configuration, n, noise_multiplier, delta, accountant)
     except AccountantError:
         return
     # A warning, no error: batches drawn in another way may have the stated ε.
@@ -390,7 +386,7 @@ def _compare(
 
 @cache
 def _accounted(
-    sample_rate: float, noise_multiplier: float, num_steps: int, delta: float, accountant: str
+    configuration: Configuration, n: int, noise_multiplier: float, delta: float, accountant: str
 ) -> float:
     """Return the accountant's ε of DP-SGD with Poisson batches.
 
@@ -398,7 +394,9 @@ def _accounted(
         AccountantError: the accountant cannot bound it.
     """
     event = PoissonGaussian(
-        sample_rate=sample_rate, noise_multiplier=noise_multiplier, num_steps=num_steps
+        sample_rate=configuration.batch_size / n,
+        noise_multiplier=noise_multiplier,
+        num_steps=configuration.num_steps,
     )
     bound: float = resolve("accountants", accountant, field="privacy.accountant")().epsilon(
         event, delta

@@ -203,10 +203,7 @@ def _require_same(folder: SweepFolder, spec: SweepSpec, task: Task, weight_hash:
     # A run's id is the hash of all of them, so one run tells.
     first = trials[0]
     own = spec.of_run(first.settings)
-    if (
-        run_id(own, task.facts(), weight_hash, first.configuration, first.seed, stated=first)
-        != first.run_id
-    ):
+    if run_id(own, task.facts(), weight_hash, first) != first.run_id:
         raise ValueError(
             "SWEEP must have the data, secrets and base weights that it was started with, got "
             "others. Restore them: scores of other secrets would not compare."

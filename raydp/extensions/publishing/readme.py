@@ -13,6 +13,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from raydp.analysis.tables.statements import Statement
 from raydp.models.families import ModelFamily, family_of
 from raydp.privacy.records.card import epsilon_sentence
 from raydp.tracking.portable import ADAPTER_CONFIG, CHAT_TEMPLATE
@@ -278,13 +279,9 @@ def _python(code: list[str]) -> list[str]:
 def _privacy(record: Mapping[str, Any]) -> list[str]:
     """Return the guarantee in words."""
     reasons = record.get("not_certified_because", ())
-    certified = (
-        "This guarantee is certified."
-        if record.get("certified")
-        else "This guarantee is not certified."
-    )
-    epsilon, claimed = float(record["epsilon"]), record.get("claimed_epsilon")
-    sentence = epsilon_sentence(epsilon, record["delta"], record["unit"], claimed)
+    certified = f"This guarantee is {'' if record.get('certified') else 'not '}certified."
+    epsilon, stated = float(record["epsilon"]), Statement.of(record)
+    sentence = epsilon_sentence(epsilon, record["delta"], record["unit"], stated)
     lines = [f"{sentence} {certified}", *[f"- Not certified: {reason}." for reason in reasons]]
     lines += [
         "",

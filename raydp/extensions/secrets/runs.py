@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from raydp.analysis.tables.statements import Statement
 from raydp.models.base_models import LoadedModel, load_base
 from raydp.models.quantization import quantise
 from raydp.spec.sections import ModelSpec
@@ -57,10 +58,10 @@ class NonPrivateRuns:
                     f"{record['epsilon']:g}. A private run does not show what can be memorised: "
                     "use method nonprivate."
                 )
-            if (stated := record.get("privacy", {}).get("claimed_epsilon")) is not None:
+            if (stated := Statement.of(record.get("privacy", {}))) is not None:
                 raise ValueError(
                     f"--model must be of a run without privacy, got {uri!r}, of which epsilon "
-                    f"{stated:g} is stated. Whoever trained it has added noise: name a model that "
+                    f"{stated.epsilon:g} is stated. Whoever trained it has added noise: name a model that "
                     "was trained without."
                 )
         names = {record["base"]["name"] for record in shown}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from raydp.analysis.tables.statements import UNPROVEN, Statement
 from raydp.privacy.accounting.documents import AttackSummary, Guarantee
 from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.cautions import cautions_of_model, stated
-from raydp.privacy.records.parts import CLAIM
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
 from raydp.search_spaces.settings import value_in_words
 
@@ -60,7 +60,9 @@ def remarks(record: PrivacyRecord) -> list[str]:
     if math.isinf(record.accounted.epsilon):
         lines.append(guarantee_sentence(record))
         reasons = [reason for reason in record.not_certified_because if reason != INFINITE]
-        lines += [f"Not certified: {reason.removeprefix(f'{CLAIM}: ')}." for reason in reasons]
+        # The sentence has also said that a stated ε is not certified.
+        said = "" if record.stated is None else f"{UNPROVEN[record.stated.column]}: "
+        lines += [f"Not certified: {reason.removeprefix(said)}." for reason in reasons]
     if mechanism := record.procedure.description:
         lines.append(f"σ is the accounted noise multiplier of: {mechanism}")
     if record.data_sets is not None and record.data_sets.epsilons is not None:
@@ -73,23 +75,19 @@ def remarks(record: PrivacyRecord) -> list[str]:
 def guarantee_sentence(record: PrivacyRecord) -> str:
     """Return a run's guarantee as a sentence, with its ε and δ or why there is no guarantee."""
     accounted = record.accounted
-    return epsilon_sentence(
-        accounted.epsilon, accounted.delta, record.unit, record.procedure.claimed_epsilon
-    )
+    return epsilon_sentence(accounted.epsilon, accounted.delta, record.unit, record.stated)
 
 
-def epsilon_sentence(epsilon: float, delta: float, unit: str, claimed_epsilon: float | None) -> str:
-    """Return a guarantee as a sentence.
-
-    An infinite epsilon says why there is no guarantee, and uses no unit.
+def epsilon_sentence(epsilon: float, delta: float, unit: str, said: Statement | None) -> str:
+    """Return a guarantee as a sentence. If ε is infinite, it says why, and uses no unit.
 
     Args:
-        claimed_epsilon: ε that the method claims without proof; None if it claims nothing.
+        said: ε that the method states without proof; None if it states nothing.
     """
-    if claimed_epsilon:
+    if said is not None:
         return (
-            f"No privacy guarantee is known: ε is infinite. ({stated(claimed_epsilon)}, "
-            f"{delta:.3g}) is claimed, and nothing proves it: claimed ε, not certified."
+            f"No privacy guarantee is known: ε is infinite. ({stated(said.epsilon)}, "
+            f"{delta:.3g}) is {said.level}, and nothing proves it: {UNPROVEN[said.column]}."
         )
     if math.isinf(epsilon):
         return "Trained without a privacy guarantee: nothing bounds what one record does, so ε is infinite, whatever δ is."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raydp.analysis.tables.statements import stated_columns
 from raydp.privacy.records.record import PrivacyRecord
 
 ROUNDING = 1e-6
@@ -59,7 +60,7 @@ def _stated(record: PrivacyRecord) -> dict[str, object]:
         "accountant": accounted.accountant,
         "delta": accounted.delta,
         "target_epsilon": accounted.target_epsilon,
-        "claimed_epsilon": record.procedure.claimed_epsilon,
+        **stated_columns(record.stated),
         "unit": record.unit,
         "certified": record.certified,
         "tuning": record.tuning,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from raydp.analysis.statistics.results import given
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
 
-CLAIM = "claimed ε, not certified"
-"""The first words of a caveat that a guarantee is only claimed."""
 EVERY_STEP = "sees every step"
 """The strongest observer. Records of earlier versions name no observer and mean this one."""
 
@@ -102,13 +101,12 @@ class ReleasedWeights:
 
     def to_json(self) -> dict[str, float | str]:
         """Return the known values as JSON."""
-        values = {
-            "formula": self.formula,
-            "sensitivity": self.sensitivity,
-            "claimed_sensitivity": self.claimed_sensitivity,
-            "noise_std": self.noise_std,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        return given(
+            formula=self.formula,
+            sensitivity=self.sensitivity,
+            claimed_sensitivity=self.claimed_sensitivity,
+            noise_std=self.noise_std,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,6 @@ class Procedure:
         observer: what the attacker sees against whom the guarantee holds.
         description: what was run, in words, if the event only dominates it.
         released_weights: if noise is added once, to the trained weights.
-        claimed_epsilon: ε that the method claims without proof; the accounted epsilon is then inf.
     """
 
     sampler: str | None = None
@@ -129,7 +126,6 @@ class Procedure:
     observer: str = EVERY_STEP
     description: str | None = None
     released_weights: ReleasedWeights | None = None
-    claimed_epsilon: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

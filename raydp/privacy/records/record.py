@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from raydp.analysis.tables.statements import Statement, stated_columns
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
@@ -63,14 +64,15 @@ class PrivacyRecord:
         not_certified_because: reasons why epsilon is no proven, finite bound for how the run was
             made.
         not_covered: items that epsilon does not cover.
+        stated: ε that the method states without proof; the accounted epsilon is then inf.
         data_sets: for training and reference data with separate weights. epsilon then holds for an
             example of either set.
         choice: for a run that was chosen among others, where epsilon is the ε of the whole choice.
 
     Raises:
-        ValueError: epsilon is finite for a run without noise, or there is a claimed epsilon
-            although the run's ε is known. Also: ε is infinite or the key is the public test key,
-            and no reason not to be certified is given.
+        ValueError: epsilon is finite for a run without noise, or an ε is stated although the run's
+            ε is known. Also: ε is infinite or the key is the public test key, and no reason not to
+            be certified is given.
     """
 
     accounted: AccountedEpsilon
@@ -80,21 +82,22 @@ class PrivacyRecord:
     seed_policy: str
     not_certified_because: tuple[str, ...]
     not_covered: tuple[str, ...]
+    stated: Statement | None = None
     data_sets: DataSetsRecord | None = None
     choice: ChoiceRecord | None = None
 
     def __post_init__(self) -> None:
-        epsilon, claimed = self.accounted.epsilon, self.procedure.claimed_epsilon
+        epsilon, stated = self.accounted.epsilon, self.stated
         # A record cannot be built that states more than is proven: each of the three would be a
         # false claim.
         if not self.mechanism.private and math.isfinite(epsilon):
             raise ValueError(
                 f"epsilon must be inf for a run without noise, got {epsilon}. Use math.inf."
             )
-        if claimed is not None and self.mechanism.private:
+        if stated is not None and self.mechanism.private:
             raise ValueError(
-                f"claimed_epsilon must be left out of a run with an epsilon, got {claimed}. Remove "
-                "it."
+                f"{stated.column} must be left out of a run with an epsilon, got {stated.epsilon}. "
+                "Remove it."
             )
         if self.certified and (math.isinf(epsilon) or self.seed_policy == SEED_POLICY["test"]):
             raise ValueError(
@@ -119,7 +122,7 @@ class PrivacyRecord:
         accounted, mechanism, procedure = self.accounted, self.mechanism, self.procedure
         target, released = accounted.target_epsilon, procedure.released_weights
         optional = {
-            "claimed_epsilon": procedure.claimed_epsilon,
+            **stated_columns(self.stated),
             "released_weights": None if released is None else released.to_json(),
             "mechanism": procedure.description,
             "data_sets": None if self.data_sets is None else self.data_sets.to_json(),
@@ -183,7 +186,13 @@ class PrivacyRecord:
                 accountant_version=document["accountant_version"],
             ),
             mechanism=Mechanism(
-                event=_event(document),
+                event=NonPrivateEvent()
+                if document["num_steps"] is None
+                else PoissonGaussian(
+                    sample_rate=document["sample_rate"],
+                    noise_multiplier=document["noise_multiplier"],
+                    num_steps=document["num_steps"],
+                ),
                 max_grad_norm=document["max_grad_norm"],
                 clipping=document.get("clipping"),
             ),
@@ -193,12 +202,12 @@ class PrivacyRecord:
                 observer=document.get("observer", EVERY_STEP),
                 description=document.get("mechanism"),
                 released_weights=None if released is None else ReleasedWeights(**released),
-                claimed_epsilon=document.get("claimed_epsilon"),
             ),
             unit=document["unit"],
             seed_policy=document["seed_policy"],
             not_certified_because=reasons,
             not_covered=tuple(document["not_covered"]),
+            stated=Statement.of(document),
             data_sets=None if sets is None else DataSetsRecord.from_json(sets),
             choice=None
             if choice is None
@@ -213,6 +222,7 @@ def privacy_record(
     unit: str,
     noise_key: Literal["secret", "test"],
     method: MethodRecord | None = None,
+    stated: Statement | None = None,
     choice: ChoiceRecord | None = None,
     data_sets: DataSetsRecord | None = None,
 ) -> PrivacyRecord:
@@ -227,11 +237,10 @@ def privacy_record(
         made.
 
     Raises:
-        ValueError: epsilon is finite for a run without noise; or there is a claimed epsilon
-            although the run's ε is known.
+        ValueError: epsilon is finite for a run without noise; or an ε is stated although the run's
+            ε is known.
     """
-    method = method or MethodRecord()
-    private, claims = mechanism.private, method.procedure.claimed_epsilon is not None
+    method, private = method or MethodRecord(), mechanism.private
     # Every doubt about the guarantee becomes a reason, and a record with reasons is not certified.
     reasons = list(method.caveats)
     if math.isinf(accounted.epsilon):
@@ -246,9 +255,10 @@ def privacy_record(
         mechanism=mechanism,
         procedure=replace(method.procedure, sampler=sampler),
         unit=unit,
-        seed_policy=method.seed_policy or SEED_POLICY[noise_key if private or claims else "none"],
+        seed_policy=method.seed_policy or SEED_POLICY[noise_key if private or stated else "none"],
         not_certified_because=tuple(reasons),
         not_covered=(*method.also_not_covered, *not_covered),
+        stated=stated,
         data_sets=data_sets,
         choice=choice,
     )
@@ -279,12 +289,3 @@ def composed_epsilon(events: Sequence[Event], delta: float, accountant_name: str
     """
     accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
     return accountant.composed_epsilons(events, [delta])[0]
-
-
-def _event(document: Mapping[str, Any]) -> Event:
-    """Return the event of a record."""
-    if document["num_steps"] is None:
-        return NonPrivateEvent()
-    return PoissonGaussian(
-        **{name: document[name] for name in ("sample_rate", "noise_multiplier", "num_steps")}
-    )

@@ -161,24 +161,9 @@ def card_of(plan: Plan) -> dict[str, str]:
     """Return the rows of the report's card about the guarantee."""
     record, caveats = plan.record, plan.facts.notes.get("caveats", [])
     accounted, procedure = record.accounted, record.procedure
-    # A claimed ε is always shown as claimed, with its range and the number of models it is of.
-    claims = [one.procedure.claimed_epsilon for one in plan.privacy.values()]
-    stated = sorted({claim for claim in claims if claim is not None})
-    words = (
-        f"{stated[0]:g}"
-        if len(stated) == 1
-        else f"{stated[0]:g} to {stated[-1]:g}"
-        if stated
-        else ""
-    )
-    some = (
-        f", for {len(claims) - claims.count(None)} of {len(claims)} models"
-        if None in claims
-        else ""
-    )
     # Beside ε stand its unit, its adjacency, its sampler, and why it is not certified.
     return {
-        **({"Claimed ε": f"{words}{some}, not certified"} if stated else {}),
+        **_stated(plan),
         "Unit of privacy": record.unit,
         "Certified": "yes"
         if record.certified
@@ -188,6 +173,18 @@ def card_of(plan: Plan) -> dict[str, str]:
         "Sampler": str(procedure.sampler),
         "Accountant": f"{accounted.accountant} ({accounted.accountant_version})",
     }
+
+
+def _stated(plan: Plan) -> dict[str, str]:
+    """Return the row of an ε that is only stated: its range, and how many models it is of."""
+    stated = [one.stated for one in plan.privacy.values() if one.stated is not None]
+    if not stated:
+        return {}
+    ends = (extreme(one.epsilon for one in stated) for extreme in (min, max))
+    words = " to ".join(dict.fromkeys(f"{end:g}" for end in ends))
+    if len(stated) < len(plan.privacy):
+        words += f", for {len(stated)} of {len(plan.privacy)} models"
+    return {f"{stated[0].level.capitalize()} ε": f"{words}, not certified"}
 
 
 def notes_of(plan: Plan) -> list[str]:

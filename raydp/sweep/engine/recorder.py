@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NotRequired, Self, TypedDict, TypeVar, cast
 
 from raydp.analysis.statistics.results import given
+from raydp.analysis.tables.statements import stated_columns
 from raydp.io.cache import cache_dir
 from raydp.io.output import phase, stderr, strict
 from raydp.methods.base import Method
@@ -22,7 +23,7 @@ from raydp.sweep.deliveries import check_deliveries
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, DAMAGED
-from raydp.sweep.store.measurements import claimed_figures, measured_later, scores_of
+from raydp.sweep.store.measurements import measured_later, scores_of, variant_figures
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
@@ -225,7 +226,7 @@ class Recorder:
             stderr, f"composing the joint ε of {len(released)} models by accountant {accountant}"
         ):
             cost = cost_together(
-                self._methods(released),
+                {t.settings: self._spec_of(t).method.params for t in released},
                 released,
                 delta,
                 accountant,
@@ -300,28 +301,22 @@ class Recorder:
         """Return the spec with the further fields of a run's configuration."""
         return self.context.spec.of_run(trial.settings)
 
-    def _methods(self, trials: Sequence[TrialPlan]) -> dict[Settings, Method]:
-        """Return settings -> the method of the runs with these settings."""
-        return {trial.settings: self._spec_of(trial).method.params for trial in trials}
-
     def _record(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
         base, card = self.context.folder.result(BASE_RUN), self._privacy(trial, result)
-        claimed = card.record.procedure.claimed_epsilon
         spec = self._spec_of(trial)
         # Scores from training, replaced where a later measurement has values.
         scores = scores_of(result, trial.run_id, measured_later(self.context.folder))
-        optional = {"quantization": spec.model.quantization, "revision": self.context.base_revision}
         method, selected = spec.method.params.model_dump(mode="json"), spec.select.score
         return TrialRecord(
             run_id=trial.run_id,
             **self._params(trial),
-            # Parameters define the run. A claimed ε is one of them, and no guarantee.
+            # Parameters define the run. A stated ε is one of them, and no guarantee.
             params={
                 "method": spec.method.name,
                 "task_hash": self.context.facts.content_hash,
                 **method,
                 **trial.settings,
-                **given(claimed_epsilon=claimed),
+                **given(**stated_columns(card.record.stated)),
             },
             step_metrics=result.history or (),
             # Metrics: the score that selects has one name, so that sweeps can be compared.
@@ -331,7 +326,7 @@ class Recorder:
                 **_against(base, result.loss),
                 **{f"score.{name}": m.value for name, m in scores.items()},
                 **{f"score.{name}.std_error": m.std_error for name, m in scores.items()},
-                **claimed_figures(result),
+                **variant_figures(result),
             },
             privacy=card.to_json(),
             card=card_markdown(card),
@@ -340,7 +335,7 @@ class Recorder:
                 "name": _public_name(spec.model.name),
                 "weight_hash": self.context.weight_hash,
                 "dtype": spec.model.weight_dtype,
-                **{name: value for name, value in optional.items() if value is not None},
+                **given(quantization=spec.model.quantization, revision=self.context.base_revision),
             },
             model_dir=self.context.folder.model(trial.run_id),
             seconds=(result.train_seconds or 0.0) + (result.score_seconds or 0.0),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydp.analysis.tables.statements import Statement
 from raydp.io.cache import cache_dir
 from raydp.models import adapters
 from raydp.models import base_models as models
@@ -29,7 +30,7 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import check_steps, evaluations_between
 from raydp.sweep.engine.trial_observers import EarlyEnd, Heartbeats, StepEvaluation, TrialControl
 from raydp.sweep.store.folder import BASE_RUN
-from raydp.sweep.store.results import ClaimedFigures, RunResult
+from raydp.sweep.store.results import RunResult, VariantFigures
 from raydp.sweep.store.transfer import TrialFiles
 from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
@@ -373,22 +374,20 @@ class TrialRunner:
         )
 
     def _measure_variants(
-        self, variants: Mapping[float, Callable[[], None]], seed: int
-    ) -> tuple[ClaimedFigures, ...]:
-        """Measure utility and scores at each claimed ε. The weights are restored afterwards."""
+        self, variants: Mapping[Statement, Callable[[], None]], seed: int
+    ) -> tuple[VariantFigures, ...]:
+        """Measure utility and scores at each stated ε. The weights are restored afterwards."""
         # The variants overwrite the run's own weights, which are saved afterwards.
         kept = (
             {name: p.detach().clone() for name, p in self._parameters.items()} if variants else {}
         )
         figures = []
-        for epsilon, put in variants.items():
+        for stated, put in variants.items():
             put()
             measured = self._on_rank_0(lambda loaded: self._measure(loaded, seed))
             if measured is not None:
                 loss, scores = measured.utility_loss, measured.scores
-                figures.append(
-                    ClaimedFigures(claimed_epsilon=epsilon, utility_loss=loss, scores=scores)
-                )
+                figures.append(VariantFigures(stated=stated, utility_loss=loss, scores=scores))
         for name, values in kept.items():
             self._parameters[name].data.copy_(values)
         return tuple(figures)

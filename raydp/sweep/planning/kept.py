@@ -67,10 +67,11 @@ def _check_trials(kept: tuple[TrialPlan, ...], now: Mapping[str, TrialPlan]) -> 
         if current is None:
             raise ValueError(f"configuration {trial.run_id} must be of the spec, got another one")
         expected = replace(current, noise_multiplier=trial.noise_multiplier, source=trial.source)
-        for name, value in vars(expected).items():
-            if vars(trial)[name] != value:
+        written = trial.to_json()
+        for name, value in expected.to_json().items():
+            if written[name] != value:
                 raise ValueError(
-                    f"{name} of run {trial.run_id} must be {value!r}, got {vars(trial)[name]!r}"
+                    f"{name} of run {trial.run_id} must be {value!r}, got {written[name]!r}"
                 )
 
 

@@ -8,9 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from raydp.analysis.statistics.results import given
+from raydp.analysis.tables.statements import UNPROVEN, stated_columns
 from raydp.io.cache import cache_dir
 from raydp.methods.base import weighted_sets
 from raydp.privacy import (
@@ -93,10 +93,7 @@ class SweepPlan:
         return [self._row(one_each[key], paths, seeds=repetitions[key]) for key in sorted(one_each)]
 
     def remarks(self) -> list[str]:
-        """Return remarks on the guarantees, such as that there is no ε.
-
-        Each sentence comes once.
-        """
+        """Return remarks on the guarantees, such as that there is no ε. Each sentence comes once."""
         sentences = (
             sentence for trial in self.trials for sentence in remarks(self.privacy[trial.run_id])
         )
@@ -104,8 +101,7 @@ class SweepPlan:
 
     def _row(self, trial: TrialPlan, paths: Sequence[str], *, seeds: int) -> dict[str, object]:
         record = self.privacy[trial.run_id]
-        claimed, choice = record.procedure.claimed_epsilon, record.choice
-        compute = trial.batch_size * trial.num_steps
+        compute, choice = trial.batch_size * trial.num_steps, record.choice
         return {
             "batch_size": trial.batch_size,
             "num_steps": trial.num_steps,
@@ -115,7 +111,7 @@ class SweepPlan:
             "sample_rate": record.mechanism.sample_rate or trial.batch_size / trial.num_examples,
             "noise_multiplier": trial.noise_multiplier,
             "epsilon": json_number(record.accounted.epsilon),
-            **given(claimed_epsilon=claimed),
+            **given(**stated_columns(record.stated)),
             "delta": record.accounted.delta,
             "compute": compute,
             "updates": float(compute * exact(trial.learning_rate)),
@@ -176,12 +172,12 @@ def make_plan(
                     "anyway. Remove one of them."
                 )
             trials.append(trial)
-            # A run with a claimed ε may state a δ of its own.
-            own_delta = delta if trial.delta is None else trial.delta
-            alone = calibration.epsilon if calibration else math.inf
-            choice = policy.choice(len(configurations), alone) if calibration else None
-            record = _record(own, facts, trial, calibration, own_delta, tuned_epsilon, choice)
-            privacy[trial.run_id] = record
+            choice = None
+            if calibration:
+                choice = policy.choice(len(configurations), calibration.epsilon)
+            privacy[trial.run_id] = _record(
+                own, facts, trial, calibration, delta, tuned_epsilon, choice
+            )
     if not trials:
         raise ValueError(
             f"space must have a configuration that method {spec.method.name} has a model of, got "
@@ -190,10 +186,8 @@ def make_plan(
         )
     _check_bounds(spec, privacy)
     # The learning rates stay in the order of the space, whatever order the runs start in.
-    trials, rates = (
-        _in_order(trials, specs, spec.seed_labels),
-        [trial.learning_rate for trial in trials],
-    )
+    rates = [trial.learning_rate for trial in trials]
+    trials = _in_order(trials, specs, spec.seed_labels)
     return SweepPlan(
         facts=facts,
         delta=delta,
@@ -214,24 +208,14 @@ def drawn(plan: SweepPlan, spec: SweepSpec, weight_hash: str, key: bytes) -> Swe
     trials, privacy = [], {}
     # A configuration may be drawn several times, so each draw has its own seed label and run id.
     for position, label in draws:
-        trial = plan.trials[position]
-        name = run_id(
-            spec.of_run(trial.settings), plan.facts, weight_hash, trial.configuration, label
-        )
-        trials.append(replace(trial, run_id=name, seed=label))
+        trial = replace(plan.trials[position], seed=label)
+        name = run_id(spec.of_run(trial.settings), plan.facts, weight_hash, trial)
+        trials.append(replace(trial, run_id=name))
         privacy[name] = plan.privacy[trial.run_id]
     return replace(plan, trials=tuple(trials), privacy=privacy, configurations=plan.trials)
 
 
-def run_id(
-    spec: SweepSpec,
-    facts: TaskFacts,
-    weight_hash: str,
-    configuration: Configuration,
-    seed: int,
-    *,
-    stated: TrialPlan | None = None,
-) -> str:
+def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, trial: TrialPlan) -> str:
     """Return a run's identity: 16 hex digits of the SHA-256 of what defines its result.
 
     Where and how the run is trained is no part of it.
@@ -239,37 +223,23 @@ def run_id(
     Args:
         spec: the spec of the run, with the further fields of its configuration
             (`SweepSpec.of_run`).
-        stated: the run, if its model was trained elsewhere. Its weights and what is stated of them
-            define the result.
+        trial: the run, whose own id does not matter.
     """
-    target = spec.privacy.model_dump(mode="json")
-    weights_elsewhere: dict[str, object] = {}
-    method = spec.method.as_dict()
-    # A model from elsewhere is defined by its weights and by what is stated of its noise.
-    if stated is not None and stated.source is not None:
-        from raydp.models.sets import hash_of_model
-
-        weights_elsewhere = {
-            "source": hash_of_model(Path(stated.source)),
-            "stated": [stated.noise_multiplier, stated.claimed_epsilon, stated.delta],
-        }
-        # A path says nothing about a result.
-        method = {name: value for name, value in method.items() if name != "runs"}
     defines = {
-        "method": method,
         "configuration": [
-            configuration.batch_size,
-            configuration.num_steps,
+            trial.batch_size,
+            trial.num_steps,
             # The exact value as text, so that 0.1 and 1e-1 are one learning rate.
-            str(exact(configuration.learning_rate)),
+            str(exact(trial.learning_rate)),
         ],
-        "privacy": target,
-        "seed": seed,
+        "privacy": spec.privacy.model_dump(mode="json"),
+        "seed": trial.seed,
         "task": facts.content_hash,
         "weights": weight_hash,
         # The hash of the base weights stands for the model's name, which may be a path.
         "model": spec.model.model_dump(mode="json", exclude={"name"}),
-        **weights_elsewhere,
+        # The method's parameters, and what else it knows to change a result.
+        **spec.method.params.defines(trial, spec.method.as_dict()),
     }
     return hashlib.sha256(json.dumps(defines, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -349,9 +319,8 @@ def _trial(
     calibration: Calibration | None,
 ) -> TrialPlan | None:
     """Return the run of a configuration and a seed; None if the method does not make it."""
-    claims = spec.method.params.claims
     trial = TrialPlan(
-        run_id=run_id(spec, facts, weight_hash, configuration, seed),
+        run_id="",
         batch_size=configuration.batch_size,
         num_steps=configuration.num_steps,
         learning_rate=configuration.learning_rate,
@@ -359,15 +328,10 @@ def _trial(
         seed=seed,
         num_examples=facts.num_units,
         noise_multiplier=calibration.noise_multiplier if calibration else 0.0,
-        claimed_epsilon=spec.privacy.target_epsilon if claims else None,
-        delta=spec.privacy.delta(facts.num_units) if claims else None,
     )
     made: TrialPlan | None = spec.method.params.planned(trial, spec.privacy)
-    # A model from elsewhere has another identity, by what is stated of it.
-    if made is None or made.source is None:
-        return made
-    name = run_id(spec, facts, weight_hash, configuration, seed, stated=made)
-    return replace(made, run_id=name)
+    # Name the run last, by all that the method has planned.
+    return None if made is None else replace(made, run_id=run_id(spec, facts, weight_hash, made))
 
 
 def _calibrations(
@@ -400,14 +364,13 @@ def _record(
     tuned_epsilon: float | None,
     choice: ChoiceRecord | None,
 ) -> PrivacyRecord:
-    sigma = trial.noise_multiplier
     alone = calibration.epsilon if calibration else math.inf
-    event = spec.method.params.event(trial, sigma)
+    event = spec.method.params.event(trial, trial.noise_multiplier)
     sets = weighted_sets(spec.method.params.traits.reference_weight, facts)
     # ε of the released model: of this run alone, or of the whole choice.
     accounted = AccountedEpsilon(
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
-        delta=delta,
+        delta=trial.delta or delta,  # who states an ε may state a δ of its own
         target_epsilon=spec.privacy.target_epsilon if calibration else None,
         accountant=spec.privacy.accountant,
         accountant_version=calibration.accountant_version if calibration else "not used",
@@ -424,6 +387,7 @@ def _record(
         unit=facts.privacy_unit,
         noise_key=spec.privacy.noise_key,
         method=spec.method.params.record_fields(trial),
+        stated=trial.stated,
         choice=choice,
         # Reference data that are weighted differently have an ε of their own.
         data_sets=None
@@ -434,10 +398,10 @@ def _record(
 
 def _check_bounds(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> None:
     """Refuse a bound on the guarantee that no run can keep."""
-    if "claimed_epsilon" in spec.select.at_most:
+    for column in UNPROVEN.keys() & spec.select.at_most:
         raise ValueError(
-            "select.at_most must not bound claimed_epsilon, got "
-            f"{spec.select.at_most['claimed_epsilon']:g}: nothing proves it. Remove it."
+            f"select.at_most must not bound {column}, got {spec.select.at_most[column]:g}: nothing "
+            "proves it. Remove it."
         )
     bound = spec.select.at_most.get("epsilon", math.inf)
     lowest = min(record.accounted.epsilon for record in privacy.values())

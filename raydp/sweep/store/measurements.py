@@ -212,14 +212,14 @@ def is_logarithmic(folder: SweepFolder, label: str | None) -> bool | None:
     return logarithmic
 
 
-def claimed_figures(result: RunResult | None) -> dict[str, float]:
-    """Return the figures of a run at further claimed ε, by the columns of the points table.
+def variant_figures(result: RunResult | None) -> dict[str, float]:
+    """Return the figures of a run at further stated ε, by the columns of the points table.
 
-    The columns are claimed.<ε>.utility_loss and claimed.<ε>.score.<name>.
+    The columns are <level>.<ε>.utility_loss and <level>.<ε>.score.<name>.
     """
     columns = {}
     for variant in () if result is None else result.variants:
-        prefix = f"claimed.{variant.claimed_epsilon:.15g}"
+        prefix = f"{variant.stated.level}.{variant.stated.epsilon:.15g}"
         columns[f"{prefix}.utility_loss"] = variant.utility_loss
         columns |= {
             f"{prefix}.score.{name}": measured.value for name, measured in variant.scores.items()

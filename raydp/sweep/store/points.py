@@ -10,6 +10,7 @@ import pandas as pd
 
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.per_secret import controls_of
+from raydp.analysis.tables.statements import stated_columns
 from raydp.io.damaged import naming
 from raydp.io.files import write_atomically
 from raydp.privacy.accounting.infinity import json_number
@@ -17,10 +18,10 @@ from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import (
     Measurements,
-    claimed_figures,
     measured_later,
     open_measurements,
     scores_of,
+    variant_figures,
 )
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
@@ -254,7 +255,6 @@ def _row(
     result = folder.result(trial.run_id, history=False)
     status = _status(trial, result, skipped)
     privacy = plan.privacy[trial.run_id]
-    claimed = privacy.procedure.claimed_epsilon
     # The gain needs both losses: a run may be pending, and the base model's measurement may fail.
     utility, base_utility = (None if r is None else r.utility_loss for r in (result, base))
     scores = scores_of(result, trial.run_id, later)
@@ -266,9 +266,9 @@ def _row(
         "score": scores[score].value if score in scores else None,
         "run_id": trial.run_id,
         "status": status,
-        # The accounted ε. A claimed ε has a column of its own and is never mixed with it.
+        # The accounted ε. A stated ε has a column of its own and is never mixed with it.
         "epsilon": json_number(privacy.accounted.epsilon),
-        **given(claimed_epsilon=claimed),
+        **given(**stated_columns(privacy.stated)),
         "delta": privacy.accounted.delta,
         **_executed(result),
         "noise_multiplier": trial.noise_multiplier,
@@ -276,7 +276,7 @@ def _row(
         "utility_gain": None if utility is None or base_utility is None else base_utility - utility,
         **{f"score.{name}": measured.value for name, measured in scores.items()},
         **{f"score.{name}.std_error": measured.std_error for name, measured in scores.items()},
-        **claimed_figures(result),
+        **variant_figures(result),
         **_stated(result),
         "train_seconds": None if result is None else result.train_seconds,
         "score_seconds": None if result is None else result.score_seconds,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from raydp.analysis.tables.statements import Statement
 from raydp.privacy import LedgerSummary
 from raydp.scores.base import Measurement
 
@@ -13,15 +14,15 @@ Status = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimedFigures:
-    """Utility and scores of the same training with the noise of another claimed ε.
+class VariantFigures:
+    """Utility and scores of the same training with the noise of another stated ε.
 
     Attributes:
         utility_loss: nats a token, as in RunResult.
         scores: name of a score -> its measurement.
     """
 
-    claimed_epsilon: float
+    stated: Statement
     utility_loss: float
     scores: Mapping[str, Measurement]
 
@@ -40,7 +41,7 @@ class RunResult:
         ledger: executed noisy steps (see `raydp.training.ledger.Ledger.summary`).
         checks: name of a check -> the utility loss there.
         executed: figures of the steps that a stopped run did: "num_steps", "epsilon" and others.
-        variants: figures at further claimed ε, for a method that claims its ε.
+        variants: figures at further ε, for a method that states its ε.
         resumed_from: number of steps that were restored from a checkpoint.
         attempts: number of times that the run was started.
         attempt: name of the folder that holds the trained model until the result is committed.
@@ -60,7 +61,7 @@ class RunResult:
     ledger: LedgerSummary | None = None
     checks: Mapping[str, float] = field(default_factory=dict)
     executed: Mapping[str, object] | None = None
-    variants: Sequence[ClaimedFigures] = ()
+    variants: Sequence[VariantFigures] = ()
     resumed_from: int | None = None
     attempts: int | None = None
     attempt: str | None = None
@@ -89,7 +90,7 @@ class RunResult:
         if self.variants:
             known["variants"] = [
                 {
-                    "claimed_epsilon": v.claimed_epsilon,
+                    v.stated.column: v.stated.epsilon,
                     "utility_loss": v.utility_loss,
                     "scores": _documents(v.scores),
                 }
@@ -118,16 +119,17 @@ class RunResult:
             loss is not None or known["status"] == "finished"
         ):
             raise TypeError(f"utility_loss is no number but {type(loss).__name__}")
-        variants = [
-            ClaimedFigures(
-                claimed_epsilon=variant["claimed_epsilon"],
+        variants = tuple(
+            VariantFigures(
+                stated=stated,
                 utility_loss=variant["utility_loss"],
                 scores=_measurements(variant["scores"]),
             )
             for variant in known.get("variants", ())
-        ]
+            if (stated := Statement.of(variant)) is not None
+        )
         scores = _measurements(known.get("scores", {}))
-        return cls(**{**known, "run_id": run_id, "scores": scores, "variants": tuple(variants)})
+        return cls(**{**known, "run_id": run_id, "scores": scores, "variants": variants})
 
 
 def _is_known(value: object) -> bool:

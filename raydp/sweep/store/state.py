@@ -10,7 +10,6 @@ from typing import Any
 from raydp.analysis.statistics.results import given
 from raydp.privacy import Caution, PrivacyRecord
 from raydp.search_spaces import Configuration
-from raydp.search_spaces.settings import Settings
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
@@ -126,12 +125,8 @@ class Plan:
             known = {field.name for field in fields(TaskFacts)}
             # Read each record once, for all runs that share it.
             read = [PrivacyRecord.from_json(record) for record in records]
-            # Earlier versions wrote no settings.
             trials, configurations = (
-                tuple(
-                    TrialPlan(**{**row, "settings": Settings.parse(row.get("settings", ""))})
-                    for row in rows
-                )
+                tuple(map(TrialPlan.from_json, rows))
                 for rows in (document["trials"], document.get("configurations", ()))
             )
             return cls(

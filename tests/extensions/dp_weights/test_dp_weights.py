@@ -17,6 +17,7 @@ from dp_weights import epsilon_of
 from scipy import stats
 
 from raydp import Sweep, load_model
+from raydp.analysis.tables.statements import Statement
 from raydp.cli.show.sweeps import lookup_commands
 from raydp.extensions.auditing.audits import audit_spec
 from raydp.extensions.auditing.source import AuditSubject
@@ -35,7 +36,6 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.gdp import gaussian_epsilon
 from raydp.privacy.records.card import card_markdown
-from raydp.privacy.records.parts import CLAIM
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -60,7 +60,7 @@ from tests.conftest import Answer
 SPEC = Path(__file__).parents[3] / "docs/specs/mechanisms/dp_weights.yaml"
 PAPER = {"num_examples": 1000, "num_steps": 1000, "learning_rate": 5e-5, "max_grad_norm": 1.0}
 """Zagardo 2024, section 5: N = 1000, η = 5e-5, C = 1, 10 epochs; these are the steps of B = 10."""
-PLAN = replace(toys.PLAN, claimed_epsilon=8.0, delta=1e-5)
+PLAN = replace(toys.PLAN, stated=Statement(level="claimed", epsilon=8.0), delta=1e-5)
 
 
 def std_of(formula: Any, epsilon: float, plan: TrialPlan = PLAN) -> float:
@@ -108,9 +108,9 @@ def trained(method: Any, plan: TrialPlan) -> tuple[torch.Tensor, dict[float, tor
         return torch.cat([p.detach().flatten() for p in toy.parameters.values()])
 
     weights, others = flat(), {}
-    for epsilon, put in done.variants.items():
+    for stated, put in done.variants.items():
         put()
-        others[epsilon] = flat()
+        others[stated.epsilon] = flat()
     return weights, others
 
 
@@ -152,7 +152,7 @@ def distance(task: Any, without: Any, plan: TrialPlan, *, layers: Callable[[], A
 
 FULL = TrialPlan(
     run_id="x", batch_size=20, num_steps=10, learning_rate=0.1, seed=0, num_examples=20, noise_multiplier=0.0,
-    claimed_epsilon=1.0, delta=1e-5,
+    stated=Statement(level="claimed", epsilon=1.0), delta=1e-5,
 )  # fmt: skip
 """Full batches, so that E = T."""
 
@@ -232,17 +232,15 @@ def test_the_record_says_that_it_is_a_claim() -> None:
         unit="digit",
         noise_key="secret",
         method=method.record_fields(FULL),
+        stated=FULL.stated,
     )
-    assert (record.accounted.epsilon, record.certified, record.procedure.claimed_epsilon) == (
-        math.inf,
-        False,
-        1.0,
-    )
+    assert (record.accounted.epsilon, record.certified) == (math.inf, False)
+    assert record.to_json()["claimed_epsilon"] == 1.0
     assert record.not_certified_because[0].startswith("claimed ε, not certified: ")
     assert record.seed_policy.startswith("sampling masks and noise come from a secret")
     card = card_markdown(PrivacyCard(record=record, guarantee=NO_GUARANTEE))
     assert "No privacy guarantee is known: ε is infinite. (1, 1e-05) is claimed" in card
-    assert CLAIM in card
+    assert "claimed ε, not certified" in card
     assert "differentially private" not in card
     event = PoissonGaussian(sample_rate=1.0, noise_multiplier=1.0, num_steps=1)
     with pytest.raises(
@@ -254,6 +252,7 @@ def test_the_record_says_that_it_is_a_claim() -> None:
             unit="digit",
             noise_key="secret",
             method=method.record_fields(FULL),
+            stated=FULL.stated,
         )
 
 

@@ -183,14 +183,14 @@ def test_a_whole_model_must_be_the_base_and_nothing_more(tmp_path: Path) -> None
 
 
 def test_what_is_stated_and_the_adapters_scale_are_a_part_of_the_identity(tmp_path: Path) -> None:
-    def identity(**stated: Any) -> str:
-        adapter(tmp_path / "m", 0, lora_alpha=stated.pop("alpha", 6))
-        spec = load_spec(imported_spec(table(tmp_path, [row("m", **stated)]), rest(tmp_path)))
+    def identity(folder: str = "m", **stated: Any) -> str:
+        adapter(tmp_path / folder, 0, lora_alpha=stated.pop("alpha", 6))
+        spec = load_spec(imported_spec(table(tmp_path, [row(folder, **stated)]), rest(tmp_path)))
         task, weight_hash = build_task(spec)
         (trial,) = make_plan(spec, task.facts(), weight_hash).trials
         return trial.run_id
 
-    assert identity() == identity()
+    assert identity() == identity() == identity("moved")
     assert len({identity(), identity(epsilon=2), identity(delta=1e-5), identity(alpha=60)}) == 4
 
 
