@@ -26,6 +26,8 @@ from raydp.tracking.store import Store, artifact_bytes, open_store, resolve_uri
 
 if TYPE_CHECKING:
     import pandas as pd
+    from mlflow.entities import LoggedModel
+    from mlflow.entities.model_registry import ModelVersion
 
 
 @answering()
@@ -160,9 +162,7 @@ def show_model(
     # The version, its model, and whether its guarantee is reliable.
     trust = Trust.given(trusted_keys, verify=verify)
     store = open_store(tracking_uri)
-    name, version = _version(store, uri)
-    entry = store.client.get_model_version(name, version)
-    model = store.client.get_logged_model(entry.tags["model_id"])
+    entry, model = _registered(store, uri)
     problem = trust.problem(store, model, entry)
     # Record and base are compared with the sealed hashes, as the tags alone do not bind files.
     record, said = (
@@ -190,14 +190,9 @@ def show_model(
         together = None if privacy is None else privacy.get("released_together")
         found = cautions_of_model(epsilon=row["epsilon"], delta=row["delta"], together=together)
         shown["warnings"] = [str(caution) for caution in found]
-    shown["privacy"], shown["base"] = privacy, base
-    shown["card"] = {
-        "signed_by": sealed.key if sealed else None,
-        "problem": problem,
-        "verified": verify,
-    }
-    shown["promotions"] = trail(entry.tags)
-    return shown
+    card = {"signed_by": sealed.key if sealed else None, "problem": problem, "verified": verify}
+    recorded = {"privacy": privacy, "base": base, "card": card, "promotions": trail(entry.tags)}
+    return {**shown, **recorded}
 
 
 @answering()
@@ -274,9 +269,9 @@ def promote_model(
     check_reason(reason)
     trust = Trust.given(trusted_keys, verify=True)
     store = open_store(tracking_uri)
-    name, version = _version(store, uri)
-    entry = store.client.get_model_version(name, version)
-    check_claim(store, entry, store.client.get_logged_model(entry.tags["model_id"]), alias, trust)
+    entry, model = _registered(store, uri)
+    name, version = entry.name, str(entry.version)
+    check_claim(store, entry, model, alias, trust)
     record = note(
         store, name, version, alias, reason, previous=aliases_of(store, name).get(alias), by=by
     )
@@ -284,13 +279,15 @@ def promote_model(
     return {"name": name, "version": version, "model_uri": f"models:/{name}/{version}", **record}
 
 
-def _version(store: Store, uri: str) -> tuple[str, str]:
+def _registered(store: Store, uri: str) -> tuple[ModelVersion, LoggedModel]:
+    """Return a registered version and its model."""
     reference = resolve_uri(store, uri)
     if reference.name is None or reference.version is None:
         raise ValueError(
             f"MODEL must be a registered version, got {uri!r}. `raydp models find` lists them."
         )
-    return reference.name, reference.version
+    entry = store.client.get_model_version(reference.name, reference.version)
+    return entry, store.client.get_logged_model(entry.tags["model_id"])
 
 
 def _document(content: bytes | None) -> dict[str, Any] | None:

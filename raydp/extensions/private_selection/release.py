@@ -78,7 +78,7 @@ def release_best(context: SweepContext) -> Finish:
         reason = "the number of runs was drawn as 0: nothing was trained or released"
         if context.trials:
             reason = "every run failed: `raydp status` says why"
-        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+        return Finish(reason=reason)
     try:
         return patiently(lambda: _release(context, run_id))
     except NotDeliveredError as error:
@@ -86,7 +86,7 @@ def release_best(context: SweepContext) -> Finish:
             f"the choice is made, and was not recorded in MLflow ({error}). Once the server is "
             "there, `raydp sweep SPEC --resume` registers the chosen model and trains nothing"
         )
-        return Finish(selected=None, best_utility=None, reason=reason, report=None)
+        return Finish(reason=reason)
 
 
 def _release(context: SweepContext, run_id: str) -> Finish:
@@ -113,7 +113,7 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     # The score depends on the private secrets, which ε does not cover: it stays in the folder.
     public = {name: value for name, value in chosen.items() if name != "score"}
     releaser.tracker.finish_sweep({"selected": public, "released_together": together.to_json()})
-    return Finish(selected=selection, best_utility=selection, reason=None, report=report)
+    return Finish(selected=selection, best_utility=selection, report=report)
 
 
 def released_selection(folder: SweepFolder) -> Selection:

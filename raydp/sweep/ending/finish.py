@@ -33,15 +33,13 @@ LOGGER = logging.getLogger(__name__)
 class Finish:
     """The outcome of a sweep's end; see `SweepResult`."""
 
-    selected: Selection | None
-    best_utility: Selection | None
-    reason: str | None
-    report: Path | None
+    selected: Selection | None = None
+    best_utility: Selection | None = None
+    reason: str | None = None
+    report: Path | None = None
 
 
-NOT_FINISHED = Finish(
-    selected=None, best_utility=None, reason="interrupted before the end", report=None
-)
+NOT_FINISHED = Finish(reason="interrupted before the end")
 """The outcome of an interrupted sweep.
 
 Nothing is selected, because all runs might select another configuration.
@@ -60,15 +58,11 @@ def finish(recorder: Recorder) -> Finish:
     with phase(stderr, "writing the points table"):
         path = write_tables(recorder.context.folder)
     if recorder.undelivered():
-        return Finish(
-            selected=None, best_utility=None, reason=recorder.not_delivered(), report=None
-        )
+        return Finish(reason=recorder.not_delivered())
     try:
         return patiently(lambda: _finish(recorder, path))
     except NotDeliveredError as error:
-        return Finish(
-            selected=None, best_utility=None, reason=recorder.not_delivered(str(error)), report=None
-        )
+        return Finish(reason=recorder.not_delivered(str(error)))
 
 
 def _finish(recorder: Recorder, path: Path) -> Finish:
@@ -124,18 +118,23 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     )
     folder.summary.write(summary)
     write_tables(folder)  # again, now with the aliases
-    # MLflow gets the tables without the counts by secret, which are as private as the data.
-    with (
-        phase(stderr, "recording the end of the sweep in MLflow"),
-        TemporaryDirectory() as published,
-    ):
+    with phase(stderr, "recording the end of the sweep in MLflow"):
+        _publish(recorder, summary)
+    return Finish(selected=selected, best_utility=best, report=report)
+
+
+def _publish(recorder: Recorder, summary: SweepSummary) -> None:
+    """Give MLflow the summary, the report and the tables, without the counts by secret.
+
+    These counts are as private as the data.
+    """
+    folder = recorder.context.folder
+    with TemporaryDirectory() as published:
         for file in (folder.path / POINTS_FILE, folder.report):
             shutil.copy(file, published)
-        secrets_table(folder).drop(columns="count").to_parquet(
-            Path(published) / "secrets.parquet", index=False
-        )
+        shared = secrets_table(folder).drop(columns="count")
+        shared.to_parquet(Path(published) / "secrets.parquet", index=False)
         recorder.tracker.finish_sweep(summary.to_json(), Path(published))
-    return Finish(selected=selected, best_utility=best, reason=None, report=report)
 
 
 def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
@@ -146,7 +145,7 @@ def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Fini
     recorder.context.folder.remove_selection()
     recorder.tracker.remove_aliases(("best-utility", PRIVACY_PREFERRED), reason)
     recorder.tracker.finish_sweep({"counts": ended.to_json(), "reason": reason}, None)
-    return Finish(selected=None, best_utility=None, reason=reason, report=None)
+    return Finish(reason=reason)
 
 
 def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:
@@ -199,4 +198,4 @@ class MeasuringEnding:
     def finish(self) -> Finish:
         """Write the tables. There is no model to select."""
         write_tables(self._folder)
-        return Finish(selected=None, best_utility=None, reason=self._reason, report=None)
+        return Finish(reason=self._reason)

@@ -121,13 +121,11 @@ class TrialRunner:
         model = adapters.attach_adapter(pretrained, adapter, copy=not self._sharded)
         full = adapter.trains_base
         # Place the model: in parts over the ranks, or whole on this rank's share of the GPU.
+        trained = adapters.trainable_parameters(model, adapter)
         if self._sharded:
-            replicated = (
-                set() if full else set(adapters.trainable_parameters(model, adapter).values())
-            )
-            sharding.shard(model, comm, replicated=replicated)
+            sharding.shard(model, comm, replicated=set() if full else set(trained.values()))
         else:
-            needed = state_bytes(model, adapters.trainable_parameters(model, adapter), copied=full)
+            needed = state_bytes(model, trained, copied=full)
             take_share(comm.device, spec.cluster.gpus_per_worker, needed)
             model.to(comm.device)
         # Look the parameters up after the placement, because sharding replaces them.
@@ -152,23 +150,34 @@ class TrialRunner:
         # Layers below the first trained layer never change, so their outputs are computed once.
         if isinstance(task, LanguageModelingTask) and not self._sharded:
             say("looks for the frozen prefix, which the workers compute together")
-            self._task = with_frozen_prefix(
-                task,
-                model,
-                self._parameters,
-                weight_hash=pretrained.weight_hash + (spec.model.quantization or ""),
-                folder=prefix_folder(),
-                max_bytes=spec.cluster.prefix_cache_gib * 2**30,
-                say=logging.getLogger(__name__).warning,
-                progress=lambda share: say(
-                    f"computes the frozen prefix with the others, {share:.0%} of it is done"
-                ),
-                # Without a plan, nothing is known against computing the prefix.
-                planned_tokens=float("inf")
-                if planned is None
-                else planned_tokens(task, planned, self._evaluations),
-            )
+            self._task = self._with_prefix(task, pretrained.weight_hash, planned, say)
         say("waits for a run")
+
+    def _with_prefix(
+        self,
+        task: LanguageModelingTask,
+        weight_hash: str,
+        planned: Sequence[TrialPlan] | None,
+        say: Callable[[str], object],
+    ) -> LanguageModelingTask:
+        """Return the task with the frozen prefix, if it saves more than it costs."""
+        model, cluster = self._spec.model, self._spec.cluster
+        tokens = float("inf")  # without a plan, nothing is known against computing the prefix
+        if planned is not None:
+            tokens = planned_tokens(task, planned, self._evaluations)
+        return with_frozen_prefix(
+            task,
+            self._loaded.model,
+            self._parameters,
+            weight_hash=weight_hash + (model.quantization or ""),
+            folder=prefix_folder(),
+            max_bytes=cluster.prefix_cache_gib * 2**30,
+            say=logging.getLogger(__name__).warning,
+            progress=lambda share: say(
+                f"computes the frozen prefix with the others, {share:.0%} of it is done"
+            ),
+            planned_tokens=tokens,
+        )
 
     def turn_to(self, spec: SweepSpec) -> bool:
         """Go on with the runs of a spec that has other further fields.

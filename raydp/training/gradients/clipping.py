@@ -193,16 +193,7 @@ class ClippedGradients:
         Returns:
             [2, U]: the mean loss of each unit, and the norm of its gradient before clipping.
         """
-        # Forward and backward pass, with every call of a trained layer on record.
-        with self._recording() as calls:
-            with (
-                nullcontext()
-                if self._reads_checked
-                else only_by_their_layers(self._modules, self.parameters)
-            ):
-                losses = loss_fn()
-            self._reads_checked = True
-            losses.sum().backward()
+        losses, calls = self._backward(loss_fn)
         with torch.no_grad():
             # Squared norms over all parameters, with weight decay.
             uses = self._collect(calls, len(losses), examples_per_unit)
@@ -212,9 +203,8 @@ class ClippedGradients:
             # Sharded sums need one order on all ranks.
             groups = _Rows.taken_from(gradients) if grouped else []
             each = [_norm_squared(uses[name], own) for name, own in gradients.items()]
-            squares = torch.stack([*each, *(_squares_of_rows(group.rows) for group in groups)]).sum(
-                0
-            )
+            each += [_squares_of_rows(group.rows) for group in groups]
+            squares = torch.stack(each).sum(0)
             if decay:
                 squares = self._with_decay(squares, uses, gradients, decay)
             # Clipping factors. A unit whose gradient is not finite gets factor 0.
@@ -241,6 +231,16 @@ class ClippedGradients:
             return torch.stack(
                 [losses.detach().float().view(-1, examples_per_unit).mean(dim=1), norms]
             )
+
+    def _backward(self, loss_fn: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, list[_Call]]:
+        """Run the forward and the backward pass. Return the losses, and the layers' calls."""
+        with self._recording() as calls:
+            checked = only_by_their_layers(self._modules, self.parameters)
+            with nullcontext() if self._reads_checked else checked:
+                losses = loss_fn()
+            self._reads_checked = True
+            losses.sum().backward()
+        return losses, calls
 
     def _with_decay(
         self,

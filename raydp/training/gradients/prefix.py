@@ -84,62 +84,45 @@ def with_frozen_prefix(
             returned unchanged.
     """
     # Nothing to cache, or too much of it.
-    layer = first_trained_layer(model, parameters)
-    if layer == 0:
+    if (layer := first_trained_layer(model, parameters)) == 0:
         return task
     width = causal_model(model).config.hidden_size
     dtype = next(causal_model(model).parameters()).dtype
-    size = (
-        (len(task.all_examples().token_ids) + len(task.heldout.token_ids)) * width * dtype.itemsize
-    )
-    if size > max_bytes:
-        say(
-            f"the frozen prefix is not cached: {size / 2**30:.1f} GiB exceed "
-            "cluster.prefix_cache_gib"
-        )
-        return task
-    # Compute it once, under a hash of what defines it, if it saves more than it costs. The last
-    # number is the version of this format: raise it if the states are computed otherwise.
-    content = [
-        task.facts().content_hash,
-        weight_hash,
-        layer,
-        str(dtype),
-        transformers.__version__,
-        1,
-    ]
-    path = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     splits = {"train.bin": task.all_examples(), "heldout.bin": task.heldout}
-    shares = shares_of(splits)
+    sizes = {file: len(own.token_ids) * width * dtype.itemsize for file, own in splits.items()}
+    if (size := sum(sizes.values())) > max_bytes:
+        gib = f"{size / 2**30:.1f} GiB"
+        say(f"the frozen prefix is not cached: {gib} exceed cluster.prefix_cache_gib")
+        return task
+    # Compute it once, under a hash of what defines it, if it saves more than it costs.
+    path, shares = folder / _name(task, weight_hash, layer, dtype), shares_of(splits)
     left = tokens_left(path, shares)
-    # The states would cost more than they save.
     if left >= planned_tokens:
         return task
     # A cheap test on a few examples, before the states of all are computed. A task that trains on
     # other examples than it caches is tested only afterwards.
-    if (
-        left
-        and task.all_examples() is task.train
-        and _differs(_tried(task, model, layer, dtype), dtype, say)
-    ):
+    tried = left and task.all_examples() is task.train
+    if tried and _differs(_tried(task, model, layer, dtype), dtype, say):
         return task
     remove_abandoned(folder)  # parts that earlier versions began
     remove_abandoned_shares(folder)
 
     def compute(share: Share, file: Path, count: Callable[[int], None]) -> None:
-        _fill(
-            splits[share.file], share.batches, model, layer, _array(file, width, dtype, "r+"), count
-        )
+        out = _array(file, width, dtype, "r+")
+        _fill(splits[share.file], share.batches, model, layer, out, count)
 
-    sizes = {
-        file: len(examples.token_ids) * width * dtype.itemsize for file, examples in splits.items()
-    }
     compute_together(path, sizes, shares, compute, progress)
-    cached = task.with_hidden(
-        *(_mapped(path / name, each, width, dtype, layer) for name, each in splits.items())
-    )
+    states = (_mapped(path / name, each, width, dtype, layer) for name, each in splits.items())
+    cached = task.with_hidden(*states)
     # Use it only if the losses agree.
     return task if _differs(_largest_difference(task, cached, model), dtype, say) else cached
+
+
+def _name(task: LanguageModelingTask, weight_hash: str, layer: int, dtype: torch.dtype) -> str:
+    """Return a name made from what defines the hidden states."""
+    # The last number is the version of this format: raise it if the states are computed otherwise.
+    content = task.facts().content_hash, weight_hash, layer, str(dtype), transformers.__version__, 1
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def _differs(difference: float, dtype: torch.dtype, say: Callable[[str], None]) -> bool:
