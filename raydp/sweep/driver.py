@@ -23,7 +23,7 @@ from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.kept import check_kept
-from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep
+from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.policy import Ending, policy_of
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -79,28 +79,10 @@ def run_sweep(
             weight_hash,
             progress=lambda k, n: status.update(f"calibrating the noise {k}/{n}"),
         )
-    # Tell the user about the data, the warnings and what was left out, before anything is trained.
-    for note in plan.facts.sentences():
-        console.print(note, markup=False)
-    for warning in plan.warnings:
-        LOGGER.warning("%s", warning)
-    for rejected in plan.rejected:
-        console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
-    if plan.note is not None:
-        console.print(plan.note, markup=False)
+    _print_plan(plan, console)
     # Open or create the folder. The lock keeps every other driver out until the end.
     with SweepFolder.running(spec):
-        if resume:
-            # Open it again, because another refused driver may have removed the folder.
-            folder = SweepFolder.resume(spec)
-            now = drawn(plan, spec, weight_hash, folder.key())
-            folder.continue_with(spec, plan_to_keep(now, folder.plan().sweep_id))
-        else:
-            # Some policies draw the runs under the key, so the key comes before the plan.
-            sweep_id = secrets.token_hex(8)
-            folder = SweepFolder.create(
-                spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id)
-            )
+        folder = _opened(spec, plan, weight_hash, resume=resume)
         try:
             write_counts(folder, task.secrets())
             # Train what the privacy records say, even if a file was changed before a resume.
@@ -120,6 +102,32 @@ def run_sweep(
             if not resume and folder.is_untouched():
                 folder.remove()
             raise
+
+
+def _print_plan(plan: SweepPlan, console: Console) -> None:
+    """Tell the user about the data, the warnings and what was left out, before the training."""
+    for note in plan.facts.sentences():
+        console.print(note, markup=False)
+    for warning in plan.warnings:
+        LOGGER.warning("%s", warning)
+    for rejected in plan.rejected:
+        console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
+    if plan.note is not None:
+        console.print(plan.note, markup=False)
+
+
+def _opened(spec: SweepSpec, plan: SweepPlan, weight_hash: str, *, resume: bool) -> SweepFolder:
+    """Open or create the folder. Some policies draw the runs under the key, which it makes."""
+    if not resume:
+        sweep_id = secrets.token_hex(8)
+        return SweepFolder.create(
+            spec, lambda key: plan_to_keep(drawn(plan, spec, weight_hash, key), sweep_id)
+        )
+    # Open it again, because another refused driver may have removed the folder.
+    folder = SweepFolder.resume(spec)
+    now = drawn(plan, spec, weight_hash, folder.key())
+    folder.continue_with(spec, plan_to_keep(now, folder.plan().sweep_id))
+    return folder
 
 
 def ending_of(context: SweepContext) -> Ending:

@@ -26,7 +26,7 @@ from raydp.sweep.engine.ray_start import ray_phase, start_ray
 from raydp.sweep.engine.slots import Slots
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
-from raydp.sweep.engine.tune.rounds import ListSource, TuneRun, rounds
+from raydp.sweep.engine.tune.rounds import TuneRun
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.transfer import exchange_at
@@ -68,25 +68,13 @@ def train(
         shown: whether step metrics, utility and scores go through Tune.
         callbacks: the user's callbacks of Ray Tune.
     """
-    spec, folder = context.spec, context.folder
-    if spec.tracking.loggers:
-        run_logs = service("run_logs", needed_by="tracking.loggers")
-        callbacks = (*run_logs(spec.tracking, folder), *callbacks)
-    guarded = [GuardedCallback(callback) for callback in callbacks]
-    measure_base = not folder.is_finished(BASE_RUN)
+    spec, guarded = context.spec, _guarded(context, callbacks)
+    measure_base = not context.folder.is_finished(BASE_RUN)
     with phase(console, ray_phase(spec.cluster)):
         start_ray(spec.cluster)
-    # The workers start and import torch while this process loads the base model.
-    with (
-        Slots(
-            spec.cluster,
-            expected=len(left) + measure_base,
-            storage=folder.ray,
-            early_stopping=_early_stopping(context),
-        ) as slots,
-        # A logger may have actors of its own, so it hears of the end while Ray runs.
-        ending(guarded),
-    ):
+    # The workers start and import torch while this process loads the base model. A logger may have
+    # actors of its own, so it hears of the end while Ray runs.
+    with _slots(context, len(left) + measure_base) as slots, ending(guarded):
         queue = slots.queue
         # The workers read the base model from Ray's object store: one copy on each node.
         with phase(console, "loading the base model"):
@@ -95,10 +83,10 @@ def train(
         committer = _open_committer(context, open_listener, console)
         # A source chooses each run from the results so far, so no more runs than slots begin early.
         source = _source(committer, finer)
+        run_ids = [t.run_id for t in left]
         out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
-        first = [t.run_id for t in left] if source is None else source.upcoming(out)
         # These runs begin before Tune starts, whose trials then follow them. Of a list, all enter.
-        first = [BASE_RUN] * measure_base + first
+        first = [BASE_RUN] * measure_base + (run_ids if source is None else source.upcoming(out))
         queue.enqueue.remote(first, measure_base + out)
         base = queue.outcome.remote(BASE_RUN) if measure_base else None
         if first:
@@ -110,26 +98,28 @@ def train(
             tuning = TuneRun(
                 queue=queue,
                 committer=committer,
-                folder=folder,
                 num_slots=slots.num_slots,
-                trials=context.trials,
-                score=spec.select.score,
                 shown=shown,
                 callbacks=guarded,
             )
-            # Give Tune the runs one by one as the source chooses them, or all runs in rounds.
-            if source is not None:
-                tuning.run(
-                    source,
-                    len(left),
-                    close=lambda given: ray.get(queue.close.remote(given + measure_base)),
-                )
-            else:
-                for of_round in rounds([t.run_id for t in left], slots.num_slots):
-                    tuning.run(ListSource(of_round), len(of_round))
+            tuning.train(run_ids, source, measure_base)
             # If no run is left, no commit has waited for the untrained model's measurement.
             committer.base()
     return committer
+
+
+def _guarded(context: SweepContext, callbacks: Sequence[Callback]) -> list[GuardedCallback]:
+    """Guard the user's callbacks, and the callbacks that write the run logs."""
+    if context.spec.tracking.loggers:
+        run_logs = service("run_logs", needed_by="tracking.loggers")
+        callbacks = (*run_logs(context.spec.tracking, context.folder), *callbacks)
+    return [GuardedCallback(callback) for callback in callbacks]
+
+
+def _slots(context: SweepContext, num_runs: int) -> Slots:
+    """Return the slots of the workers for a number of runs."""
+    cluster, stopping = context.spec.cluster, _early_stopping(context)
+    return Slots(cluster, expected=num_runs, storage=context.folder.ray, early_stopping=stopping)
 
 
 def _open_committer(

@@ -17,7 +17,6 @@ from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
-from raydp.sweep.store.folder import SweepFolder
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
@@ -150,8 +149,6 @@ class TuneRun:
     Attributes:
         queue: the actor of the sweep's TrialQueue.
         committer: commits the results.
-        trials: run_id -> the planned run.
-        score: the score that the sweep selects by, None if it measures none.
         shown: whether step metrics, utility and scores go through Tune. Those of a private
             selection do not.
         callbacks: the user's own callbacks of Tune.
@@ -159,12 +156,22 @@ class TuneRun:
 
     queue: ActorProxy[TrialQueue]
     committer: Committer
-    folder: SweepFolder
     num_slots: int
-    trials: Mapping[str, TrialPlan]
-    score: str | None
     shown: bool
     callbacks: Sequence[GuardedCallback]
+
+    def train(self, run_ids: list[str], source: RunSource | None, num_before: int) -> None:
+        """Train the runs one by one as the source chooses them, or without one in rounds.
+
+        Args:
+            num_before: how many runs are in the queue that the source has not given.
+        """
+        if source is not None:
+            close = self.queue.close.remote
+            self.run(source, len(run_ids), lambda given: ray.get(close(given + num_before)))
+            return
+        for of_round in rounds(run_ids, self.num_slots):
+            self.run(ListSource(of_round), len(of_round))
 
     def run(
         self, source: RunSource, count: int, close: Callable[[int], object] = lambda given: None
@@ -174,12 +181,8 @@ class TuneRun:
         A trial only follows its run in the queue, and holds no CPU, which the workers need. There
         is one more trial than slots, so that the next run is in the queue before a slot asks.
         """
-        num_actors, score, shown, queue = (
-            min(self.num_slots + 1, count),
-            self.score,
-            self.shown,
-            self.queue,
-        )
+        context, num_actors = self.committer.context, min(self.num_slots + 1, count)
+        score, shown, queue = context.spec.select.score, self.shown, self.queue
         seconds, name = max(REPORT_SECONDS, self.num_slots / REPORTS_A_SECOND), secrets.token_hex(4)
 
         # The trial reports the run's progress until its outcome. To follow a run puts it into the
@@ -208,14 +211,14 @@ class TuneRun:
             tune_config=tune.TuneConfig(
                 max_concurrent_trials=num_actors,
                 reuse_actors=True,
-                search_alg=RunSearcher(source, self.trials, close),
+                search_alg=RunSearcher(source, context.trials, close),
                 num_samples=count,
                 trial_name_creator=_trial_name,
                 trial_dirname_creator=_trial_folder,
             ),
             run_config=tune.RunConfig(
                 name="tune",
-                storage_path=str(self.folder.ray),
+                storage_path=str(context.folder.ray),
                 verbose=0,
                 progress_reporter=SilentReporter(),
                 callbacks=[CommitCallback(self.committer), *self.callbacks],
@@ -224,7 +227,7 @@ class TuneRun:
         ).fit()
         # If Tune gave up on a trial, its run has an outcome in the queue nevertheless.
         for run_id in source.given():
-            if run_id not in self.committer.committed and not self.folder.has_ended(run_id):
+            if run_id not in self.committer.committed and not context.folder.has_ended(run_id):
                 self.committer.commit(run_id)
 
 
