@@ -1,6 +1,6 @@
-"""Alarms on registered models whose stated ε an audit refutes.
+"""Alarms on registered models: reasons that keep `privacy-preferred` away, such as a refuted ε.
 
-An alarm is a tag on a version, and takes `privacy-preferred` away.
+An alarm is a tag on a version.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ def set_alarms(
     *,
     tracking_uri: str,
 ) -> None:
-    """Set or remove the audit alarm of every version of a sweep's configurations.
+    """Set or remove the alarm of every version of a sweep's configurations.
 
     A version with an alarm loses the alias `privacy-preferred`, which is recorded, and cannot get
     it again.
 
     Args:
         registered_model, sweep: the registered model and the sweep of the versions.
-        alarms: configuration -> finding of the newest audit, as a sentence; None if it found
-            nothing.
+        alarms: configuration -> its newest alarm, as a sentence; None if there is none now.
     """
     if not alarms:
         return
@@ -45,7 +44,7 @@ def set_alarms(
             f"name = '{registered_model}' and tags.sweep = '{sweep}'"
         )
     )
-    # Set the tag on the versions of audited configurations, or remove an older alarm.
+    # Set the tag on the versions of these configurations, or remove an older alarm.
     for version in versions:
         configuration = _configuration(version)
         if configuration is None or configuration not in alarms:
@@ -55,8 +54,7 @@ def set_alarms(
             store.client.set_model_version_tag(registered_model, version.version, ALARM_TAG, alarm)
         elif ALARM_TAG in version.tags:
             store.client.delete_model_version_tag(registered_model, version.version, ALARM_TAG)
-    # Take the alias away from versions with an alarm. The configurations that were not audited now
-    # keep what they have.
+    # Take the alias away from versions with an alarm. Other configurations keep what they have.
     by_version = {
         str(v.version): alarms.get(made)
         for v in versions

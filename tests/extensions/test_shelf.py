@@ -44,7 +44,6 @@ SEAMS: dict[str, set[str]] = {
     "auditing": {
         "analysis/surface/outlook.py",
         "raydp/scores/memorisation/exposure.py",
-        "raydp/sweep/store/alarms.py",
         "raydp/tasks/wrappers/planted.py",
         "raydp/tasks/wrappers/twins.py",
     },

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from raydp.extensions.auditing.canaries import ACCESS, CanaryKind
+from raydp.extensions.auditing.noted import note_audit
 from raydp.extensions.auditing.report import SCORE, AuditReport, report_of
 from raydp.extensions.auditing.source import AuditSubject
 from raydp.io.interrupted import Interrupted
@@ -18,13 +19,11 @@ from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.store.alarms import alarms_of, note_audit
+from raydp.sweep.store.alarms import alarms_of
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import set_alarms
 
 DEFAULT_CANARIES = 500
-
-
 OF_THE_WEIGHTS = ("model.adapter", "model.quantization")
 """Fields that say which weights are trained, and in which form the others are."""
 
@@ -88,15 +87,14 @@ def next_audit(
     # An audit of a sweep must be of the models that the sweep has trained.
     if SweepFolder.is_at(source.folder):
         SweepFolder.resume(source.spec)  # checks that the models belong to this spec
-    chosen = tuple(seeds or source.spec.seed_labels[:1])
-    kind = _kind(canary)
+    seeds, kind = tuple(seeds or source.spec.seed_labels[:1]), _kind(canary)
     spec_fn = partial(
         audit_spec,
         source,
         canary=kind,
         num_canaries=num_canaries,
         confidence=confidence,
-        seeds=chosen,
+        seeds=seeds,
     )
     # Go on with the newest audit, or start one with coins of its own. Coins are never used twice:
     # bounds hold for coins that nobody could know before.
@@ -123,10 +121,8 @@ def conclude(
     if report.runs and not interrupted:
         note_audit(source.folder, report.audit, report.alarms(), report.canaries_used())
         if SweepFolder.is_at(source.folder):
-            tracking, alarms = source.spec.tracking, alarms_of(source.folder)
-            set_alarms(
-                tracking.registered_model, source.spec.name, alarms, tracking_uri=tracking.uri
-            )
+            tracked, alarms = source.spec.tracking, alarms_of(source.folder)
+            set_alarms(tracked.registered_model, source.spec.name, alarms, tracking_uri=tracked.uri)
     return report
 
 
@@ -176,15 +172,10 @@ def audit_spec(
     # The stated ε is tested; a method without a guarantee has none to test.
     if spec.method.params.private or spec.method.params.states:
         measured["epsilon"] = target.target_epsilon
+    canaries = {"canary": canary, "num_canaries": num_canaries, "seed": coins}
     data.update(
         name=name,
-        task={
-            "name": "audited",
-            "of": spec.task.as_dict(),
-            "canary": canary,
-            "num_canaries": num_canaries,
-            "seed": coins,
-        },
+        task={"name": "audited", "of": spec.task.as_dict(), **canaries},
         privacy={**data["privacy"], "target_delta": delta, "delta_exponent": None},
         scores=[measured],
         select={"score": SCORE, "min_gain_share": None},
@@ -214,11 +205,8 @@ def _check_auditable(spec: SweepSpec) -> None:
 def _latest(source: AuditSubject) -> SweepFolder | None:
     """Return the folder of the newest audit of a source, or None."""
     storage = Path(source.spec.storage)
-    begun = [
-        p.parent
-        for p in storage.glob(f"{source.name}*/spec.yaml")
-        if _number(source, p.parent.name)
-    ]
+    folders = (spec.parent for spec in storage.glob(f"{source.name}*/spec.yaml"))
+    begun = [folder for folder in folders if _number(source, folder.name)]
     return SweepFolder.open(max(begun, key=lambda p: _number(source, p.name))) if begun else None
 
 

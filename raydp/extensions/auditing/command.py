@@ -125,11 +125,8 @@ def audit_bound(
     from raydp.io.output import print_json, print_table
 
     counts = Guesses(num_canaries=canaries, num_guesses=guesses, num_correct=correct)
-    answer = {
-        **asdict(one_run_bound(counts, delta, confidence)),
-        "delta": delta,
-        "confidence": confidence,
-    }
+    bound = asdict(one_run_bound(counts, delta, confidence))
+    answer = {**bound, "delta": delta, "confidence": confidence}
     if answer["epsilon_gdp"] is None:
         answer["reason"] = "no Gaussian mechanism has a finite ε at δ = 0"
     print_json(answer) if json else print_table("lower bound on ε", [answer])

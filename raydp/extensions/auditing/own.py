@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,8 @@ class OwnAudit:
     @property
     def above(self) -> int:
         """Return the number of models whose bound is above the stated ε."""
-        return (
-            0
-            if self.epsilon is None
-            else sum(row["epsilon_hat"] > self.epsilon for row in self.runs)
-        )
+        stated = math.inf if self.epsilon is None else self.epsilon
+        return sum(row["epsilon_hat"] > stated for row in self.runs)
 
     def document(self) -> dict[str, object]:
         """Return the document that `raydp audit --json` prints."""

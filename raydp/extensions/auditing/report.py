@@ -218,13 +218,11 @@ def _largest(rows: Sequence[AuditedRun], score: OneRunAudit) -> float | None:
     if not rows:
         return None
     confidence = 1 - (1 - score.confidence) / (len(rows) * len(score.shares))
-    return max(_bound(row, score, confidence) for row in rows)
-
-
-def _bound(row: AuditedRun, score: OneRunAudit, confidence: float) -> float:
-    canaries = row["canaries"]
-    guesses = Guesses(num_canaries=canaries, num_guesses=row["guesses"], num_correct=row["correct"])
-    return one_run_bound(guesses, score.delta, confidence).epsilon
+    guessed = (
+        Guesses(num_canaries=r["canaries"], num_guesses=r["guesses"], num_correct=r["correct"])
+        for r in rows
+    )
+    return max(one_run_bound(each, score.delta, confidence).epsilon for each in guessed)
 
 
 def _sentence(report: AuditReport, rows: Sequence[AuditedRun]) -> str:

@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from raydp.extensions.auditing.report import AuditReport
 
 SHOWN = (
-    *(
-        "batch_size",
-        "num_steps",
-        "learning_rate",
-        "seed",
-        "correct",
-        "guesses",
-        "epsilon_hat",
-        "epsilon_gdp",
-    ),
-    *("epsilon_mechanism", "p_value", "p_holm"),
+    *("batch_size", "num_steps", "learning_rate", "seed", "correct", "guesses"),
+    *("epsilon_hat", "epsilon_gdp", "epsilon_mechanism", "p_value", "p_holm"),
 )
 NAMES = {
     "epsilon_hat": "ε̂",
@@ -49,12 +40,11 @@ def show_audit(report: AuditReport) -> None:
     # Only gradient canaries have the bound for the accounted mechanism.
     shown = [name for name in SHOWN if name != "epsilon_mechanism" or report.access == "gradient"]
     runs = [{NAMES.get(k, k): row[k] for k in shown} for row in rows]
-    marks = {i: "ALARM" for i, row in enumerate(report.runs) if row["alarm"]}
     print_table(
         f"{report.audit}: {report.canaries} {report.canary} canaries, access to {report.access}, "
         f"{stated}, {report.confidence:.0%} each",
         runs,
-        marks=marks,
+        marks={i: "ALARM" for i, row in enumerate(report.runs) if row["alarm"]},
     )
     configurations = [{NAMES.get(k, k): v for k, v in row.items()} for row in report.configurations]
     print_table("configurations, corrected for their runs", configurations)

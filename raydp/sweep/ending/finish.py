@@ -72,7 +72,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     # Joint ε of all registered models, for the summary and every card.
     together = recorder.release()
     tracking = spec.tracking
-    # The registry shows what audits found, whatever is selected.
+    # The registry shows every alarm, whatever is selected.
     set_alarms(
         tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri
     )
@@ -96,7 +96,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     if all(math.isfinite(record.accounted.epsilon) for record in plan.privacy.values()):
         aliases[PRIVACY_PREFERRED] = selected  # only for models with a guarantee
     alarm = alarm_of(folder.path, selected)
-    # An audit that refutes the guarantee keeps the alias away too.
+    # An alarm, as of an audit that refutes the guarantee, keeps the alias away too.
     if alarm is not None and aliases.pop(PRIVACY_PREFERRED, None) is not None:
         LOGGER.warning("privacy-preferred is not set: %s", alarm)
     # Models that are only trained for attacks get no alias.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from raydp.extensions.auditing.audits import audit_spec, conclude, next_audit
+from raydp.extensions.auditing.noted import note_audit
 from raydp.extensions.auditing.one_run import Guesses, one_run_bound, one_run_p_value
 from raydp.extensions.auditing.report import AuditReport, report_of
 from raydp.extensions.auditing.source import AuditSubject, source_of
@@ -22,7 +23,7 @@ from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.store.alarms import alarms_of, note_audit
+from raydp.sweep.store.alarms import alarms_of
 from raydp.sweep.store.results import RunResult
 from raydp.tracking import find_models, promote_model
 from tests.builders.specs import small_spec
@@ -171,11 +172,11 @@ def test_bounds_of_several_runs_hold_together(tmp_path: Path) -> None:
 def test_the_newest_audit_of_a_configuration_decides(tmp_path: Path) -> None:
     one = Configuration(batch_size=32, num_steps=3, learning_rate=0.01)
     other = replace(one, settings=Settings({"method.max_grad_norm": 0.5}))
-    note_audit(tmp_path, "small-audit", {one: "refuted", other: None})
-    note_audit(tmp_path, "small-audit", {one: "refuted", other: None})  # a second look at it
+    for _ in range(2):  # the second time is a second look at it
+        note_audit(tmp_path, "small-audit", {one: "refuted", other: None}, {"number": 100})
     assert len(json.loads((tmp_path / "audits.json").read_text())["audits"]) == 1
     assert alarms_of(tmp_path) == {one: "refuted", other: None}
-    note_audit(tmp_path, "small-audit-2", {one: None})
+    note_audit(tmp_path, "small-audit-2", {one: None}, {})
     assert alarms_of(tmp_path) == {one: None, other: None}
 
 
