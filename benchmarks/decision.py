@@ -46,7 +46,8 @@ from numpy.typing import NDArray
 from raydp.analysis import configuration_means, load_points, select
 from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.rules import Layout, choose
-from raydp.analysis.tables.points import KEY, configurations, with_settings
+from raydp.analysis.tables.columns import KEY, with_settings
+from raydp.analysis.tables.points import configurations
 from raydp.analysis.tables.utility_filter import loss_threshold, within
 
 Array = NDArray[np.float64]

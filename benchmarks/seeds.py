@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from raydp.analysis import load_points, select
 from raydp.analysis.seeds.allocation import SeedLimits, next_seed
 from raydp.analysis.selection.constraints import Constraints
-from raydp.analysis.tables.points import KEY, with_settings
+from raydp.analysis.tables.columns import KEY, with_settings
 from raydp.search_spaces import Configuration
 
 Array = NDArray[np.float64]

@@ -23,8 +23,8 @@ from raydp.analysis.figures.style import (
 from raydp.analysis.selection.risk import privacy_risk
 from raydp.analysis.statistics.heuristics import heuristic_accuracy
 from raydp.analysis.statistics.variance import score_variance
+from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.points import (
-    KEY,
     configuration_means,
     configurations,
     require_hyperparameters,

@@ -10,8 +10,9 @@ import pandas as pd
 from raydp.analysis.figures.scatter import drawn_rows
 from raydp.analysis.report.markup import Cell, number, paragraph, percent, plot, table
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
+from raydp.analysis.tables.columns import SETTINGS
 from raydp.analysis.tables.coordinates import further_columns
-from raydp.analysis.tables.points import SETTINGS, configurations
+from raydp.analysis.tables.points import configurations
 from raydp.analysis.tables.utility_filter import shown_threshold, threshold_text, within
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.search_spaces.settings import settings_in_words

@@ -15,10 +15,10 @@ from raydp.analysis.selection.evidence import Evidence, certainty_at
 from raydp.analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from raydp.analysis.selection.thresholds import select_at_thresholds
 from raydp.analysis.surface.surrogate import TooManyError
+from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import (
     configuration_means,
     configurations,
-    known,
     require_hyperparameters,
 )
 from raydp.analysis.tables.thinning import evenly

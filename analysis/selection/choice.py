@@ -51,12 +51,11 @@ from raydp.analysis.selection.rules import (
 )
 from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook
+from raydp.analysis.tables.columns import KEY, known
 from raydp.analysis.tables.per_secret import highest, own_score, score_names, score_values
 from raydp.analysis.tables.points import (
-    KEY,
     configuration_means,
     configurations,
-    known,
     largest,
     require_hyperparameters,
 )

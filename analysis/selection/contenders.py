@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.selection.equivalents import CONFIDENCE, unknown_errors
 from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, combined_degrees, secret_errors
-from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.statistics.spread import t_quantile, unit_of
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Hyperparameters
 
@@ -232,8 +232,6 @@ class _Compared:
     @cached_property
     def critical(self) -> Array:
         """Return the critical value of each difference, in standard errors, at `level`, [k, k]."""
-        from scipy.special import stdtrit
-
         # Two variances over seeds may share one estimate, so their sum has no more degrees of
         # freedom than either.
         own = np.ones(len(self.score)) if self.noise is None else self.noise.degrees
@@ -244,7 +242,7 @@ class _Compared:
             self.scale_of_secrets,
             max(1, self.num_secrets - 1),
         )
-        quantiles: Array = (-stdtrit(degrees, self.level)).clip(max=FARTHEST)
+        quantiles: Array = (-t_quantile(degrees, self.level)).clip(max=FARTHEST)
         return quantiles
 
 

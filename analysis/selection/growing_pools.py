@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.rules import Layout
 from raydp.analysis.statistics.heuristics import Coded
+
+if TYPE_CHECKING:
+    from raydp.analysis.selection.rules import Layout
 
 _MANY = 2000
 """Layouts with more configurations are processed one by one, smaller layouts together.

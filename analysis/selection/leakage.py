@@ -9,8 +9,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import means_by_secret
+from raydp.analysis.statistics.spread import t_quantile
+from raydp.analysis.tables.columns import KEY, with_settings
 from raydp.analysis.tables.per_secret import ERROR, PREFIX, is_logarithmic
-from raydp.analysis.tables.points import KEY, with_settings
 
 Array = NDArray[np.float64]
 
@@ -117,13 +118,13 @@ def measured_leakage(
 
 def _has_outlier(excess: Array) -> NDArray[np.bool_]:
     """Return whether the largest of each configuration's excesses, [m, k], is an outlier."""
-    from scipy.special import stdtrit
-
     k = excess.shape[1]
     # Median and median deviation: outliers must not widen the spread that they are compared with.
     centre = np.median(excess, axis=1)
     spread = _OF_GAUSSIAN * np.median(np.abs(excess - centre[:, None]), axis=1)
-    outlier: NDArray[np.bool_] = excess.max(axis=1) - centre > -stdtrit(k - 1, LEVEL / k) * spread
+    outlier: NDArray[np.bool_] = (
+        excess.max(axis=1) - centre > -t_quantile(k - 1, LEVEL / k) * spread
+    )
     return outlier
 
 
@@ -161,8 +162,6 @@ def _detectable(points: pd.DataFrame, excess: Array, of_models: Array, name: str
 
     It is the quantile of Student's t times the standard error, [m].
     """
-    from scipy.special import stdtrit
-
     k = excess.shape[1]
     error: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
     # The part of a score's own standard error beyond the spread over secrets is the error of its
@@ -172,4 +171,4 @@ def _detectable(points: pd.DataFrame, excess: Array, of_models: Array, name: str
         squares = own.to_numpy(dtype=np.float64) ** 2
         of_controls = np.nan_to_num(squares - of_models.var(axis=1, ddof=1) / k).clip(min=0)
         error = np.sqrt(error**2 + of_controls)
-    return np.asarray(-stdtrit(k - 1, LEVEL) * error)
+    return np.asarray(-t_quantile(k - 1, LEVEL) * error)

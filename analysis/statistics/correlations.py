@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.per_secret import score_names, score_values
-from raydp.analysis.tables.points import KEY, require_hyperparameters
+from raydp.analysis.tables.points import require_hyperparameters
 
 Array = NDArray[np.float64]
 
@@ -169,9 +170,9 @@ def _interval(draws: Array) -> list[float] | None:
 
 def spearman(one: Array, others: Array) -> Array:
     """Return the rank correlations of values, [n], with rows that vary, [B, n]: shape [B]."""
-    from scipy.stats import rankdata
-
-    a, b = rankdata(one) - (len(one) + 1) / 2, rankdata(others, axis=1) - (len(one) + 1) / 2
+    middle = (len(one) + 1) / 2
+    a = pd.Series(one).rank().to_numpy() - middle
+    b = pd.DataFrame(others).rank(axis=1).to_numpy() - middle
     correlations: Array = b @ a / np.sqrt((a @ a) * (b * b).sum(axis=1))
     return correlations
 

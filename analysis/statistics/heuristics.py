@@ -15,7 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raydp.analysis.statistics.results import Reason
-from raydp.analysis.tables.points import SETTINGS, configuration_means
+from raydp.analysis.tables.columns import SETTINGS
+from raydp.analysis.tables.points import configuration_means
 from raydp.search_spaces.configuration import HYPERPARAMETERS, exact
 
 HEURISTICS = ("individual", "compute", "updates")

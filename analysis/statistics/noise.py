@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.statistics.spread import t_quantile, unit_of
+from raydp.analysis.tables.columns import KEY, with_settings
 from raydp.analysis.tables.per_secret import as_array, by_secret, controls_of
-from raydp.analysis.tables.points import KEY, with_settings
 
 Array = NDArray[np.float64]
 
@@ -351,8 +351,6 @@ def upper_limit(
     Student's t with one degree of freedom less than the number of secrets. Both are combined after
     Welch and Satterthwaite. Without seeds and secrets, the limit is the mean itself.
     """
-    from scipy.stats import t as student
-
     score = means["score"].to_numpy(dtype=np.float64)
     noise = SeedNoise.of(means["score_std"].to_numpy(), means["num_seeds"].to_numpy())
     error, degrees, levels = np.zeros(len(score)), np.full(len(score), np.inf), []
@@ -368,5 +366,5 @@ def upper_limit(
             levels.append("secrets")
     if not levels:
         return score, "a mean score"
-    limit: Array = score + student.ppf(0.95, degrees) * error
+    limit: Array = score + t_quantile(degrees, 0.95) * error
     return limit, f"a 95 % upper limit of the mean score over {' and '.join(levels)}"

@@ -7,9 +7,10 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import fdtrc
 
 from raydp.analysis.statistics.results import Reason, because
-from raydp.analysis.statistics.spread import std, std_interval, unit_of
+from raydp.analysis.statistics.spread import std, std_interval, t_quantile, unit_of
 from raydp.analysis.tables.points import configuration_means
 
 
@@ -114,8 +115,6 @@ def score_variance(points: pd.DataFrame) -> Variance:
 
 def _components(means: pd.DataFrame) -> Components:
     """Return the components of one run's variance: total, configurations, seeds."""
-    from scipy.stats import f as fisher
-
     result: Components = {
         "total_std": None,
         "configuration_std": None,
@@ -148,17 +147,15 @@ def _components(means: pd.DataFrame) -> Components:
         result["configuration_share"] = of_configurations / (of_configurations + of_seeds)
     if of_seeds > 0:
         f = between / (count - 1) / of_seeds
-        result["f_test"] = {"f": f, "p": float(fisher.sf(f, count - 1, runs - count))}
+        result["f_test"] = {"f": f, "p": float(fdtrc(count - 1, runs - count, f))}
     return result
 
 
 def _mean_interval(values: NDArray[np.float64]) -> list[float] | None:
     """Return the 95 % interval of a mean of standard deviations, by Student's t, from 0 up."""
-    from scipy.stats import t as student
-
     if len(values) < 2:
         return None
-    margin = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    margin = float(t_quantile(len(values) - 1, 0.975) * values.std(ddof=1) / np.sqrt(len(values)))
     return [max(0.0, float(values.mean()) - margin), float(values.mean()) + margin]
 
 

@@ -16,7 +16,7 @@ from raydp.analysis.statistics.noise import common_effect
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
 from raydp.analysis.surface.posterior import Posterior, mixed
 from raydp.analysis.surface.surrogate import Figure
-from raydp.analysis.tables.points import SETTINGS, with_settings
+from raydp.analysis.tables.columns import SETTINGS, with_settings
 from raydp.analysis.tables.thinning import evenly
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 

@@ -6,13 +6,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Hyperparameters
+
+if TYPE_CHECKING:
+    from raydp.analysis.surface.what_if import MeasuredScores
 
 MOST_SEEDS = 1024
 """So many seeds leave hardly any error over seeds."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.noise import SeedNoise
+if TYPE_CHECKING:
+    from raydp.analysis.statistics.noise import SeedNoise
+
 
 Array = NDArray[np.float64]
 

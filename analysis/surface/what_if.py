@@ -12,7 +12,8 @@ from raydp.analysis.statistics.noise import SeedNoise, mean_over_seeds, measured
 from raydp.analysis.surface.hierarchical_model import interactions
 from raydp.analysis.surface.hierarchy import score_posterior
 from raydp.analysis.surface.posterior import Posterior
-from raydp.analysis.tables.points import KEY, configuration_means, with_settings
+from raydp.analysis.tables.columns import KEY, with_settings
+from raydp.analysis.tables.points import configuration_means
 
 Array = NDArray[np.float64]
 

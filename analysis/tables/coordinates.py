@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.tables.points import SETTINGS, with_settings
+from raydp.analysis.tables.columns import SETTINGS, with_settings
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.search_spaces.settings import Settings, short_names, value_in_words
 

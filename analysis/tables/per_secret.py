@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.tables.points import LARGEST, numbers
+from raydp.analysis.tables.columns import LARGEST, numbers
 from raydp.search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"

@@ -5,29 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.tables.columns import KEY, LARGEST, SETTINGS, numbers, with_settings
 from raydp.analysis.tables.files import numbered, place_of, read_table
 from raydp.analysis.tables.rounded_means import rounded_means
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 from raydp.search_spaces.configuration import exact as exact
-from raydp.search_spaces.names import cell_in_words, familiar, unknown_name
+from raydp.search_spaces.names import familiar, unknown_name
 from raydp.search_spaces.settings import Settings
 
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
 OPTIONAL_NUMBERS = ("epsilon", "delta", "base_utility_loss")
 """Columns of numbers that a table may lack, and whose cells may be null."""
-SETTINGS = "settings"
-"""The column of the further fields that a configuration sets, each cell as by `Settings.text`.
-
-In a table without the column, configurations set none.
-"""
-KEY = ["num_steps", "batch_size", "learning_rate", SETTINGS]
-"""The columns that tell configurations apart, in the order of rows and of the first among ties."""
 _INTEGERS = {"batch_size", "num_steps", "seed"}
 _REALS = ["learning_rate", "utility_loss", "score"]
 _POSITIVE = set(HYPERPARAMETERS)
@@ -38,8 +31,6 @@ _ROUNDING = 2.0**-40
 """The relative rounding of a mean of a few thousand values that were added in another order."""
 _LARGEST_INTEGER = 2**53
 """The largest magnitude up to which doubles represent all integers."""
-LARGEST = 1e100
-"""Largest magnitude of losses and scores: products of larger values are no longer doubles."""
 
 
 def load_points(path: str | Path, *, by: str | None = None, scored: bool = True) -> pd.DataFrame:
@@ -166,38 +157,6 @@ def check_points(
     # attrs survive copies, so that later warnings can tell how many rows were left out.
     points.attrs[_OTHER_ROWS] = others
     return points.reset_index(drop=True)
-
-
-def with_settings(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose column `settings` is text in its one form.
-
-    The column is added if there is none.
-
-    Raises:
-        ValueError: a cell is not the JSON of some fields. The message gives the place.
-    """
-    if SETTINGS not in table.columns:
-        return table.assign(**{SETTINGS: pd.Series("", index=table.index, dtype=object)})
-    cells = table[SETTINGS].tolist()
-    texts = [_one_form(cell, at, table) for at, cell in enumerate(cells)]
-    if texts == cells and table[SETTINGS].dtype == object:
-        return table
-    return table.assign(**{SETTINGS: pd.Series(texts, index=table.index, dtype=object)})
-
-
-def _one_form(cell: object, at: int, table: pd.DataFrame) -> str:
-    """Return a cell of the column `settings` in the form that `Settings.text` gives."""
-    if (
-        cell is None
-        or cell == ""
-        or (isinstance(cell, float) and math.isnan(cell))
-        or cell is pd.NA
-    ):
-        return ""
-    try:
-        return Settings.parse(str(cell)).text
-    except ValueError as error:
-        raise ValueError(f"{error} It is in {place_of(table, at)}.") from error
 
 
 def other_rows(points: pd.DataFrame) -> dict[str, int]:
@@ -366,34 +325,6 @@ def check_column(column: pd.Series) -> pd.Series:
     )
 
 
-def numbers(column: pd.Series) -> NDArray[np.float64]:
-    """Return values as doubles, null as NaN.
-
-    Single precision is converted by its shortest decimal: 0.001 stays 0.001.
-
-    Raises:
-        ValueError: a value is not a number. The message names the column and the row.
-    """
-    if column.dtype in (np.float64, np.int64):
-        return column.to_numpy(dtype=np.float64)
-    cells = list(column.array)
-    values = [_number(cell) for cell in cells]
-    if None in values:
-        bad = values.index(None)
-        # A name that is not familiar may be private text.
-        name = next(iter(familiar([column.name])), "a column of numbers")
-        raise ValueError(
-            f"{name} must be a number, got {cell_in_words(cells[bad])} in {place_of(column, bad)}. "
-            "Correct the row."
-        )
-    return np.array(values, dtype=np.float64)
-
-
-def known(value: float) -> float | None:
-    """Return a number, None for NaN."""
-    return None if math.isnan(value) else value
-
-
 def largest(points: pd.DataFrame, column: str) -> float | None:
     """Return a column's largest value, such as epsilon; None if it or a value is missing."""
     values = (
@@ -402,18 +333,6 @@ def largest(points: pd.DataFrame, column: str) -> float | None:
         else pd.Series([math.nan])
     )
     return None if values.isna().any() else float(values.max())
-
-
-def _number(cell: Any) -> float | None:
-    """Return a cell as a double, NaN for null; None if it holds something else than a number."""
-    if not pd.api.types.is_scalar(cell):
-        return None
-    if pd.isna(cell):
-        return math.nan
-    try:
-        return float(str(cell))
-    except ValueError:
-        return None
 
 
 def _refuse_duplicates(points: pd.DataFrame, by: str | None) -> None:

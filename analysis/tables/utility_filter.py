@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.points import (
-    KEY,
     configuration_means,
     configurations,
     exact,

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-
-from raydp.io.notebook import without_advice_on_widgets
 
 _owned = False
 """Whether this process runs a command of raydp: then no user's object can be frozen."""
@@ -67,10 +67,25 @@ def imported(module: str, *, first: bool = False) -> ModuleType:
         return import_module(module)
     gc.disable()
     try:
-        with without_advice_on_widgets():
+        with _without_advice_on_widgets():
             return import_module(module)
     finally:
         # Objects that live as long as the process need never be searched.
         if first or _owned:
             gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def _without_advice_on_widgets() -> Iterator[None]:
+    """Leave out what tqdm and Ray say about missing widgets when a notebook imports them."""
+    # Ray remarks on INFO at its import; its other records stay.
+    ray_logger = logging.getLogger("ray.widgets.util")
+    level = ray_logger.level
+    ray_logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            yield
+    finally:
+        ray_logger.setLevel(level)

@@ -143,8 +143,7 @@ def opened(uri: str, field: str) -> tuple[FileSystem, str]:
     Raises:
         ValueError: the URI holds credentials, or pyarrow cannot open it.
     """
-    import pyarrow
-    from pyarrow import fs
+    import pyarrow.fs
 
     refuse_credentials(
         uri, field, "in the environment (AWS_ACCESS_KEY_ID, ...) or in the store's own files"
@@ -155,7 +154,7 @@ def opened(uri: str, field: str) -> tuple[FileSystem, str]:
             query="&".join(filter(None, [parts.query, "allow_delayed_open=true"]))
         ).geturl()
     try:
-        files, path = fs.FileSystem.from_uri(uri)
+        files, path = pyarrow.fs.FileSystem.from_uri(uri)
     except (pyarrow.ArrowException, OSError) as error:
         # Also a scheme that this pyarrow was built without.
         raise ValueError(

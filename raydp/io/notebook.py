@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import html
-import logging
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 
@@ -16,21 +13,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")
-
-
-@contextmanager
-def without_advice_on_widgets() -> Iterator[None]:
-    """Leave out what tqdm and Ray say about missing widgets when a notebook imports them."""
-    # Ray remarks on INFO at its import; its other records stay.
-    ray_logger = logging.getLogger("ray.widgets.util")
-    level = ray_logger.level
-    ray_logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="IProgress not found")
-            yield
-    finally:
-        ray_logger.setLevel(level)
 
 
 def replaced_text() -> Callable[[str], None]:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.analysis.tables.statements import Level
-from raydp.privacy import MethodRecord, NonPrivateEvent
+from raydp.privacy.accounting.events import NonPrivateEvent
 from raydp.privacy.mechanisms.reference import WeightedSets
+from raydp.privacy.records.parts import MethodRecord
 from raydp.spec.sections import LATER, PrivacySpec, Section
 from raydp.training.gradients.weights import UnitWeights
 from raydp.training.noise.stream import KeyedStream
@@ -24,7 +25,7 @@ from raydp.training.schedule import LearningRateSchedule, Shape
 if TYPE_CHECKING:
     import torch
 
-    from raydp.privacy import Event
+    from raydp.privacy.accounting.events import Event
     from raydp.search_spaces import Configuration
     from raydp.spec.document import SweepSpec
     from raydp.tasks.base import Task, TaskFacts

@@ -19,7 +19,7 @@ from raydp.methods.base import (
     unit_weights,
     weighted_sets,
 )
-from raydp.privacy import PoissonGaussian
+from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.search_spaces import Configuration
 from raydp.spec.sections import LATER, Of
 from raydp.tasks.base import Task

@@ -20,7 +20,7 @@ from raydp.models.finding import target_names_message
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.quantization import without_bitsandbytes
 from raydp.models.virtual_tokens import reading
-from raydp.spec.sections import ALL_LINEAR, AdapterSpec
+from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec
 
 if TYPE_CHECKING:
     from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig

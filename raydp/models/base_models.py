@@ -39,7 +39,7 @@ from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import check_quantization
-from raydp.spec.sections import ModelSpec
+from raydp.spec.sections.model import ModelSpec
 
 T = TypeVar("T")
 

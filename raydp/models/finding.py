@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raydp.io.locations import is_uri
 from raydp.models.families import family_of
-from raydp.spec.sections import ALL_LINEAR, ModelSpec
+from raydp.spec.sections.model import ALL_LINEAR, ModelSpec
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 SMOLLM2 = "smollm2-135m-instruct-q4"
@@ -78,12 +78,12 @@ def hub_folder(name: str, files: list[str] = _HUB_FILES) -> Path:
     Raises:
         ValueError: the hub has no such model, or cannot be reached.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
+    causes = (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError)
     try:
         return Path(snapshot_download(name, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (*causes, OSError) as error:
         # The hub's client raises all of these for one cause: the model cannot be had.
         raise ValueError(
             f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be "
@@ -94,12 +94,11 @@ def hub_folder(name: str, files: list[str] = _HUB_FILES) -> Path:
 
 def hub_revision(name: str) -> str | None:
     """Return the commit of the local copy of a model of the hub; None if there is no such copy."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import errors, try_to_load_from_cache
 
     try:
         config = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # a path or a name of raydp's own
+    except errors.HFValidationError:  # a path or a name of raydp's own
         return None
     return Path(config).parent.name if isinstance(config, str) else None
 

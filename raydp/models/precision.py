@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from raydp.privacy import Caution
+from raydp.privacy.records.cautions import Caution
 
 SHAPE = (256, 576, 1536)
 """Tokens, inputs and outputs of the layer that is timed: the shape of SmolLM2's MLP."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from raydp.spec.sections import AdapterSpec
+from raydp.spec.sections.model import AdapterSpec
 
 LAYERS_OF_A_KIND = 2
 """Number of layers of each kind that stay.

@@ -19,7 +19,7 @@ from raydp.models.base_models import LoadedModel
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
-from raydp.spec.sections import AdapterSpec
+from raydp.spec.sections.model import AdapterSpec
 
 if TYPE_CHECKING:
     from peft import PeftConfig

@@ -13,7 +13,7 @@ from torch import nn
 
 from raydp.models.base_models import load_base
 from raydp.models.pretrained import PretrainedModel
-from raydp.spec.sections import ModelSpec
+from raydp.spec.sections.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,97 +1,93 @@
 """Events, accountants, calibration, profiles and privacy records.
 
-Only this package and the accounting of an extension compute an ε. No torch.
+Only this package and the accounting of an extension compute an ε. No torch. The names below are
+imported on first use, so importing the package loads no numpy.
 """
 
-from raydp.privacy.accounting.attack import AttackBounds, attack_bounds
-from raydp.privacy.accounting.base import Accountant, AccountantError
-from raydp.privacy.accounting.calibration import (
-    Calibration,
-    CalibrationRequest,
-    calibrate,
-    calibrate_many,
-)
-from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian, PrivacyTarget
-from raydp.privacy.accounting.pld import PLDAccountant
-from raydp.privacy.accounting.profile import profile
-from raydp.privacy.accounting.prv import PRVAccountant
-from raydp.privacy.accounting.rdp import RDPAccountant
-from raydp.privacy.accounting.root_search import CalibrationError
-from raydp.privacy.mechanisms.data_sets import (
-    DataSetsRecord,
-    SetEpsilon,
-    data_sets_record,
-    epsilons_of_sets,
-)
-from raydp.privacy.mechanisms.reference import WeightedSets, excess_risk_bounds
-from raydp.privacy.records.card import card_markdown, remarks
-from raydp.privacy.records.card_content import (
-    LedgerSummary,
-    PrivacyCard,
-    ReleasedTogether,
-    Searched,
-)
-from raydp.privacy.records.cautions import Caution, cautions_of, cautions_together, stated
-from raydp.privacy.records.cross_check import cross_check
-from raydp.privacy.records.guarantee import attack_summary, composed, guarantee, profile_rows
-from raydp.privacy.records.kept import require_kept
-from raydp.privacy.records.parts import (
-    AccountedEpsilon,
-    ChoiceRecord,
-    Mechanism,
-    MethodRecord,
-    Procedure,
-    ReleasedWeights,
-)
-from raydp.privacy.records.record import PrivacyRecord, composed_epsilon, privacy_record
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Accountant",
-    "AccountantError",
-    "AccountedEpsilon",
-    "AttackBounds",
-    "Calibration",
-    "CalibrationError",
-    "CalibrationRequest",
-    "Caution",
-    "ChoiceRecord",
-    "DataSetsRecord",
-    "Event",
-    "LedgerSummary",
-    "Mechanism",
-    "MethodRecord",
-    "NonPrivateEvent",
-    "PLDAccountant",
-    "PRVAccountant",
-    "PoissonGaussian",
-    "PrivacyCard",
-    "PrivacyRecord",
-    "PrivacyTarget",
-    "Procedure",
-    "RDPAccountant",
-    "ReleasedTogether",
-    "ReleasedWeights",
-    "Searched",
-    "SetEpsilon",
-    "WeightedSets",
-    "attack_bounds",
-    "attack_summary",
-    "calibrate",
-    "calibrate_many",
-    "card_markdown",
-    "cautions_of",
-    "cautions_together",
-    "composed",
-    "composed_epsilon",
-    "cross_check",
-    "data_sets_record",
-    "epsilons_of_sets",
-    "excess_risk_bounds",
-    "guarantee",
-    "privacy_record",
-    "profile",
-    "profile_rows",
-    "remarks",
-    "require_kept",
-    "stated",
-]
+if TYPE_CHECKING:
+    from raydp.privacy.accounting.attack import AttackBounds as AttackBounds
+    from raydp.privacy.accounting.attack import attack_bounds as attack_bounds
+    from raydp.privacy.accounting.base import Accountant as Accountant
+    from raydp.privacy.accounting.base import AccountantError as AccountantError
+    from raydp.privacy.accounting.calibration import Calibration as Calibration
+    from raydp.privacy.accounting.calibration import CalibrationRequest as CalibrationRequest
+    from raydp.privacy.accounting.calibration import calibrate as calibrate
+    from raydp.privacy.accounting.calibration import calibrate_many as calibrate_many
+    from raydp.privacy.accounting.events import Event as Event
+    from raydp.privacy.accounting.events import NonPrivateEvent as NonPrivateEvent
+    from raydp.privacy.accounting.events import PoissonGaussian as PoissonGaussian
+    from raydp.privacy.accounting.events import PrivacyTarget as PrivacyTarget
+    from raydp.privacy.accounting.pld import PLDAccountant as PLDAccountant
+    from raydp.privacy.accounting.profile import profile as profile
+    from raydp.privacy.accounting.prv import PRVAccountant as PRVAccountant
+    from raydp.privacy.accounting.rdp import RDPAccountant as RDPAccountant
+    from raydp.privacy.accounting.root_search import CalibrationError as CalibrationError
+    from raydp.privacy.mechanisms.data_sets import DataSetsRecord as DataSetsRecord
+    from raydp.privacy.mechanisms.data_sets import SetEpsilon as SetEpsilon
+    from raydp.privacy.mechanisms.data_sets import data_sets_record as data_sets_record
+    from raydp.privacy.mechanisms.data_sets import epsilons_of_sets as epsilons_of_sets
+    from raydp.privacy.mechanisms.reference import WeightedSets as WeightedSets
+    from raydp.privacy.mechanisms.reference import excess_risk_bounds as excess_risk_bounds
+    from raydp.privacy.records.card import card_markdown as card_markdown
+    from raydp.privacy.records.card import remarks as remarks
+    from raydp.privacy.records.card_content import PrivacyCard as PrivacyCard
+    from raydp.privacy.records.card_content import ReleasedTogether as ReleasedTogether
+    from raydp.privacy.records.card_content import Searched as Searched
+    from raydp.privacy.records.cautions import Caution as Caution
+    from raydp.privacy.records.cautions import cautions_of as cautions_of
+    from raydp.privacy.records.cautions import cautions_together as cautions_together
+    from raydp.privacy.records.cautions import stated as stated
+    from raydp.privacy.records.cross_check import cross_check as cross_check
+    from raydp.privacy.records.guarantee import attack_summary as attack_summary
+    from raydp.privacy.records.guarantee import composed as composed
+    from raydp.privacy.records.guarantee import guarantee as guarantee
+    from raydp.privacy.records.guarantee import profile_rows as profile_rows
+    from raydp.privacy.records.kept import require_kept as require_kept
+    from raydp.privacy.records.parts import AccountedEpsilon as AccountedEpsilon
+    from raydp.privacy.records.parts import ChoiceRecord as ChoiceRecord
+    from raydp.privacy.records.parts import LedgerSummary as LedgerSummary
+    from raydp.privacy.records.parts import Mechanism as Mechanism
+    from raydp.privacy.records.parts import MethodRecord as MethodRecord
+    from raydp.privacy.records.parts import Procedure as Procedure
+    from raydp.privacy.records.parts import ReleasedWeights as ReleasedWeights
+    from raydp.privacy.records.record import PrivacyRecord as PrivacyRecord
+    from raydp.privacy.records.record import composed_epsilon as composed_epsilon
+    from raydp.privacy.records.record import privacy_record as privacy_record
+
+_NAMES = {
+    "accounting.attack": "AttackBounds attack_bounds",
+    "accounting.base": "Accountant AccountantError",
+    "accounting.calibration": "Calibration CalibrationRequest calibrate calibrate_many",
+    "accounting.events": "Event NonPrivateEvent PoissonGaussian PrivacyTarget",
+    "accounting.pld": "PLDAccountant",
+    "accounting.profile": "profile",
+    "accounting.prv": "PRVAccountant",
+    "accounting.rdp": "RDPAccountant",
+    "accounting.root_search": "CalibrationError",
+    "mechanisms.data_sets": "DataSetsRecord SetEpsilon data_sets_record epsilons_of_sets",
+    "mechanisms.reference": "WeightedSets excess_risk_bounds",
+    "records.card": "card_markdown remarks",
+    "records.card_content": "PrivacyCard ReleasedTogether Searched",
+    "records.cautions": "Caution cautions_of cautions_together stated",
+    "records.cross_check": "cross_check",
+    "records.guarantee": "attack_summary composed guarantee profile_rows",
+    "records.kept": "require_kept",
+    "records.parts": "AccountedEpsilon ChoiceRecord LedgerSummary Mechanism MethodRecord Procedure ReleasedWeights",
+    "records.record": "PrivacyRecord composed_epsilon privacy_record",
+}
+"""Module of this package -> its public names."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from raydp.spec.sections import Section
+from raydp.spec.sections.base import Section
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel

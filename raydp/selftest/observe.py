@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.base import StepTraits, unit_weights
-from raydp.privacy import Event, PoissonGaussian
+from raydp.privacy.accounting.events import Event, PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm

@@ -16,7 +16,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.scores.language.decoding import input_embeddings
 from raydp.selftest.observe import NoisyMethod
 from raydp.selftest.odd_layers import with_odd_layers
-from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.spec.sections.model import AdapterSpec, ModelSpec
 from raydp.tasks.base import Task, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from raydp.analysis import Selection, with_score
-from raydp.analysis import select as select_from
+from raydp import analysis
 from raydp.analysis.selection.reference import REFERENCE_RULES
 from raydp.analysis.tables.shown import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.plugins.registries import resolve, service
+from raydp.privacy.records.cross_check import cross_check
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
 from raydp.spec.sections import Bounds
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.ending.selected import of_sweep
 from raydp.sweep.planning.sources import folder_of_spec, is_spec
+from raydp.sweep.planning.start import check_plan
 from raydp.sweep.policy import SweepPolicy
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import POINTS_FILE, counts, points_table
@@ -155,7 +156,7 @@ class Sweep:
         worst_case: bool = False,
         rule: str | None = None,
         **bounds: Unpack[Bounds],
-    ) -> Selection:
+    ) -> analysis.Selection:
         """Select a configuration from the finished runs.
 
         The arguments are those of `raydp.select`.
@@ -174,8 +175,6 @@ def plan(spec: str | Path | Mapping[str, object] | SweepSpec) -> pd.DataFrame:
         One row per configuration. `.attrs` holds warnings, the configurations that a named space
         left out, the task's facts, and remarks on the meaning of ε and σ.
     """
-    from raydp.sweep.planning.start import check_plan
-
     with stderr.status("reading the spec and loading the libraries"):
         checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
     not_now = check_plan(checked)
@@ -214,8 +213,6 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     table.attrs["facts"] = planned.facts
     table.attrs["note"] = planned.note
     table.attrs["remarks"] = planned.remarks()
-    from raydp.privacy import cross_check
-
     with stderr.status("asking a second accountant"):
         checked = cross_check(planned.privacy.values())
     table.attrs["remarks"] += [] if checked is None else [checked]
@@ -253,7 +250,7 @@ def select(
     worst_case: bool = False,
     rule: str | None = None,
     **bounds: Unpack[Bounds],
-) -> Selection:
+) -> analysis.Selection:
     """Select a configuration from a points table or a sweep.
 
     Args:
@@ -272,8 +269,8 @@ def select(
     """
     # A table alone has no spec behind it, so only the given rule and constraints apply.
     if isinstance(points, pd.DataFrame):
-        table = points if score is None else with_score(points, score)
-        return select_from(table, rule=rule_of(None, rule), **with_given(None, bounds))
+        table = points if score is None else analysis.with_score(points, score)
+        return analysis.select(table, rule=rule_of(None, rule), **with_given(None, bounds))
     source = source_of(points, storage)
     # A sweep whose runs may not be shown chose once, and its ε covers this choice alone.
     if source.folder is not None and not source.shows_runs:

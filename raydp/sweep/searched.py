@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from raydp.analysis.selection.default import WITHOUT_SCORES
-from raydp.privacy import Searched
-from raydp.privacy.records.card_content import Strategy
+from raydp.privacy.records.card_content import Searched, Strategy
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.search_spaces.settings import value_in_words
 from raydp.spec.document import SweepSpec

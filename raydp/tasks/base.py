@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.search_spaces.names import count_in_words
-from raydp.spec.sections import Section
+from raydp.spec.sections.base import Section
 
 if TYPE_CHECKING:
     import torch
@@ -334,3 +334,19 @@ def task_of(spec: SweepSpec, tokenizer: PreTrainedTokenizerBase | None) -> Task:
             "users."
         )
     return by_user
+
+
+def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Yield positions in batches of at most max_tokens padded tokens, longest first.
+
+    Every position comes exactly once.
+    """
+    # With the longest first, memory runs out at the start or never. A stable sort gives the same
+    # batches on every machine.
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        # A longer example than max_tokens is a batch by itself.
+        size = max(1, max_tokens // max(int(lengths[order[start]]), 1))
+        yield order[start : start + size]
+        start += size

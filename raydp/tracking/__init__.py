@@ -1,14 +1,25 @@
 """Runs, models and their lookup in MLflow.
 
-Only this package imports MLflow, and only on first use.
+Only this package imports MLflow, and only on first use of a name below. MLflow's defaults that do
+not suit a privacy tool with a machine-readable stdout are replaced here, because MLflow reads some
+of them when it is imported. User settings win.
 """
 
+import os
 from importlib import import_module
 from typing import Any
 
+for _name, _value in {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+}.items():
+    os.environ.setdefault(_name, _value)
+
 _LAZY = {
-    "NotDeliveredError": "raydp.tracking.delivery",
-    "Pauses": "raydp.tracking.delivery",
+    "NotDeliveredError": "raydp.tracking.base",
+    "Pauses": "raydp.tracking.base",
     "MLflowTracker": "raydp.tracking.runs",
     "Tracker": "raydp.tracking.base",
     "TrialRecord": "raydp.tracking.records",

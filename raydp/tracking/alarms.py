@@ -6,7 +6,8 @@ An alarm is a tag on a version.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from mlflow.entities.model_registry import ModelVersion
 
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
@@ -14,9 +15,6 @@ from raydp.tracking.delivery import answering
 from raydp.tracking.promotions import aliases_of, claims_privacy, take_away
 from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 
 @answering()

@@ -1,13 +1,49 @@
-"""The Tracker seam: where a sweep's runs and models are recorded."""
+"""The Tracker seam: where a sweep's runs and models are recorded, and when that is tried again."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from raydp.tracking.recorded import RecordedRun
 from raydp.tracking.records import TrialRecord
+
+if TYPE_CHECKING:
+    from raydp.tracking.recorded import RecordedRun
+
+FIRST_PAUSE_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+class NotDeliveredError(ValueError):
+    """The store could not be reached. Nothing is lost, and another attempt may follow.
+
+    Without another attempt, the cause is a wrong address or a stopped server. The message is then
+    for the user, like that of every ValueError.
+    """
+
+
+@dataclass(kw_only=True)
+class Pauses:
+    """Schedule of attempts: at once, then after growing pauses, so that nobody waits long."""
+
+    _until: float = 0.0
+    _next: float = FIRST_PAUSE_SECONDS
+
+    def over(self) -> bool:
+        """Return whether an attempt is due."""
+        return time.monotonic() >= self._until
+
+    def failed(self) -> None:
+        """Wait before the next attempt, twice as long as last time."""
+        self._until = time.monotonic() + self._next
+        self._next = min(2 * self._next, LONGEST_PAUSE_SECONDS)
+
+    def succeeded(self) -> None:
+        """Reset the pauses: the next failure counts as the first."""
+        self._until, self._next = 0.0, FIRST_PAUSE_SECONDS
 
 
 class Tracker(Protocol):

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from mlflow.exceptions import MlflowException
+from requests import RequestException
 
 from raydp.tracking.address import UnreachableError
+from raydp.tracking.base import NotDeliveredError
 
 ANSWER_SECONDS = 60
 """A server that is silent for this time in one request is away. A large upload may need it."""
-FIRST_PAUSE_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 60.0
 _AWAY = {
     "INTERNAL_ERROR",
     "TEMPORARILY_UNAVAILABLE",
@@ -44,14 +44,6 @@ _LOCK = threading.Lock()
 _before: dict[str, str | None] = {}
 _depth = 0
 """Number of blocks of `delivering` that are open, in all threads."""
-
-
-class NotDeliveredError(ValueError):
-    """The store could not be reached. Nothing is lost, and another attempt may follow.
-
-    Without another attempt, the cause is a wrong address or a stopped server. The message is then
-    for the user, like that of every ValueError.
-    """
 
 
 @contextmanager
@@ -122,35 +114,13 @@ def _leave() -> None:
                 os.environ[name] = value
 
 
-@dataclass(kw_only=True)
-class Pauses:
-    """Schedule of attempts: at once, then after growing pauses, so that nobody waits long."""
-
-    _until: float = 0.0
-    _next: float = FIRST_PAUSE_SECONDS
-
-    def over(self) -> bool:
-        """Return whether an attempt is due."""
-        return time.monotonic() >= self._until
-
-    def failed(self) -> None:
-        """Wait before the next attempt, twice as long as last time."""
-        self._until = time.monotonic() + self._next
-        self._next = min(2 * self._next, LONGEST_PAUSE_SECONDS)
-
-    def succeeded(self) -> None:
-        """Reset the pauses: the next failure counts as the first."""
-        self._until, self._next = 0.0, FIRST_PAUSE_SECONDS
-
-
 def _is_away(error: BaseException | None) -> bool:
     """Return whether an error, or any cause of it, means that the store is away.
 
     MLflow mislabels some causes.
     """
+    # Servers do without these two libraries.
     from alembic.util import CommandError
-    from mlflow.exceptions import MlflowException
-    from requests import RequestException
     from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
     # MLflow wraps causes: look down the whole chain.

@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlflow.entities import Metric
+
 from raydp.tracking.delivery import answering
-from raydp.tracking.models.loading import checked_folder
+from raydp.tracking.models.fetching import checked_folder
 from raydp.tracking.portable import model_files
 from raydp.tracking.records import clean_key, latest_metrics
 from raydp.tracking.store import Store, open_store, resolve_uri
@@ -65,8 +67,6 @@ def log_scores(
 
 
 def _log(store: Store, uri: str, values: Mapping[str, float]) -> None:
-    from mlflow.entities import Metric
-
     model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
     there = latest_metrics(model)
     # The latest value counts, also if the clock was set back since the last one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raydp.spec.sections import TrackingSpec
+from raydp.spec.sections.cluster import TrackingSpec
 from raydp.tracking.base import Tracker
 from raydp.tracking.runs import MLflowTracker
 

@@ -12,18 +12,15 @@ import json
 import re
 import secrets
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TypedDict, cast
 
+from mlflow.entities import LoggedModel
+from mlflow.entities.model_registry import ModelVersion
+
+from raydp.tracking.records import BEST_UTILITY, PRIVACY_PREFERRED
 from raydp.tracking.sealing.trust import ALARM_TAG, Trust
+from raydp.tracking.store import Store
 
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
-
-    from raydp.tracking.store import Store
-
-PRIVACY_PREFERRED = "privacy-preferred"
-BEST_UTILITY = "best-utility"
 PROMOTION_TAG = "promotion"
 MAX_REASON_CHARS = 4000
 """Longest reason.

@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
 
 from raydp.tracking.sealing.seal import SEAL_FILE
 from raydp.tracking.store import MODEL_ID_TAG, Store, local_folder, pages
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
-    from mlflow.entities.model_registry import ModelVersion
 
 RUN_ID_TAG = "raydp.run_id"
 STATUS_TAG = "raydp.status"

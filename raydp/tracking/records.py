@@ -17,6 +17,8 @@ from raydp.tracking.portable import model_files, portable
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
 
+PRIVACY_PREFERRED, BEST_UTILITY = "privacy-preferred", "best-utility"
+"""The aliases of a sweep's selected model, the first one only with a guarantee."""
 PRIVACY_TAGS = ("epsilon", "delta", "noise_multiplier", "accountant", "unit", "certified")
 PRIVACY_METRICS = ("epsilon", "delta", "noise_multiplier")
 

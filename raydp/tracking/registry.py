@@ -6,8 +6,13 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from mlflow.entities import LoggedModel
+from mlflow.entities.model_registry import ModelVersion
+
+from raydp.privacy.records.cautions import cautions_of_model
 from raydp.tracking.delivery import answering
 from raydp.tracking.lookup.conditions import Conditions, Where
 from raydp.tracking.lookup.search import Lookup, tracked
@@ -23,11 +28,6 @@ from raydp.tracking.promotions import (
 from raydp.tracking.sealing.seal import BASE_FILE, OTHER_FILES, PRIVACY_FILE, SEAL_TAG, Seal
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import Store, artifact_bytes, open_store, resolve_uri
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
 
 
 @answering()
@@ -185,8 +185,6 @@ def show_model(
     (row,) = table(tracked(store, [(entry, model)]), Conditions()).to_dict("records")
     shown = {str(k): v for k, v in row.items() if not _undefined(v)}
     if not _undefined(row["epsilon"]) and not _undefined(row["delta"]):
-        from raydp.privacy.records.cautions import cautions_of_model
-
         together = None if privacy is None else privacy.get("released_together")
         found = cautions_of_model(epsilon=row["epsilon"], delta=row["delta"], together=together)
         shown["warnings"] = [str(caution) for caution in found]
@@ -300,6 +298,4 @@ def _document(content: bytes | None) -> dict[str, Any] | None:
 
 
 def _undefined(value: object) -> bool:
-    import pandas as pd
-
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))

@@ -6,7 +6,9 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
 
 from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
@@ -19,9 +21,6 @@ from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.trials import TrialWriter
-
-if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Run
 
 SWEEP_ID_TAG = "raydp.sweep_id"
 MAX_PARAM_CHARS = 500
@@ -91,8 +90,6 @@ class MLflowTracker:
         Returns:
             MLflow's id of the run.
         """
-        from mlflow.entities import Param, RunTag
-
         # The parent run, found by the sweep's identity or made.
         run = self._find_sweep(sweep_id) or self._client.create_run(
             self._experiment_id, tags={SWEEP_ID_TAG: sweep_id}, run_name=name
@@ -219,8 +216,6 @@ class MLflowTracker:
                 numbers as metrics.
             artifacts: folder whose files are added to the run; they must not name a secret.
         """
-        from mlflow.entities import Metric
-
         run_id = self._open_sweep().parent_id
         # The summary as a file, and its numbers as metrics that MLflow can plot. bool is an int, so
         # it is left out.
@@ -246,8 +241,6 @@ class MLflowTracker:
         set in between, the database refuses the second one (BAD_REQUEST), and the next call finds
         the data set of the other sweep.
         """
-        from mlflow.exceptions import MlflowException
-
         try:
             self._client.log_inputs(run_id, [data])
         except MlflowException as error:
@@ -263,8 +256,6 @@ class MLflowTracker:
 
 def _data_set(spec: Mapping[str, object], facts: Mapping[str, object]) -> DatasetInput:
     """Return the training data as MLflow's data set: name, sizes and digest, no content or path."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
     # Only names and sizes: a path or the data themselves must not reach the server.
     task = spec.get("task")
     name = str(task["name"]) if isinstance(task, Mapping) and "name" in task else "training data"

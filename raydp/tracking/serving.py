@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from raydp.models.families import family_of
-from raydp.tracking.models.loading import load_folder, recorded_base, tokenizer_in
+from raydp.tracking.models.fetching import recorded_base
+from raydp.tracking.models.loading import load_folder, tokenizer_in
 from raydp.tracking.models.plain import TextGenerator
 from raydp.tracking.sealing.folders import copy_problem
 from raydp.tracking.sealing.signing import trusted_keys

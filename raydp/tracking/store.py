@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts, list_artifacts
+from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 
 from raydp.io.files import make_private
 from raydp.search_spaces.names import unknown_name
 from raydp.tracking.address import SQLITE, check_store, database_of
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.store.entities import PagedList
 
 T = TypeVar("T")
 ARTIFACTS = "mlruns"  # folder beside a SQLite store
@@ -32,15 +32,6 @@ MODEL_ID_TAG = "model_id"
 EXPERIMENT_ID_TAG = "experiment_id"
 MOST_NAMED = 5
 """Largest number of registered models that a message names."""
-
-# Replacements for MLflow's defaults that do not suit a privacy tool with a machine-readable stdout.
-# User settings win.
-_DEFAULTS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-}
 
 _OPENING = threading.Lock()
 """One thread at a time opens a store.
@@ -85,7 +76,7 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
         ValueError: the address is of another kind, there is no store, or no server answers.
     """
     uri = default_uri() if uri is None else uri
-    # Everything that can be refused without MLflow is refused before it is imported.
+    # An address that can be refused without MLflow, which retries for minutes, is refused here.
     check_store(uri)
     database = database_of(uri)
     if database is not None:
@@ -95,11 +86,6 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
                 "correct it."
             )
         uri = uri.replace(uri.removeprefix(SQLITE).partition("?")[0], database.as_posix(), 1)
-    # Set before MLflow is imported, which reads some of them.
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
-
     # One thread, one process and no lines about tables while the schema is made.
     with (
         _OPENING,
@@ -127,8 +113,6 @@ def open_experiment(store: Store, name: str) -> str:
     Raises:
         ValueError: the experiment was deleted.
     """
-    from mlflow.exceptions import MlflowException
-
     experiment = store.client.get_experiment_by_name(name)
     folder = store.database.parent / ARTIFACTS if store.database else None
     location = folder.as_uri() if folder else None
@@ -174,8 +158,6 @@ def artifact(store: Store, location: str, path: str = "") -> Iterator[Path]:
     if local is not None:
         yield local / path
         return
-    from mlflow.artifacts import download_artifacts, list_artifacts
-
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         if not path and not list_artifacts(artifact_uri=location, tracking_uri=store.uri):
             yield Path(scratch)  # MLflow would request the empty folder as a file, for minutes
@@ -193,8 +175,6 @@ def artifact_bytes(store: Store, location: str, name: str) -> bytes | None:
     local = local_folder(store, location)
     if local is not None:
         return (local / name).read_bytes() if (local / name).is_file() else None
-    from mlflow.artifacts import list_artifacts
-
     listed = list_artifacts(artifact_uri=location, tracking_uri=store.uri)
     if name not in {entry.path.rsplit("/", 1)[-1] for entry in listed if not entry.is_dir}:
         return None
@@ -222,8 +202,6 @@ def resolve_uri(store: Store, uri: str) -> ModelReference:
     Raises:
         ValueError: the URI has another form, or names no model in this store.
     """
-    from mlflow.exceptions import MlflowException
-
     # MLflow's own forms of a model's URI.
     forms = {
         "id": re.fullmatch(r"models:/(m-[0-9a-f]{32})", uri),

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 
 _PRAGMAS = ("foreign_keys = ON", "busy_timeout = 20000", "case_sensitive_like = true")
 """The pragmas that MLflow sets in every session on SQLite (mlflow.store.db.utils).
@@ -44,12 +45,8 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
     if not stores:
         yield
         return
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
+    import sqlalchemy.orm
     from mlflow.store.db.utils import _get_managed_session_maker
-    from sqlalchemy import text
-    from sqlalchemy.exc import OperationalError
-    from sqlalchemy.orm import sessionmaker
 
     url = str(stores[0].engine.url)
     # Once for each store: route its sessions through a maker that knows this thread's transaction.
@@ -59,14 +56,18 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
     try:
         with stores[0].engine.connect() as connection:
             for pragma in _PRAGMAS:
-                connection.execute(text(f"PRAGMA {pragma}"))
+                connection.execute(sqlalchemy.text(f"PRAGMA {pragma}"))
             connection.commit()
             # "rollback_only": MLflow's own commits in a session do not end the outer transaction.
-            sessions = sessionmaker(bind=connection, join_transaction_mode="rollback_only")
+            sessions = sqlalchemy.orm.sessionmaker(
+                bind=connection, join_transaction_mode="rollback_only"
+            )
             joined = _get_managed_session_maker(sessions, "set up already")  # type: ignore[no-untyped-call]
             with connection.begin(), _joining(url, joined):
                 yield
-    except OperationalError as error:  # at the end of the transaction; within it MLflow translates
+    except (
+        sqlalchemy.exc.OperationalError
+    ) as error:  # at the end of the transaction; within it MLflow translates
         raise MlflowException(str(error), error_code=TEMPORARILY_UNAVAILABLE) from error
 
 

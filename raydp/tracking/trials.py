@@ -14,10 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
 
 from raydp.search_spaces.settings import Settings, settings_in_words
-from raydp.tracking.delivery import NotDeliveredError
+from raydp.tracking.base import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.recorded import (
@@ -34,11 +38,6 @@ from raydp.tracking.sealing.seal import SEAL_TAG
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
 from raydp.tracking.transactions import has_transactions, one_transaction
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel, Metric, Run
-    from mlflow.entities.model_registry import ModelVersion
 
 SWEEP_TAG = "raydp.sweep"
 REASON_TAG = "raydp.reason"
@@ -82,8 +81,6 @@ class TrialWriter:
 
     def write(self, trial: TrialRecord) -> str:
         """Record a trained model; see `Tracker.log_trial`."""
-        from mlflow.exceptions import MlflowException
-
         try:
             return self._write(trial, one_transaction)
         except MlflowException as error:
@@ -174,8 +171,6 @@ class TrialWriter:
         self, run_id: str, reason: str, params: Mapping[str, object], status: str
     ) -> None:
         """Record a trial without a model; see `Tracker.fail_trial`."""
-        from mlflow.entities import Param, RunTag
-
         texts = as_params(params)
         run = self._find(run_id)
         # A failure never replaces a complete run, and removes what an incomplete one has published.
@@ -249,8 +244,6 @@ class TrialWriter:
         Time stamps are derived from the record, so that MLflow ignores values that a killed driver
         has written.
         """
-        from mlflow.entities import LoggedModelOutput, Param, RunTag
-
         outputs = run.outputs.model_outputs if run.outputs is not None else []
         # A resumed driver must not log the output a second time.
         if model.model_id not in {output.model_id for output in outputs}:
@@ -268,8 +261,6 @@ class TrialWriter:
 
     def _register(self, run: Run, trial: TrialRecord, model: LoggedModel, resumed: bool) -> str:
         """Return the trial's version of the registered model; register it if needed."""
-        from mlflow.exceptions import MlflowException
-
         # Optimistic: try to register, and look what happened if that fails.
         for attempt in range(VERSION_ATTEMPTS):
             if (resumed or attempt) and (versions := self._versions_of(run)):
@@ -289,8 +280,6 @@ class TrialWriter:
         )
 
     def _create_registered_model(self) -> None:
-        from mlflow.exceptions import MlflowException
-
         try:
             self.client.create_registered_model(self.registered_model)
         except MlflowException as error:
@@ -359,8 +348,6 @@ def _metrics(
 
     Final values also go to the model.
     """
-    from mlflow.entities import Metric
-
     final, nonfinite = trial.finite_metrics()
     # The history of each step, one millisecond before the final values, so that those are the
     # latest.

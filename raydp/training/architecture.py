@@ -15,7 +15,7 @@ from raydp.models.base_models import config_of, load_base
 from raydp.models.families import family_of
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import random_form
-from raydp.spec.sections import ALL_LINEAR, AdapterSpec, ModelSpec
+from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec, ModelSpec
 from raydp.tasks.base import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.gradients.memory import is_out_of_memory

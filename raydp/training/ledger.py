@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raydp.privacy import LedgerSummary
+from raydp.privacy.records.parts import LedgerSummary
 
 REPLAY_NOTE = "a replayed step draws the same noise, and only one execution of it enters the model"
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.privacy import Event, PoissonGaussian
+from raydp.privacy.accounting.events import Event, PoissonGaussian
 from raydp.training.ledger import Ledger
 from raydp.training.trial_plan import TrialPlan
 

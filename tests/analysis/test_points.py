@@ -20,7 +20,7 @@ from raydp.analysis import (
     save_points,
     select,
 )
-from raydp.analysis.tables.points import LARGEST
+from raydp.analysis.tables.columns import LARGEST
 from raydp.search_spaces import exact
 
 HEADER = "batch_size,num_steps,learning_rate,seed,utility_loss,score"

@@ -27,7 +27,7 @@ from raydp.privacy import (
     RDPAccountant,
     guarantee,
 )
-from raydp.privacy.accounting import pld
+from raydp.privacy.accounting import pld_step
 from raydp.privacy.accounting.base import merged
 from raydp.privacy.accounting.pld import _deltas, _directions, _epsilons
 from raydp.privacy.accounting.pld_step import one_step, step_deltas
@@ -513,7 +513,7 @@ def test_a_guarantee_is_discretised_once(monkeypatch: pytest.MonkeyPatch) -> Non
         calls.append(event)
         return one_step(event, interval)
 
-    monkeypatch.setattr(pld, "one_step", counted)
+    monkeypatch.setattr(pld_step, "one_step", counted)
     event = PoissonGaussian(sample_rate=0.0511, noise_multiplier=1.3, num_steps=17)
     said = guarantee(event, "pld")
     assert len(calls) == 1

@@ -135,8 +135,6 @@ def test_a_pld_that_says_too_little(
     )  # without what it remembers
     monkeypatch.setattr(pld, "_optimistic_step", optimistic_step, raising=False)
     rewrite(monkeypatch, owner, name, change)
-    if name == "one_step":
-        monkeypatch.setattr(pld, name, pld_step.one_step)
     assert "ε of 40 Gaussians (pld)" in failed_of(lambda: accountant_checks("pld"))
 
 

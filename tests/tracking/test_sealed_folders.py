@@ -25,7 +25,7 @@ from raydp.tracking import (
     serving,
     show_model,
 )
-from raydp.tracking.models.loading import checked_folder
+from raydp.tracking.models.fetching import checked_folder
 from raydp.tracking.sealing.folders import NotPlainError, copy_problem, folder_problem, hashes_of
 from raydp.tracking.sealing.seal import Seal, statement
 

@@ -337,7 +337,7 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
     A non-private sweep has no preferred model, so its best-utility model is loaded instead.
     """
     # MLflow's alias is how the selected model is found later.
-    from raydp.tracking.promotions import PRIVACY_PREFERRED
+    from raydp.tracking.records import PRIVACY_PREFERRED
 
     tracking = spec.tracking
     alias = PRIVACY_PREFERRED if spec.method.params.private else "best-utility"
@@ -378,8 +378,9 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
     The two are the selected and the best-utility one.
     """
     from raydp.analysis import configuration_means, score_names
+    from raydp.analysis.tables.columns import known
     from raydp.analysis.tables.per_secret import PREFIX
-    from raydp.analysis.tables.points import column_means, configurations, known
+    from raydp.analysis.tables.points import column_means, configurations
 
     # Means over the seeds of each configuration.
     points = sweep.points()

@@ -15,15 +15,10 @@ from raydp.analysis.statistics.correlations import (
     correlate,
     spearman,
 )
+from raydp.analysis.tables.columns import KEY, SETTINGS, with_settings
 from raydp.analysis.tables.files import numbered, place_of
 from raydp.analysis.tables.per_secret import score_names, score_values
-from raydp.analysis.tables.points import (
-    KEY,
-    SETTINGS,
-    check_column,
-    require_hyperparameters,
-    with_settings,
-)
+from raydp.analysis.tables.points import check_column, require_hyperparameters
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]

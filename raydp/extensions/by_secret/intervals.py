@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from raydp.analysis.statistics.correlations import RESAMPLES, TAILS, resampled
 from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.statistics.spread import std
+from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.per_secret import PREFIX, as_array, by_secret, score_names, score_values
-from raydp.analysis.tables.points import KEY, configurations, require_hyperparameters
+from raydp.analysis.tables.points import configurations, require_hyperparameters
 from raydp.search_spaces.configuration import Hyperparameters
 
 QUANTILES = (0.5, 0.9)

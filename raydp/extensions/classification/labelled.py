@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from raydp.extensions.classification.label_words import PADDING, LabelWords, lengths_of
 from raydp.models.key_values import Prefix
-from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.text.examples import batches_by_length
+from raydp.tasks.base import Secret, TaskFacts, TaskSection, batches_by_length
 
 Utility = Literal["error_rate", "cross_entropy"]
 EVALUATED_AT_ONCE = 1024

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from raydp.analysis.statistics.results import Reason, because
-from raydp.analysis.tables.points import KEY, configurations, with_settings
+from raydp.analysis.tables.columns import KEY, with_settings
+from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
 
 _Sides = TypedDict("_Sides", {"with": float, "without": float})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from raydp.analysis import score_names
-from raydp.analysis.tables.points import KEY, with_settings
+from raydp.analysis.tables.columns import KEY, with_settings
 from raydp.extensions.comparison.counterfactuals import counterfactual
 from raydp.plugins.registries import unknown_name
 from raydp.sweep.api import sweep_folder

@@ -12,13 +12,9 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.results import Reason, because, holm
 from raydp.analysis.statistics.spread import unit_of
+from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.per_secret import PREFIX, score_names, score_values
-from raydp.analysis.tables.points import (
-    KEY,
-    column_means,
-    configuration_means,
-    require_hyperparameters,
-)
+from raydp.analysis.tables.points import column_means, configuration_means, require_hyperparameters
 
 Array = NDArray[np.float64]
 

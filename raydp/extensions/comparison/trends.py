@@ -11,7 +11,8 @@ import pandas as pd
 
 from raydp.analysis.statistics.results import Reason, because, holm
 from raydp.analysis.statistics.spread import Ratio, std_interval, std_ratio
-from raydp.analysis.tables.points import KEY, configuration_means
+from raydp.analysis.tables.columns import KEY
+from raydp.analysis.tables.points import configuration_means
 from raydp.analysis.tables.renamed import reads_old_name
 from raydp.analysis.tables.utility_filter import useful_points
 from raydp.search_spaces.names import familiar, unknown_name

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.results import Reason
 from raydp.analysis.statistics.spread import std, unit_of
+from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.coordinates import Coordinates
-from raydp.analysis.tables.points import KEY, require_hyperparameters
+from raydp.analysis.tables.points import require_hyperparameters
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.search_spaces.names import unknown_name
 

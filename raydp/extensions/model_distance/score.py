@@ -17,8 +17,7 @@ from raydp.models.adapters import MODULES_TO_SAVE, causal_model
 from raydp.models.virtual_tokens import reading
 from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection
 from raydp.scores.language.decoding import evaluating
-from raydp.tasks.base import Batch
-from raydp.tasks.text.examples import batches_by_length
+from raydp.tasks.base import Batch, batches_by_length
 from raydp.tasks.text.token_loss import IGNORE
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord
-from raydp.tracking.promotions import PRIVACY_PREFERRED
+from raydp.tracking.records import PRIVACY_PREFERRED
 from raydp.training.trial_plan import TrialPlan
 
 PUBLIC_FACTS = ("num_units", "privacy_unit", "content_hash", "utility_is_public")

@@ -14,7 +14,8 @@ from raydp.extensions.publishing.openssf import OpenSSFSigner
 from raydp.extensions.publishing.readme import ModelCard
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.tracking.delivery import answering
-from raydp.tracking.models.loading import checked_folder, load_folder, recorded_base, tokenizer_in
+from raydp.tracking.models.fetching import checked_folder, recorded_base
+from raydp.tracking.models.loading import load_folder, tokenizer_in
 from raydp.tracking.models.model_folder import CARD_FILE, write_mlmodel
 from raydp.tracking.portable import (
     ADAPTER_CONFIG,

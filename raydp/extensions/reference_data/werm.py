@@ -12,8 +12,7 @@ from pydantic import Field
 
 from raydp.methods.base import StepTraits, unit_weights, weighted_sets
 from raydp.methods.nonprivate import NonPrivate
-from raydp.tasks.base import Task
-from raydp.tasks.text.examples import batches_by_length
+from raydp.tasks.base import Task, batches_by_length
 from raydp.training import sharding
 from raydp.training.batch_sum import losses_of
 from raydp.training.checkpoint import CheckpointStore

@@ -32,8 +32,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import URL
 from sqlalchemy.exc import DatabaseError
 
+from raydp.analysis.tables.columns import SETTINGS
 from raydp.analysis.tables.coordinates import UNSET, is_numeric, level_of, varied_fields
-from raydp.analysis.tables.points import SETTINGS
 from raydp.extensions.searches.observations import Observation
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.configuration import HYPERPARAMETERS

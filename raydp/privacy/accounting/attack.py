@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from raydp.privacy.accounting.events import Event, NonPrivateEvent
 from raydp.privacy.accounting.pld import PLDAccountant
 
@@ -55,8 +57,6 @@ def attack_bounds(
     Source: Kairouz, Oh and Viswanath 2015 (Theorem 2.1); Dong, Roth and Su 2022 (Propositions 2.5
     and 2.12).
     """
-    import numpy as np
-
     rates = np.asarray(false_positive_rates, dtype=np.float64)
     if not ((rates > 0) & (rates < 1)).all():
         raise ValueError(

@@ -15,7 +15,6 @@ from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget, check_num_steps
-from raydp.privacy.accounting.gdp import gaussian_mu
 from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.root_search import CalibrationError, Point, smallest_noise
 
@@ -291,6 +290,8 @@ def _solve(request: CalibrationRequest, accountant_name: str) -> dict[str, float
 
 def _approximate(request: CalibrationRequest, target: PrivacyTarget) -> Point:
     """Return an approximate solution: by a coarse grid of losses, or else by the central limit."""
+    from raydp.privacy.accounting.gdp import gaussian_mu  # loads scipy
+
     # The central limit theorem for DP-SGD (Bu et al. 2020) gives σ in closed form. From there a
     # coarse pld search corrects it.
     per_step = gaussian_mu(target) / math.sqrt(request.event.num_steps)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
+if TYPE_CHECKING:
     from raydp.privacy.accounting.events import PrivacyTarget
 
 
@@ -23,9 +25,6 @@ def gaussian_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.floa
 
     Source: Balle and Wang 2018 (Theorem 8); Dong, Roth and Su 2022 (Corollary 1).
     """
-    import numpy as np
-    from scipy.special import log_ndtr
-
     upper = log_ndtr(mu / 2 - epsilons / mu)
     lower = log_ndtr(-mu / 2 - epsilons / mu)
     # One product, because in the tail the two terms agree to many digits and their difference would
@@ -35,9 +34,6 @@ def gaussian_deltas(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.floa
 
 def gaussian_mu(target: PrivacyTarget) -> float:
     """Return the μ of the Gaussian mechanism with δ(target.epsilon) = target.delta, to 1e-12."""
-    import numpy as np
-    from scipy.optimize import brentq
-
     # Brent's method in ln μ and ln δ, where the curve is close to a line.
     epsilon = np.array([target.epsilon])
 
@@ -50,8 +46,6 @@ def gaussian_mu(target: PrivacyTarget) -> float:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the smallest ε >= 0 at which the Gaussian mechanism with this μ >= 0 satisfies δ."""
-    import numpy as np
-    from scipy.optimize import brentq
 
     def excess(epsilon: float) -> float:
         return float(gaussian_deltas(mu, np.array([epsilon]))[0]) - delta

@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydp.privacy.accounting.base import Accountant, AccountantError, describe, merged
 from raydp.privacy.accounting.events import PoissonGaussian
-from raydp.privacy.accounting.pld_step import one_step
 
 if TYPE_CHECKING:
-    import numpy as np
     from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-    from numpy.typing import NDArray
 
 _LARGEST_INTERVAL = 1e-4
 _RELATIVE_INTERVAL = 0.1
 """Default spacing of the grid, at most, in standard deviations of a step's loss."""
 _REFINED_STEP_CELLS, _REFINED_TOTAL_CELLS = 1_000_000, 2_000_000
 """Cells of a grid that is finer than `_LARGEST_INTERVAL`, at most: of one step, and in all."""
-_FEW_STEPS = 1000
-"""Up to this number of steps, the library's own choice of form is fast (see `_of_many_steps`)."""
 
 
 class PLDAccountant(Accountant):
@@ -63,8 +61,6 @@ class PLDAccountant(Accountant):
         Raises:
             AccountantError: as for epsilon.
         """
-        import numpy as np
-
         bounds: NDArray[np.float64] = np.maximum(*self.both_deltas(event, epsilons))
         return bounds
 
@@ -76,8 +72,6 @@ class PLDAccountant(Accountant):
         Raises:
             AccountantError: as for epsilon.
         """
-        import numpy as np
-
         events = merged([event])
         error = rounding_error(events)
         # Up to 10^7 terms are summed one by one, with a relative error of at most 1e-9.
@@ -167,22 +161,6 @@ def _spread(event: PoissonGaussian) -> float:
     return math.sqrt(event.num_steps * event.sample_rate * (precision + precision**2 / 4))
 
 
-def _of_many_steps(step: PrivacyLossDistribution, num_steps: int) -> PrivacyLossDistribution:
-    """Return one step's distribution in the form that the library can compose many times quickly.
-
-    Before composing many steps, the library turns a short list of losses into an array. It decides
-    by the number (length of the list) ** num_steps, which has as many digits as there are steps.
-    Python computes this number for minutes and cannot be interrupted meanwhile. So the array is
-    made here.
-    """
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
-    if num_steps <= _FEW_STEPS:
-        return step
-    parts = [step._pmf_remove] if step._symmetric else [step._pmf_remove, step._pmf_add]
-    return PrivacyLossDistribution(*(part.to_dense_pmf() for part in parts))
-
-
 def _directions(pld: PrivacyLossDistribution) -> tuple[PLDPmf, PLDPmf]:
     """Return the distributions of the loss if an example is removed, and if one is added."""
     return pld._pmf_remove, pld._pmf_remove if pld._symmetric else pld._pmf_add
@@ -205,8 +183,6 @@ class _Curve:
     @classmethod
     def of(cls, pmf: PLDPmf, above: float) -> _Curve:
         """Compute the sums in the library's order, but without its Python loop over all losses."""
-        import numpy as np
-
         dense = pmf.to_dense_pmf()
         losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
         # Losses at or below the bound add nothing to δ at any ε above it.
@@ -224,8 +200,6 @@ class _Curve:
         self, epsilons: NDArray[np.float64], counts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Return [k] δ at [k] epsilons. `counts` is the number of losses above each epsilon."""
-        import numpy as np
-
         with np.errstate(over="ignore", invalid="ignore"):
             subtracted = np.exp(epsilons) * self.lower[counts]
         # Above ε = 709 exp(ε) overflows. Without the subtracted term, δ is still an upper bound.
@@ -241,8 +215,6 @@ def _deltas(pmf: PLDPmf, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
     Source: Doroshenko et al. 2022: δ(ε) is the probability of an infinite loss plus the sum of (1 -
     exp(ε - loss)) over the losses above ε.
     """
-    import numpy as np
-
     # Only losses above the smallest ε can matter.
     curve = _Curve.of(pmf, float(epsilons[0]))
     counts = len(curve.losses) - np.searchsorted(curve.losses[::-1], epsilons, side="right")
@@ -254,8 +226,6 @@ def _epsilons(pmf: PLDPmf, deltas: Sequence[float]) -> list[float]:
 
     Between neighbouring losses δ(ε) is linear in exp(ε), and is solved.
     """
-    import numpy as np
-
     curve = _Curve.of(pmf, 0.0)
     at_losses = curve.deltas(curve.losses, np.arange(len(curve.losses)))
     epsilons = []
@@ -291,10 +261,13 @@ def _composition(events: tuple[PoissonGaussian, ...], interval: float) -> Privac
     The last result is kept, because a guarantee asks for ε, for μ and for an attacker's bounds of
     the same events.
     """
+    # The library takes half a second to import, and an ε in the cache does without it.
+    from raydp.privacy.accounting.pld_step import of_many_steps, one_step
+
     # Convolve one event's step with itself, then the events with each other.
     total: PrivacyLossDistribution | None = None
     for event in events:
         step = one_step(event, interval)
-        run = _of_many_steps(step, event.num_steps).self_compose(event.num_steps)
+        run = of_many_steps(step, event.num_steps).self_compose(event.num_steps)
         total = run if total is None else total.compose(run)
     return total

@@ -8,16 +8,17 @@ one array operation; everything else is dp_accounting's.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+import numpy as np
+from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+from numpy.typing import NDArray
 
 from raydp.privacy.accounting.events import PoissonGaussian
 
-if TYPE_CHECKING:
-    import numpy as np
-    from dp_accounting.pld.pld_pmf import PLDPmf
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-    from numpy.typing import NDArray
+_FEW_STEPS = 1000
+"""Up to this number of steps, the library's own choice of form is fast (see `of_many_steps`)."""
 
 
 def one_step(event: PoissonGaussian, interval: float) -> PrivacyLossDistribution:
@@ -29,9 +30,6 @@ def one_step(event: PoissonGaussian, interval: float) -> PrivacyLossDistribution
 
     Source: Doroshenko et al. 2022, Algorithm 1 (Connect-the-Dots), which is never optimistic.
     """
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-
     adjacencies = [AdjacencyType.REMOVE, AdjacencyType.ADD]
     if event.sample_rate == 1:
         adjacencies = adjacencies[:1]  # both directions are the same
@@ -44,11 +42,22 @@ def one_step(event: PoissonGaussian, interval: float) -> PrivacyLossDistribution
     return PrivacyLossDistribution(*(_discretised(loss, interval) for loss in losses))
 
 
+def of_many_steps(step: PrivacyLossDistribution, num_steps: int) -> PrivacyLossDistribution:
+    """Return one step's distribution in the form that the library can compose many times quickly.
+
+    Before composing many steps, the library turns a short list of losses into an array. It decides
+    by the number (length of the list) ** num_steps, which has as many digits as there are steps.
+    Python computes this number for minutes and cannot be interrupted meanwhile. So the array is
+    made here.
+    """
+    if num_steps <= _FEW_STEPS:
+        return step
+    parts = [step._pmf_remove] if step._symmetric else [step._pmf_remove, step._pmf_add]
+    return PrivacyLossDistribution(*(part.to_dense_pmf() for part in parts))
+
+
 def _discretised(loss: GaussianPrivacyLoss, interval: float) -> PLDPmf:
     """Return the distribution on multiples of `interval`, from δ at each multiple."""
-    import numpy as np
-    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
-
     # Round outwards, so that the grid covers all losses that the library keeps.
     bounds = loss.connect_dots_bounds()
     low, high = (
@@ -68,9 +77,6 @@ def step_deltas(loss: GaussianPrivacyLoss, epsilons: NDArray[np.float64]) -> NDA
     whose loss is ε, minus exp(ε) times this probability under the other data set. A small error of
     x(ε) changes δ by its square only, because x(ε) maximises this difference.
     """
-    import numpy as np
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
-
     q, variance = loss.sampling_prob, loss.standard_deviation**2
     # The loss of a removed example is above ln(1 - q), and the loss of an added one below -ln(1 -
     # q).
@@ -96,8 +102,6 @@ def _without_sampling(losses: NDArray[np.float64], q: float) -> NDArray[np.float
     Three forms of it are exact in turn: near 0, near the end ln(1 - q) of the losses, and where
     exp(loss) is large.
     """
-    import numpy as np
-
     if q == 1:
         return losses
     # All three forms are computed everywhere, and the exact one is selected. The others may

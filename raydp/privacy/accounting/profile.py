@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.base import Accountant, AccountantError
 from raydp.privacy.accounting.documents import Profile
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
-from raydp.privacy.accounting.gdp import gaussian_deltas
 from raydp.privacy.accounting.pld import PLDAccountant
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 """Further δ at which the guarantee of a run states its ε."""
@@ -66,8 +63,6 @@ def dominating_mu(event: Event) -> tuple[float | None, str | None]:
 
     Source: Dong, Roth and Su 2022 (Definition 4, Corollary 1); Doroshenko et al. 2022.
     """
-    import numpy as np
-
     # Some events have no curve that a Gaussian could dominate. The reason is stated, not guessed
     # around.
     if isinstance(event, NonPrivateEvent):
@@ -96,6 +91,8 @@ def dominating_mu(event: Event) -> tuple[float | None, str | None]:
 
 def _smallest_mu(deltas: NDArray[np.float64], epsilons: NDArray[np.float64]) -> float:
     """Return the smallest μ (to 1e-6, rounded up) with δ_μ(epsilons) >= deltas; [k] each."""
+    from raydp.privacy.accounting.gdp import gaussian_deltas  # loads scipy
+
     # Double μ until the curve dominates, then bisect. `high` always dominates, so the result is
     # safe.
     low, high = 0.0, 1.0

@@ -89,15 +89,14 @@ class PRVAccountant(Accountant):
         The composition's δ error is a thousandth of the smallest δ; each δ allows for a thousandth
         of its own. Errors of the library become an AccountantError that says what was asked.
         """
-        from prv_accountant import PRVAccountant as Library
-        from prv_accountant.accountant import compute_safe_domain_size
+        import prv_accountant.accountant
 
         prvs = [_mechanism(event.sample_rate, event.noise_multiplier) for event in events]
         steps = [event.num_steps for event in events]
         delta_error = min(deltas) * self.delta_error_ratio
         try:
             # Choose the grid, and refuse it if it is too large.
-            half_width = compute_safe_domain_size(
+            half_width = prv_accountant.accountant.compute_safe_domain_size(
                 prvs, steps, eps_error=eps_error, delta_error=delta_error
             )
             # Different events have a wide joint loss: an absolute error of 0.01 would need too fine
@@ -111,7 +110,7 @@ class PRVAccountant(Accountant):
                 # The library warns that eps_max is an assumption. Here it is the library's own
                 # bound, computed once.
                 warnings.simplefilter("ignore", UserWarning)
-                accountant = Library(
+                accountant = prv_accountant.PRVAccountant(
                     prvs,
                     eps_error,
                     delta_error,

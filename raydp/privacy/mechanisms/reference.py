@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from raydp.privacy.accounting.events import PoissonGaussian
 
 DataSet = Literal["training", "reference"]
@@ -172,8 +174,6 @@ def excess_risk_bounds(
 
 def _down(value: float) -> float:
     """Round a number down to single precision."""
-    import numpy as np
-
     # Round to nearest may round up, and a share that is too large would understate the noise
     # multiplier.
     rounded = np.float32(value)

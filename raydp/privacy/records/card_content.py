@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 
 from raydp.analysis.statistics.results import given
 from raydp.privacy.accounting.documents import Guarantee
+from raydp.privacy.records.parts import LedgerSummary
 from raydp.privacy.records.record import PrivacyRecord
 
 
@@ -39,15 +40,6 @@ class Searched(Strategy):
     rule: str
     chosen_on: list[str]
     elsewhere: list[str]
-
-
-class LedgerSummary(TypedDict):
-    """The noisy steps that a run executed; see `raydp.training.ledger.Ledger.summary`."""
-
-    noisy_steps: int
-    executions: int
-    replays: int
-    note: str
 
 
 class JointCost(TypedDict):

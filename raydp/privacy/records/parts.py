@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypedDict
 
 from raydp.analysis.statistics.results import given
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
@@ -176,3 +176,12 @@ class ChoiceRecord(Protocol):
 
     def to_json(self) -> dict[str, object]:
         """Return the values as JSON."""
+
+
+class LedgerSummary(TypedDict):
+    """The noisy steps that a run executed; see `raydp.training.ledger.Ledger.summary`."""
+
+    noisy_steps: int
+    executions: int
+    replays: int
+    note: str

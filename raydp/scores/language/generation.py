@@ -14,7 +14,7 @@ from pydantic import Field
 
 from raydp.scores.base import OneByOne
 from raydp.scores.language.decoding import CachedDecoder, evaluating
-from raydp.tasks.text.examples import batches_by_length
+from raydp.tasks.base import batches_by_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

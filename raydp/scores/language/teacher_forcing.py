@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from raydp.scores.language.decoding import CachedDecoder, evaluating
 from raydp.scores.language.encoding import EncodedSecret, encode
-from raydp.tasks.text.examples import batches_by_length
+from raydp.tasks.base import batches_by_length
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel

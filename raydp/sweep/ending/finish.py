@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from raydp import tracking
 from raydp.analysis import Selection, write_report
 from raydp.analysis.selection.words import in_words
 from raydp.io.output import phase, stderr
@@ -23,8 +24,8 @@ from raydp.sweep.store.alarms import alarm_of, alarms_of
 from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, write_tables
 from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
-from raydp.tracking import NotDeliveredError, Tracker, set_alarms
-from raydp.tracking.promotions import PRIVACY_PREFERRED
+from raydp.tracking import NotDeliveredError, Tracker
+from raydp.tracking.records import PRIVACY_PREFERRED
 
 LOGGER = logging.getLogger(__name__)
 
@@ -71,10 +72,10 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     ended = counts(folder)
     # Joint ε of all registered models, for the summary and every card.
     together = recorder.release()
-    tracking = spec.tracking
+    store = spec.tracking
     # The registry shows every alarm, whatever is selected.
-    set_alarms(
-        tracking.registered_model, spec.name, alarms_of(folder.path), tracking_uri=tracking.uri
+    tracking.set_alarms(
+        store.registered_model, spec.name, alarms_of(folder.path), tracking_uri=store.uri
     )
     if not ended.finished:
         return _nothing_selected(recorder, ended, "no run has finished")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydp.analysis import Selection
+from raydp import analysis
 from raydp.analysis.tables.shown import html_table
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import points_table
@@ -35,8 +35,8 @@ class SweepResult:
 
     folder: Path
     counts: RunCounts
-    selected: Selection | None
-    best_utility: Selection | None
+    selected: analysis.Selection | None
+    best_utility: analysis.Selection | None
     reason: str | None
     report: Path | None
     interrupted: bool

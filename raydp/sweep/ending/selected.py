@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from raydp.analysis import Selection
+from raydp import analysis, tracking
 from raydp.sweep.ending.notes import cautions_about
 from raydp.sweep.store.folder import SweepFolder
 
 
 def of_sweep(
-    selection: Selection, folder: SweepFolder, *, score: str | None = None, worst_case: bool = False
-) -> Selection:
+    selection: analysis.Selection,
+    folder: SweepFolder,
+    *,
+    score: str | None = None,
+    worst_case: bool = False,
+) -> analysis.Selection:
     """Return a selection with its sweep's warnings and names, and a function to load its model.
 
     Args:
@@ -21,13 +25,11 @@ def of_sweep(
         score: the score that the selection is by; by default the sweep's own.
         worst_case: whether the score is the largest value over the secrets.
     """
-    from raydp.tracking import load_model
-
     name = (score or folder.select().score) if selection.score is not None else None
     store, load_fn = folder.tracking().uri, None
     # Loading imports the training libraries, so it waits until a user asks for the model.
     if selection.model_uri is not None:
-        load_fn = partial(load_model, selection.model_uri, tracking_uri=store)
+        load_fn = partial(_load_model, selection.model_uri, store)
     return replace(
         selection,
         cautions=(*selection.cautions, *cautions_about(folder)),
@@ -36,3 +38,7 @@ def of_sweep(
         tracking_uri=store,
         load_fn=load_fn,
     )
+
+
+def _load_model(uri: str, store: str) -> object:
+    return tracking.load_model(uri, tracking_uri=store)

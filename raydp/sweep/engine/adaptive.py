@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 import pandas as pd
 
-from raydp.analysis.tables.points import KEY, configurations, with_settings
+from raydp.analysis.tables.columns import KEY, with_settings
+from raydp.analysis.tables.points import configurations
 from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.sweep.search import Goal, Search, SearchState, constraints_of

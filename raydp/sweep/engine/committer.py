@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from raydp.io.output import strict
-from raydp.privacy import composed
+from raydp.privacy.records.guarantee import composed
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress

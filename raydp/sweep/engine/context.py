@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.models.finding import hub_revision, local_folder
-from raydp.privacy import Event
+from raydp.privacy.accounting.events import Event
 from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder

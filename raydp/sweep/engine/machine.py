@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from raydp.spec.sections import ClusterSpec
+from raydp.spec.sections.cluster import ClusterSpec
 
 CONNECT_SECONDS = 10.0
 RAY_PORT = 6379

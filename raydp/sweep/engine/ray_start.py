@@ -29,7 +29,7 @@ from raydp.io.files import private_folder
 from raydp.io.output import stderr
 from raydp.io.watcher import watched
 from raydp.plugins.registries import service
-from raydp.spec.sections import ClusterSpec
+from raydp.spec.sections.cluster import ClusterSpec
 from raydp.sweep.engine.machine import check_address, usable_cpus
 
 NODE_SECONDS = 3600

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NotRequired, Self, TypedDict, TypeVar, cast
 
+from raydp import tracking
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.statements import stated_columns
 from raydp.io.cache import cache_dir
@@ -28,7 +29,7 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
 from raydp.tasks.base import TaskFacts
-from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord, delivering, open_tracker
+from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
 from raydp.training.trial_plan import TrialPlan
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def patiently(action_fn: Callable[[], T]) -> T:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            with delivering():
+            with tracking.delivering():
                 return action_fn()
         except NotDeliveredError:
             if time.monotonic() + RETRY_SECONDS > deadline:
@@ -89,7 +90,7 @@ class Recorder:
     def open(cls, context: SweepContext) -> Self:
         """Open the sweep's record in the tracker, or the record that an earlier driver opened."""
         spec, folder = context.spec, context.folder
-        tracker = open_tracker(spec.tracking)
+        tracker = tracking.open_tracker(spec.tracking)
         # The path of the signing key stays out of the tracker, which others read.
         written = spec.model_dump(mode="json", exclude={"tracking": {"signing_key"}})
         parent = tracker.sweep_run(

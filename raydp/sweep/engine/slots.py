@@ -28,7 +28,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydp.io.output import phase, stderr
-from raydp.spec.sections import ClusterSpec
+from raydp.spec.sections.cluster import ClusterSpec
 from raydp.sweep.engine.context import WorkerInputs
 from raydp.sweep.engine.group import LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
 from raydp.sweep.engine.machine import fitting_groups

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from raydp.analysis.tables.statements import Statement
-from raydp.privacy import LedgerSummary
+from raydp.privacy.records.parts import LedgerSummary
 from raydp.scores.base import Measurement
 
 Status = Literal["finished", "stopped", "failed"]

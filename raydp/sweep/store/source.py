@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydp.analysis import Selection, check_points, with_score, with_worst_case
-from raydp.analysis import select as select_from
+from raydp import analysis
 from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.tables.points import read_points
 from raydp.analysis.tables.renamed import old_name_read
@@ -64,15 +63,15 @@ class PointsSource:
             by, scored: see `raydp.analysis.load_points`.
         """
         scored = scored and not worst_case and score is None
-        table = check_points(self._tables[0], by=by, scored=scored)
+        table = analysis.check_points(self._tables[0], by=by, scored=scored)
         if not worst_case:
-            return table if score is None else with_score(table, score)
+            return table if score is None else analysis.with_score(table, score)
         if (name := self.score(score)) is None:
             raise ValueError(
                 "--score must be given with --worst-case and a file, got none. Name one of its "
                 "scores."
             )
-        return with_worst_case(table, self.secrets, name)
+        return analysis.with_worst_case(table, self.secrets, name)
 
     @property
     def secrets(self) -> pd.DataFrame:
@@ -101,7 +100,7 @@ class PointsSource:
         score: str | None = None,
         worst_case: bool = False,
         bounds: Bounds | None = None,
-    ) -> list[Selection]:
+    ) -> list[analysis.Selection]:
         """Return the selection of each rule, in their order, of equal rules one.
 
         Args:
@@ -112,7 +111,7 @@ class PointsSource:
         """
         name = self.score(score)
         return [
-            select_from(
+            analysis.select(
                 table,
                 rule=rule,
                 by_secret=None if worst_case else self.by_secret(score),

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from raydp.analysis.statistics.results import given
-from raydp.privacy import Caution, PrivacyRecord
+from raydp.privacy.records.cautions import Caution
+from raydp.privacy.records.record import PrivacyRecord
 from raydp.search_spaces import Configuration
 from raydp.tasks.base import TaskFacts
 from raydp.training.trial_plan import TrialPlan

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from raydp.privacy import ReleasedTogether
 from raydp.privacy.accounting.infinity import json_number
-from raydp.privacy.records.card_content import JointCost
+from raydp.privacy.records.card_content import JointCost, ReleasedTogether
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.configuration import Hyperparameters
 from raydp.sweep.store.state import SearchEnd, SeedsEnd

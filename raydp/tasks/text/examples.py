@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -194,19 +194,3 @@ class HiddenStates:
         # numpy has no bfloat16: its bits are stored as int16 and viewed, never converted.
         tensor = torch.from_numpy(out)
         return tensor.view(self.dtype) if self.dtype == torch.bfloat16 else tensor
-
-
-def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Yield positions in batches of at most max_tokens padded tokens, longest first.
-
-    Every position comes exactly once.
-    """
-    # With the longest first, memory runs out at the start or never. A stable sort gives the same
-    # batches on every machine.
-    order = np.argsort(-lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        # A longer example than max_tokens is a batch by itself.
-        size = max(1, max_tokens // max(int(lengths[order[start]]), 1))
-        yield order[start : start + size]
-        start += size

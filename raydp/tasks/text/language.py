@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.tasks.base import Batch, Secret, TaskFacts
-from raydp.tasks.text.examples import HiddenStates, TokenizedExamples, batches_by_length
+from raydp.tasks.base import Batch, Secret, TaskFacts, batches_by_length
+from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.tasks.users import Users
 

@@ -11,14 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from raydp.plugins.registries import unknown_name
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.records import as_params
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 GUARANTEE = ("epsilon", "delta")
 METRICS = (
@@ -129,8 +127,6 @@ class Where:
             ValueError: the table has no such column, or the column has numbers and the value is a
                 text.
         """
-        import pandas as pd
-
         # A further parameter may be named with or without its prefix.
         column = self.column if self.column in frame else f"param.{self.column}"
         if column not in frame or column == "aliases":
@@ -239,8 +235,6 @@ class Conditions:
 
     def apply(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that meet every condition. An undefined value meets no condition."""
-        import pandas as pd
-
         # Everything is checked again here: the pushed filter may be weaker, and may be missing.
         keep = pd.Series(True, index=frame.index)
         bounds = {"delta": self.max_delta, "utility_loss": self.max_loss, "score": self.max_score}

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from mlflow.entities import LoggedModel, ViewType
+from mlflow.entities.model_registry import ModelVersion
 
 from raydp.plugins.registries import unknown_name
 from raydp.tracking.lookup.conditions import METRICS, ORDER, Conditions
@@ -18,10 +20,6 @@ from raydp.tracking.recorded import CHUNK, PAGE, uri_of, versions_of_runs
 from raydp.tracking.records import latest_metrics
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store, pages, require_registered
-
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
 
 FEW = 50
 """Largest number of versions whose models are searched by name; above it, all are searched."""
@@ -275,8 +273,6 @@ def _experiments(store: Store, few: list[ModelVersion] | None) -> list[str]:
     """Return the experiments to search: those of the versions, or all, including deleted ones."""
     if few is not None:
         return sorted({str(version.tags[EXPERIMENT_ID_TAG]) for version in few})
-    from mlflow.entities import ViewType
-
     experiments = pages(partial(store.client.search_experiments, ViewType.ALL, PAGE))
     return sorted(str(experiment.experiment_id) for experiment in experiments)
 

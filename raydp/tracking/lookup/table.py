@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from mlflow.entities import LoggedModel
+from mlflow.entities.model_registry import ModelVersion
 
 from raydp.plugins.registries import unknown_name
 from raydp.search_spaces.settings import Settings
 from raydp.tracking.lookup.conditions import GUARANTEE, ORDER, Conditions
 from raydp.tracking.records import latest_metrics
-
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
 
 INTEGERS = ("version", "batch_size", "num_steps", "seed")
 FLOATS = (

@@ -10,13 +10,11 @@ import sqlite3
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from mlflow.entities import LoggedModel, Metric
+from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
 
 from raydp.tracking.address import open_to_read
-
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
 
 _MODELS = """SELECT model_id, CAST(experiment_id AS TEXT) AS experiment_id, name, artifact_location,
     creation_timestamp_ms AS creation_timestamp, last_updated_timestamp_ms AS last_updated_timestamp, model_type,
@@ -28,8 +26,6 @@ _VERSIONS = """SELECT name, version, creation_time AS creation_timestamp, last_u
 
 def all_models(database: Path) -> list[LoggedModel]:
     """Return every logged model of a store, as MLflow's search returns it."""
-    from mlflow.entities import LoggedModel, Metric
-
     # Three tables, read once each and joined here by the model's id.
     with closing(open_to_read(database)) as connection:
         tags, params = (_texts(connection, kind) for kind in ("tag", "param"))
@@ -48,8 +44,6 @@ def all_models(database: Path) -> list[LoggedModel]:
 
 def all_versions(database: Path) -> list[ModelVersion]:
     """Return every version of every registered model of a store, as MLflow's search returns it."""
-    from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
-
     with closing(open_to_read(database)) as connection:
         tags = defaultdict[tuple[str, int], list[ModelVersionTag]](list)
         for name, version, key, value in connection.execute(

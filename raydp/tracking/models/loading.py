@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from raydp.models import base_models as models
+from raydp.models.adapters import building_peft_model
+from raydp.models.base_models import load_base, read_model
 from raydp.models.one_at_a_time import one_at_a_time
-from raydp.tracking.delivery import answering
-from raydp.tracking.portable import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from raydp.tracking.sealing.seal import BASE_FILE
-from raydp.tracking.sealing.trust import Trust
-from raydp.tracking.store import artifact, open_store, resolve_uri
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedTokenizerBase
+from raydp.models.quantization import quantise, without_bitsandbytes
+from raydp.spec.sections.model import ModelSpec
+from raydp.tracking.models.fetching import checked_folder, recorded_base, require_safetensors
+from raydp.tracking.portable import ADAPTER_CONFIG
 
 
 def load_model(
@@ -79,34 +79,6 @@ def load_folder(folder: Path, base: str | None = None, dtype: str | None = None)
     return model.eval()
 
 
-@contextmanager
-def checked_folder(
-    uri: str, *, tracking_uri: str | None = None, trusted_keys: Iterable[str | Path] | None = None
-) -> Iterator[Path]:
-    """Return a private copy of a registered model's folder for the block, compared with the seal.
-
-    The copy holds the sealed files alone, and nobody can change them between the check and the use.
-
-    Raises:
-        ValueError: there is no such model, a file differs from the sealed one, or no trusted key
-            has signed the seal.
-    """
-    # A store that is away is reported as such; errors in the block are the caller's.
-    trust = Trust.given(trusted_keys)
-    with answering():
-        store = open_store(tracking_uri)
-        model = store.client.get_logged_model(resolve_uri(store, uri).model_id)
-    with (
-        artifact(store, model.artifact_location) as folder,
-        tempfile.TemporaryDirectory(prefix="raydp-") as scratch,
-    ):
-        # peft would unpickle other weights, which can run code.
-        _require_safetensors(folder)
-        copy = Path(scratch) / "model"
-        trust.copy_checked(folder, copy, model, uri)
-        yield copy
-
-
 def load_tokenizer(
     uri: str,
     *,
@@ -130,40 +102,16 @@ def load_tokenizer(
 @one_at_a_time()
 def tokenizer_in(folder: Path, base: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer for the model in a folder."""
-    from transformers import AutoTokenizer
-
-    from raydp.models import base_models as models
-
     if (folder / "tokenizer_config.json").is_file():
         return AutoTokenizer.from_pretrained(folder)
     return models.load_tokenizer(base or recorded_base(folder)["name"])
-
-
-def recorded_base(folder: Path) -> dict[str, str]:
-    """Return the content of base.json: name, weight_hash, dtype."""
-    record: dict[str, str] = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
-    return record
-
-
-def _require_safetensors(folder: Path) -> None:
-    """Raise ValueError for an adapter without safetensors, for which peft would load a pickle."""
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
-        raise ValueError(
-            f"MODEL must hold {ADAPTER_WEIGHTS}, got {sorted(p.name for p in folder.iterdir())}. "
-            "Log it again."
-        )
 
 
 def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: str) -> nn.Module:
     """Load the base model with the folder's adapter."""
     from peft import PeftModel
 
-    from raydp.models.adapters import building_peft_model
-    from raydp.models.base_models import load_base
-    from raydp.models.quantization import quantise, without_bitsandbytes
-    from raydp.spec.sections import ModelSpec
-
-    _require_safetensors(folder)
+    require_safetensors(folder)
     # The base by name, in the quantisation of the training.
     name = base or recorded["name"]
     try:
@@ -193,10 +141,6 @@ def _adapted(folder: Path, recorded: dict[str, str], base: str | None, dtype: st
 
 def _full(folder: Path, dtype: str) -> nn.Module:
     """Load a model whose every weight was trained."""
-    import torch
-
-    from raydp.models.base_models import read_model
-
     with _safetensors_only(folder):
         return read_model(folder, getattr(torch, dtype))
 
@@ -204,8 +148,6 @@ def _full(folder: Path, dtype: str) -> nn.Module:
 @contextmanager
 def _safetensors_only(folder: Path) -> Iterator[None]:
     """Turn an unreadable safetensors file into a ValueError for the user."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -19,8 +19,15 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel
+from mlflow.models import Model, ModelSignature
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
 from raydp.models.families import family_of
 from raydp.tracking.portable import (
@@ -45,11 +52,6 @@ from raydp.tracking.sealing.seal import (
 )
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import Store, artifact_bytes
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel
-    from mlflow.models import ModelSignature
 
 CARD_FILE = "privacy.md"
 MODEL_FILE = "MLmodel"
@@ -180,8 +182,6 @@ def write_mlmodel(
         model_id, run_id: MLflow's ids of the logged model and of its run.
         chats: whether the model's tokenizer has a chat template of its own.
     """
-    from mlflow.models import Model
-
     # MLflow loads a model of a family by raydp, and a language model by the copied loader, without raydp.
     name = base["name"]
     flavors: dict[str, Any] = {"raydp": {"kind": kind, "base": name, "loader": "raydp.load_model"}}
@@ -201,10 +201,8 @@ def write_mlmodel(
 
 def _transformers_flavor(kind: str, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return MLflow's flavour `transformers` of a language model, as in its flavor_config."""
-    import transformers
-
     flavor: dict[str, Any] = {
-        "transformers_version": transformers.__version__,
+        "transformers_version": version("transformers"),
         "task": "text-generation",
         "instance_type": "TextGenerationPipeline",
         "torch_dtype": f"torch.{base.get('dtype', 'float32')}",
@@ -232,10 +230,6 @@ def _signature(base_name: str, *, chats: bool) -> ModelSignature:
 
     Arrays and probabilities are those of a model of a family.
     """
-    import numpy as np
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
-
     if (family := family_of(base_name)) is not None:
         shape, num_outputs = family.shapes(base_name)
         return ModelSignature(

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 DEFAULTS = {"max_new_tokens": 32, "temperature": 0.0, "apply_chat_template": False}
 LOADING = threading.Lock()
 """One thread at a time builds a model: transformers changes functions of torch meanwhile."""
@@ -40,8 +44,6 @@ class TextGenerator:
         Returns:
             One text for each row, without the prompt and without special tokens.
         """
-        import torch
-
         given = {**DEFAULTS, **(params or {})}
         sampling = (
             {"do_sample": True, "temperature": given["temperature"]}
@@ -86,9 +88,6 @@ def load_plainly(folder: Path, options: Mapping[str, Any]) -> TextGenerator:
     Raises:
         ValueError: an option is unknown, or the base model is missing.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     if unknown := sorted(set(options) - {"base", "dtype"}):
         raise ValueError(
             f"model_config must hold base, dtype only without raydp, got {', '.join(unknown)}. "
@@ -130,7 +129,5 @@ def _base_folder(folder: Path, recorded: Mapping[str, str], given: str | None) -
             f"base must be the folder of {name!r}, got none beside the adapter. Export the model "
             "by `raydp models export --with-base`, or give the folder in model_config."
         )
-    from huggingface_hub import snapshot_download
-
     revision = None if given else recorded.get("revision")
     return Path(snapshot_download(given or name, revision=revision, allow_patterns=HUB_FILES))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from mlflow.entities import LoggedModel
 
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.delivery import answering
-from raydp.tracking.models.loading import recorded_base
+from raydp.tracking.models.fetching import recorded_base
 from raydp.tracking.sealing.folders import copy_folder, hashes_of
 from raydp.tracking.sealing.seal import (
     BASE_FILE,
@@ -23,9 +24,6 @@ from raydp.tracking.sealing.seal import (
 from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import artifact, open_store, resolve_uri
-
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
 
 
 @answering()

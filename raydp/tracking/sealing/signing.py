@@ -9,11 +9,16 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 PREFIX = "ed25519:"
 PUBLIC_SUFFIX = ".pub"
@@ -42,8 +47,6 @@ class SigningKey:
         Raises:
             ValueError: there is no such file, others can read the file, or it holds something else.
         """
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
         remedy = "Make one by `raydp models keygen -o FILE`."
         private = private_key(path, "tracking.signing_key", remedy)
         if not isinstance(private, Ed25519PrivateKey):
@@ -68,9 +71,6 @@ def private_key(path: Path, name: str, remedy: str) -> PrivateKeyTypes | None:
     Raises:
         ValueError: there is no such file, or others can read it.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     if not path.is_file():
         raise ValueError(f"{name} must be the file of a private key, got {str(path)!r}. {remedy}")
     # A key that others can read may be theirs already.
@@ -105,9 +105,6 @@ def new_key(path: Path) -> str:
     Raises:
         FileExistsError: one of the files exists; a key is never replaced.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     private = Ed25519PrivateKey.generate()
     public = _text(private.public_key().public_bytes_raw())
     # Check both names first, so that no half pair is left behind.
@@ -140,9 +137,6 @@ def trusted_keys(given: Iterable[str | Path]) -> frozenset[str]:
 
 def signature_fits(public: str, signature: str, message: bytes) -> bool:
     """Return whether a signature is of this message by this key; False also if one is malformed."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     try:
         key = Ed25519PublicKey.from_public_bytes(_raw(public))
         key.verify(base64.b64decode(signature, validate=True), message)

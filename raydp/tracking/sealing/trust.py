@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from mlflow.entities import LoggedModel
+from mlflow.entities.model_registry import ModelVersion
 
 from raydp.tracking.sealing.folders import copy_problem, folder_problem
 from raydp.tracking.sealing.seal import (
@@ -18,10 +20,6 @@ from raydp.tracking.sealing.seal import (
 )
 from raydp.tracking.sealing.signing import trusted_keys
 from raydp.tracking.store import Store, artifact
-
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
 
 ALARM_TAG = "audit_alarm"
 ALARM = "an audit refutes its ε"

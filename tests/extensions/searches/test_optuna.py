@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 from replay import replay
 
 from raydp.analysis import configuration_means
-from raydp.analysis.tables.points import KEY, configurations
+from raydp.analysis.tables.columns import KEY
+from raydp.analysis.tables.points import configurations
 from raydp.extensions.searches.observations import observations_of
 from raydp.extensions.searches.optuna_search import OptunaSearch
 from raydp.extensions.searches.optuna_study import FILE, SearchStudy, _Nearest, opened

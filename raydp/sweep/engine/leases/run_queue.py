@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.sweep.store.results import RunResult
+
+if TYPE_CHECKING:
+    from raydp.sweep.engine.stopping import EarlyStopping
 
 
 @dataclass(frozen=True, kw_only=True)

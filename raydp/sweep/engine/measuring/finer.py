@@ -9,7 +9,7 @@ from raydp.plugins.described import Plugin
 from raydp.scores.base import Measurement, params_of
 from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
-from raydp.spec.sections import AdaptiveSeeds
+from raydp.spec.sections.seeds import AdaptiveSeeds
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, digest_of
 from raydp.tasks.base import Task

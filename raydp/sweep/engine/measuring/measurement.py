@@ -11,6 +11,7 @@ from functools import partial
 
 from rich.console import Console
 
+from raydp import tracking
 from raydp.io.output import phase
 from raydp.models import sharing
 from raydp.scores.base import OneByOne
@@ -25,7 +26,6 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements
 from raydp.tasks.base import Task
 from raydp.tasks.wrappers.twins import TwinTask
-from raydp.tracking import log_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +216,6 @@ def log_to_mlflow(
         return 0, None
     try:
         with console.status("logging to MLflow"):
-            return log_scores(values, tracking_uri=spec.tracking.uri), None
+            return tracking.log_scores(values, tracking_uri=spec.tracking.uri), None
     except ValueError as error:
         return 0, f"the scores were not recorded in MLflow: {error}"

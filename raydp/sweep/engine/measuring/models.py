@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from raydp import tracking
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import SCORES
-from raydp.tracking import fetch_model
 
 FETCHED = f"{SCORES}/.models"
 """Folder of models that exist only in the registry, kept during the measurement."""
@@ -47,7 +47,7 @@ def model_folders(
         try:
             if uri is None:
                 raise ValueError("it was never registered")
-            folders[name] = fetch_model(
+            folders[name] = tracking.fetch_model(
                 uri, folder.path / FETCHED / name, tracking_uri=spec.tracking.uri
             ).resolve()
         except (ValueError, OSError) as error:

@@ -16,7 +16,8 @@ from raydp.models import sharing
 from raydp.models.sets import TrainedModels, adapter_kind
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Context
-from raydp.spec.sections import ClusterSpec, ModelSpec
+from raydp.spec.sections.cluster import ClusterSpec
+from raydp.spec.sections.model import ModelSpec
 from raydp.sweep.engine.slots import beside_driver, fitting_workers
 from raydp.tasks.base import Task
 from raydp.tasks.wrappers.twins import for_seed
