@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from html import escape
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -21,25 +20,14 @@ from raydp.analysis.figures import (
     training_curves,
 )
 from raydp.analysis.figures.style import configuration_in_words
+from raydp.analysis.report.body import PageTexts, body_of
 from raydp.analysis.report.card import (
-    card,
     contenders_table,
-    guarantee_in_words,
     secret_means,
     secrets_table,
     steps_table,
 )
-from raydp.analysis.report.markup import (
-    bullets,
-    code,
-    contents,
-    number,
-    page,
-    paragraph,
-    percent,
-    plot,
-    section,
-)
+from raydp.analysis.report.markup import number, page, paragraph, percent, plot
 from raydp.analysis.report.parallel import parallel_data, parallel_section
 from raydp.analysis.report.sections import added_sections
 from raydp.analysis.report.tables import heuristics_table, risk_table, variance_table
@@ -55,7 +43,6 @@ from raydp.analysis.selection.by_threshold import SelectionsByThreshold, selecti
 from raydp.analysis.selection.choice import Selection, select
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.equivalents import Precision
-from raydp.analysis.selection.words import in_words
 from raydp.analysis.tables.per_secret import is_logarithmic, own_score
 from raydp.analysis.tables.points import configuration_means, require_hyperparameters
 from raydp.search_spaces.configuration import Configuration
@@ -123,107 +110,172 @@ def write_report(
         )
     points = require_hyperparameters(points, scored=False)
     means = configuration_means(points, scored=False)
+    texts = PageTexts(title=title, card_rows=card_rows or {}, warnings=warnings, notes=notes)
     # Without scores there is no leakage to compare: write the shorter page.
     if means["score"].isna().all():
-        write_unscored(
-            points,
-            means,
-            given,
-            Path(path),
-            title=title,
-            card_rows=card_rows or {},
-            warnings=warnings,
-            notes=notes,
-        )
+        write_unscored(points, means, given, Path(path), texts)
         return NamedFigures()
-    # The table may hold the pre-trained model's loss, from which the utility gain is measured.
-    if (
-        base_utility_loss is None
-        and "base_utility_loss" in means
-        and means["base_utility_loss"].notna().all()
-    ):
-        base_utility_loss = float(means["base_utility_loss"].mean())
     # Select, also by the baselines and along the thresholds.
-    headline = given[0]
-    constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
-    compared = _with_baselines(points, given, constraints, by_secret, logarithmic)
-    at_thresholds = selections_by_threshold(
-        points,
-        constraints,
-        by_secret=by_secret,
-        logarithmic=logarithmic,
-        precision=_precision(headline),
-    )
     score_name = score_name or own_score(points)
-    # Ratios mislead for logarithmic and for negative scores.
-    relative = not is_logarithmic(score_name, logarithmic) and bool((means["score"] >= 0).all())
-    # Compose and write the page.
-    slider, chart = threshold_chart(at_thresholds)
-    # The first screen: what to use, why, and what it guarantees.
-    decision = section(
-        "The decision",
-        paragraph(headline_sentence(headline, compared[_BEST], relative=relative), css="headline"),
-        bullets(
-            [
-                text
-                for text in (
-                    guarantee_in_words(points, headline, card_rows or {}),
-                    *in_words(headline),
-                )
-                if text
-            ]
-        ),
-        paragraph(headline.explanation) if headline.explanation else "",
-        paragraph(
-            _context(headline, compared, base_utility_loss, base_score, start_text(at_thresholds))
-        ),
-        paragraph(_worst_secret(points, headline, by_secret)) if by_secret is not None else "",
-        css="decision",
+    compared = _Comparison.of(
+        points, means, given, by_secret, score_name, logarithmic, base_utility_loss
     )
-    model = card(points, headline, card_rows or {})
-    load = "" if headline.load_call is None else code(headline.load_call)
-    # The evidence, from the choice as a whole down to single configurations and secrets.
-    sections = {
-        "What every rule selects": threshold_section(
-            at_thresholds, headline.rule, base_utility_loss, relative=relative
-        ),
-        "How sure is the choice": [
-            paragraph(_FIXED, css="soft"),
-            contenders_table(headline),
-            steps_table(headline),
-        ],
-        **_analyses(points),
-        **({"Runs": [_curves(curves)]} if curves else {}),
-        "Configurations": [configurations_table(at_thresholds, headline.rule)],
-    }
-    if by_secret is not None:
-        sections["Secrets"] = [secrets_table(points, compared, by_secret)]
-    if notes:
-        sections["Notes"] = [bullets(notes)]
-    # Warnings stand above the evidence, and every page says that it is confidential.
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        '<div class="first">',
-        decision,
-        f'<div class="model">{load}{model}</div>',
-        f'<div class="chart">{chart}</div>',
-        "</div>",
-        slider,
-        bullets([*warnings, *headline.warnings], css="warnings"),
-        paragraph(
-            f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}",
-            css="soft",
-        ),
-        contents(list(sections)),
-        *(section(heading, *parts) for heading, parts in sections.items()),
-    ]
-    figures = report_figures(points, at_thresholds)
+    # Compose and write the page, which says that it is confidential.
+    slider, chart = threshold_chart(compared.at_thresholds)
+    score = f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}"
+    body = body_of(
+        points,
+        given[0],
+        compared.sentences(base_score),
+        compared.sections(curves),
+        texts,
+        chart=[f'<div class="chart">{chart}</div>'],
+        between=[slider],
+        about=[paragraph(score, css="soft")],
+    )
+    figures = report_figures(points, compared.at_thresholds)
     if curves:
         figures["curves"] = training_curves(curves)
     # The script redraws from this data when the slider moves, without a server.
-    live = live_data(at_thresholds, headline.rule, base_utility_loss, relative=relative)
+    live = live_data(
+        compared.at_thresholds,
+        given[0].rule,
+        compared.base_utility_loss,
+        relative=compared.relative,
+    )
     Path(path).write_text(page(title, body, figures, live, parallel_data(means)), encoding="utf-8")
     return figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """The selection that the page is about, beside those of the other rules.
+
+    Attributes:
+        points: the points table.
+        headline: the selection that the page is about.
+        by_rule: the selections under the same constraints, best-utility and oracle among them.
+        at_thresholds: every rule's selections along the utility thresholds.
+        by_secret, base_utility_loss: as for `write_report`.
+        relative: whether ratios of scores have a meaning.
+    """
+
+    points: pd.DataFrame
+    headline: Selection
+    by_rule: Mapping[str, Selection]
+    at_thresholds: SelectionsByThreshold
+    by_secret: tuple[pd.DataFrame, str] | None
+    base_utility_loss: float | None
+    relative: bool
+
+    @classmethod
+    def of(
+        cls,
+        points: pd.DataFrame,
+        means: pd.DataFrame,
+        given: Sequence[Selection],
+        by_secret: tuple[pd.DataFrame, str] | None,
+        score_name: str | None,
+        logarithmic: bool | None,
+        base_utility_loss: float | None,
+    ) -> _Comparison:
+        """Select by the baselines, and along the thresholds at the headline's precision."""
+        headline = given[0]
+        constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
+        # The page always shows what the rule costs, in utility and in score.
+        by_rule = {selection.rule: selection for selection in given}
+        for rule in (_BEST, _ORACLE):
+            by_rule[rule] = by_rule.get(rule) or select(
+                points,
+                rule=rule,
+                by_secret=by_secret,
+                logarithmic=logarithmic,
+                **asdict(constraints),
+            )
+        made = headline.decision
+        precision = None
+        if made is not None:
+            precision = Precision(confidence=made.confidence, tolerance=made.tolerance)
+        # The table may hold the pre-trained model's loss, from which the utility gain is measured.
+        in_table = means.get("base_utility_loss")
+        if base_utility_loss is None and in_table is not None and in_table.notna().all():
+            base_utility_loss = float(in_table.mean())
+        return cls(
+            points=points,
+            headline=headline,
+            by_rule=by_rule,
+            at_thresholds=selections_by_threshold(
+                points,
+                constraints,
+                by_secret=by_secret,
+                logarithmic=logarithmic,
+                precision=precision,
+            ),
+            by_secret=by_secret,
+            base_utility_loss=base_utility_loss,
+            # Ratios mislead for logarithmic and for negative scores.
+            relative=not is_logarithmic(score_name, logarithmic)
+            and bool((means["score"] >= 0).all()),
+        )
+
+    def sentences(self, base_score: float | None) -> list[str]:
+        """Return the decision in a sentence, its explanation, its cost, and the worst secret."""
+        best = self.by_rule[_BEST]
+        return [
+            headline_sentence(self.headline, best, relative=self.relative),
+            *([self.headline.explanation] if self.headline.explanation else []),
+            self._context(base_score),
+            *([] if self.by_secret is None else [self._worst_secret(*self.by_secret)]),
+        ]
+
+    def sections(self, curves: Sequence[Curve]) -> dict[str, list[str]]:
+        """Return the evidence, from the choice as a whole down to configurations and secrets."""
+        rule, at_thresholds = self.headline.rule, self.at_thresholds
+        sections = {
+            "What every rule selects": threshold_section(
+                at_thresholds, rule, self.base_utility_loss, relative=self.relative
+            ),
+            "How sure is the choice": [
+                paragraph(_FIXED, css="soft"),
+                contenders_table(self.headline),
+                steps_table(self.headline),
+            ],
+            **_analyses(self.points),
+            **({"Runs": [_curves(curves)]} if curves else {}),
+            "Configurations": [configurations_table(at_thresholds, rule)],
+        }
+        if self.by_secret is not None:
+            sections["Secrets"] = [secrets_table(self.points, self.by_rule, self.by_secret)]
+        return sections
+
+    def _context(self, base_score: float | None) -> str:
+        """Compare the selection with the lowest score and, if known, with the pre-trained model."""
+        selected, oracle, base = self.headline, self.by_rule[_ORACLE], self.base_utility_loss
+        sentences = [f"The lowest measured score within the constraints is {number(oracle.score)}."]
+        if selected.configuration == oracle.configuration:
+            sentences = ["No configuration within the constraints has a lower measured score."]
+        # A share of the gain needs a gain: every model may be worse than the pre-trained one.
+        if base is not None and (gain := base - self.by_rule[_BEST].utility_loss) > 0:
+            share = (base - selected.utility_loss) / gain
+            sentences.append(
+                f"The selected one keeps {percent(share)} of the best utility gain over the "
+                f"pre-trained model (utility loss {number(base)})."
+            )
+        if base_score is not None:
+            sentences.append(f"The pre-trained model scores {number(base_score)}.")
+        if selected.max_loss is not None:
+            threshold = start_text(self.at_thresholds)
+            sentences.append(
+                f"Only configurations with a mean utility loss of at most {threshold} were "
+                "considered."
+            )
+        return " ".join(sentences)
+
+    def _worst_secret(self, secrets: pd.DataFrame, score: str) -> str:
+        """Name the secret that the selected model leaks most: its identifier, never its text."""
+        values = secret_means(self.points, self.headline, secrets, score)
+        worst = number(float(values.max()))
+        return f"Of {len(values)} secrets it gives {values.idxmax()} away most: {score} {worst}."
 
 
 def report_figures(
@@ -342,75 +394,6 @@ def _direction(difference: float) -> str:
 def _name(configuration: Configuration) -> str:
     # Spaces that do not break keep "b = 64" on one line.
     return configuration_in_words(configuration).replace(" = ", "\u00a0=\u00a0")
-
-
-def _precision(selected: Selection) -> Precision | None:
-    """Return a selection's confidence and tolerance, None if there is no decision."""
-    made = selected.decision
-    return None if made is None else Precision(confidence=made.confidence, tolerance=made.tolerance)
-
-
-def _with_baselines(
-    points: pd.DataFrame,
-    given: Sequence[Selection],
-    constraints: Constraints,
-    by_secret: tuple[pd.DataFrame, str] | None,
-    logarithmic: bool | None,
-) -> dict[str, Selection]:
-    """Return the selections by rule, with best-utility and oracle under the same constraints."""
-    compared = {selection.rule: selection for selection in given}
-    # The page always shows what the rule costs, in utility and in score.
-    for rule in (_BEST, _ORACLE):
-        if rule not in compared:
-            compared[rule] = select(
-                points,
-                rule=rule,
-                by_secret=by_secret,
-                logarithmic=logarithmic,
-                **asdict(constraints),
-            )
-    return compared
-
-
-def _context(
-    selected: Selection,
-    compared: dict[str, Selection],
-    base_utility_loss: float | None,
-    base_score: float | None,
-    threshold: str,
-) -> str:
-    """Compare the selection with the lowest score and, if known, with the pre-trained model."""
-    sentences = [
-        f"The lowest measured score within the constraints is {number(compared[_ORACLE].score)}."
-    ]
-    if selected.configuration == compared[_ORACLE].configuration:
-        sentences = ["No configuration within the constraints has a lower measured score."]
-    best_gain = (
-        None if base_utility_loss is None else base_utility_loss - compared[_BEST].utility_loss
-    )
-    # A share of the gain needs a gain: every model may be worse than the pre-trained one.
-    if base_utility_loss is not None and best_gain is not None and best_gain > 0:
-        share = (base_utility_loss - selected.utility_loss) / best_gain
-        sentences.append(
-            f"The selected one keeps {percent(share)} of the best utility gain over the "
-            f"pre-trained model (utility loss {number(base_utility_loss)})."
-        )
-    if base_score is not None:
-        sentences.append(f"The pre-trained model scores {number(base_score)}.")
-    if selected.max_loss is not None:
-        sentences.append(
-            f"Only configurations with a mean utility loss of at most {threshold} were considered."
-        )
-    return " ".join(sentences)
-
-
-def _worst_secret(
-    points: pd.DataFrame, selected: Selection, by_secret: tuple[pd.DataFrame, str]
-) -> str:
-    """Name the secret that the selected model leaks most."""
-    values = secret_means(points, selected, by_secret[0], by_secret[1])
-    # The secret's identifier, never its text.
-    return f"Of {len(values)} secrets it gives {values.idxmax()} away most: {by_secret[1]} {number(float(values.max()))}."
 
 
 def _of_score(name: str | None, text: str) -> str:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from raydp.analysis.report.card import card, guarantee_in_words, steps_table
-from raydp.analysis.report.markup import (
-    Cell,
-    bullets,
-    code,
-    contents,
-    number,
-    page,
-    paragraph,
-    section,
-    table,
-)
+from raydp.analysis.report.body import PageTexts, body_of
+from raydp.analysis.report.card import steps_table
+from raydp.analysis.report.markup import Cell, number, page, table
 from raydp.analysis.selection.choice import Selection
-from raydp.analysis.selection.words import in_words
 from raydp.analysis.tables.coordinates import further_columns
 from raydp.analysis.tables.points import configurations
 
@@ -31,41 +20,22 @@ def write_unscored(
     means: pd.DataFrame,
     selections: Sequence[Selection],
     path: Path,
-    *,
-    title: str,
-    card_rows: Mapping[str, str],
-    warnings: Sequence[str],
-    notes: Sequence[str],
+    texts: PageTexts,
 ) -> None:
     """Write the page. `means` are the configuration means; for the rest see `write_report`."""
     headline = selections[0]
-    words = [guarantee_in_words(points, headline, card_rows), *in_words(headline)]
-    load = "" if headline.load_call is None else code(headline.load_call)
     # No figures: every figure shows the score.
-    sections = {
-        "How it was selected": [steps_table(selection) for selection in selections],
-        "Configurations": [_configurations(means, selections)],
-        **({"Notes": [bullets(notes)]} if notes else {}),
-    }
-    use = f"Use {headline.configuration}, which the rule {headline.rule} selects."
-    decision = section(
-        "The decision",
-        paragraph(use, css="headline"),
-        bullets([text for text in words if text]),
-        css="decision",
+    body = body_of(
+        points,
+        headline,
+        [f"Use {headline.configuration}, which the rule {headline.rule} selects."],
+        {
+            "How it was selected": [steps_table(selection) for selection in selections],
+            "Configurations": [_configurations(means, selections)],
+        },
+        texts,
     )
-    # The order is that of the page with scores, so that readers find things at the same place.
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        '<div class="first">',
-        decision,
-        f'<div class="model">{load}{card(points, headline, card_rows)}</div>',
-        "</div>",
-        bullets([*warnings, *headline.warnings], css="warnings"),
-        contents(list(sections)),
-        *(section(heading, *parts) for heading, parts in sections.items()),
-    ]
-    path.write_text(page(title, body, {}), encoding="utf-8")
+    path.write_text(page(texts.title, body, {}), encoding="utf-8")
 
 
 def _configurations(means: pd.DataFrame, selections: Sequence[Selection]) -> str:
