@@ -25,7 +25,7 @@ LONG_LINE, LONG_FUNCTION = 100, 60
 LIMITS = {
     "lines of the core": 45_492,
     "lines of the core with analysis and search_spaces": 56_789,
-    "lines of the extensions": 29_447,
+    "lines of the core, its two packages and the extensions": 86_236,
     "folders of the core": 14,
     "modules at the top of raydp": 3,
     "modules of the largest folder": 18,
@@ -151,7 +151,9 @@ def figures() -> dict[str, float]:
     return {
         "lines of the core": size,
         "lines of the core with analysis and search_spaces": sum(len(m.lines) for m in inside),
-        "lines of the extensions": sum(len(m.lines) for m in apart["extensions"]),
+        "lines of the core, its two packages and the extensions": sum(
+            len(module.lines) for module in product
+        ),
         "lines of raydp/testing": sum(len(m.lines) for m in apart["testing"]),
         "folders of the core": len(folders),
         "modules at the top of raydp": len(list((ROOT / "raydp").glob("*.py"))),
