@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.statements import UNPROVEN, stated_columns
@@ -144,54 +145,38 @@ def make_plan(
     policy.check(facts)
     # The configurations that fit the data, and the spec of each combination of further fields.
     configurations, rejected = _configurations(spec, facts.num_units)
-    specs = {
-        settings: spec.of_run(settings)
-        for settings in dict.fromkeys(c.settings for c in configurations)
-    }
+    specs = {own: spec.of_run(own) for own in dict.fromkeys(c.settings for c in configurations)}
     # Calibrate: the smallest σ with which each configuration, or the whole choice, meets (ε, δ).
     delta = spec.privacy.delta(facts.num_units)
-    solved: Sequence[Calibration | None] = [None] * len(configurations)
-    tuned_epsilon = None
-    if spec.method.params.private:
-        solved, tuned_epsilon = _calibrations(
-            policy, spec, specs, configurations, facts, delta, progress
-        )
+    solved, tuned_epsilon = _calibrations(
+        policy, spec, specs, configurations, facts, delta, progress
+    )
     # Name every run and make its privacy record. An import may have no model for a run.
     trials, privacy = list[TrialPlan](), dict[str, PrivacyRecord]()
-    for configuration, calibration in zip(configurations, solved, strict=True):
+    each = zip(configurations, solved, strict=True)
+    for (configuration, calibration), seed in product(each, spec.seed_labels):
         own = specs[configuration.settings]
-        for seed in spec.seed_labels:
-            trial = _trial(own, facts, weight_hash, configuration, seed, calibration)
-            if trial is None:
-                continue
-            # Equal ids mean equal results: the second run would only repeat the first.
-            if trial.run_id in privacy:
-                raise ValueError(
-                    f"space must not repeat a configuration, got {configuration} twice: with other "
-                    "values of fields that change nothing, or with a value that the spec has "
-                    "anyway. Remove one of them."
-                )
-            trials.append(trial)
-            choice = None
-            if calibration:
-                choice = policy.choice(len(configurations), calibration.epsilon)
-            privacy[trial.run_id] = _record(
-                own, facts, trial, calibration, delta, tuned_epsilon, choice
+        trial = _trial(own, facts, weight_hash, configuration, seed, calibration)
+        if trial is None:
+            continue
+        # Equal ids mean equal results: the second run would only repeat the first.
+        if trial.run_id in privacy:
+            raise ValueError(
+                f"space must not repeat a configuration, got {configuration} twice: with other "
+                "values of fields that change nothing, or with a value that the spec has anyway. "
+                "Remove one of them."
             )
-    if not trials:
-        raise ValueError(
-            f"space must have a configuration that method {spec.method.name} has a model of, got "
-            f"none with the seeds {', '.join(map(str, spec.seed_labels))}. Use `raydp import`, "
-            "which reads both from its table."
-        )
-    _check_bounds(spec, privacy)
+        trials.append(trial)
+        choice = policy.choice(len(configurations), calibration.epsilon) if calibration else None
+        record = _record(own, facts, trial, calibration, delta, tuned_epsilon, choice)
+        privacy[trial.run_id] = record
+    _check_records(spec, privacy)
     # The learning rates stay in the order of the space, whatever order the runs start in.
     rates = [trial.learning_rate for trial in trials]
-    trials = _in_order(trials, specs, spec.seed_labels)
     return SweepPlan(
         facts=facts,
         delta=delta,
-        trials=tuple(trials),
+        trials=tuple(_in_order(trials, specs, spec.seed_labels)),
         privacy=privacy,
         rejected=tuple(rejected),
         warnings=tuple(warnings_of(spec, list(specs.values()), facts, privacy.values(), rates)),
@@ -342,12 +327,16 @@ def _calibrations(
     facts: TaskFacts,
     delta: float,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Sequence[Calibration], float | None]:
+) -> tuple[Sequence[Calibration | None], float | None]:
     """Return each configuration's calibration, and ε of the whole choice if it is private.
+
+    A method without privacy has neither.
 
     Equal events are calibrated once: most further fields, such as the clipping norm, are no part of
     the event.
     """
+    if not spec.method.params.private:
+        return [None] * len(configurations), None
     target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     methods = {settings: own.method.params for settings, own in specs.items()}
     events = [methods[c.settings].event_fn(c, facts.num_units) for c in configurations]
@@ -396,8 +385,14 @@ def _record(
     )
 
 
-def _check_bounds(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> None:
-    """Refuse a bound on the guarantee that no run can keep."""
+def _check_records(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> None:
+    """Refuse a plan without runs, and a bound on the guarantee that no run can keep."""
+    if not privacy:
+        raise ValueError(
+            f"space must have a configuration that method {spec.method.name} has a model of, got "
+            f"none with the seeds {', '.join(map(str, spec.seed_labels))}. Use `raydp import`, "
+            "which reads both from its table."
+        )
     for column in UNPROVEN.keys() & spec.select.at_most:
         raise ValueError(
             f"select.at_most must not bound {column}, got {spec.select.at_most[column]:g}: nothing "
