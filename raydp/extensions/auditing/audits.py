@@ -151,21 +151,13 @@ def audit_spec(
         ValueError: the spec cannot be audited.
     """
     spec = source.spec
-    _check_auditable(spec)
+    _check_auditable(spec, canary)
     # Determine δ from the number of units, if the spec does not give it.
     target = spec.privacy
     delta = target.target_delta
     if delta is None:
         with stderr.status("counting the audited sweep's units of privacy"):
             delta = target.delta(build_task(spec)[0].facts().num_units)
-    if canary == "new_token" and (
-        varied := [p for p in spec.space.paths if p.startswith(OF_THE_WEIGHTS)]
-    ):
-        raise ValueError(
-            f"space must not vary {varied[0]} with --canary new_token, which trains every weight "
-            "of the base model. Use --canary known_token or gradient, which keep the spec's "
-            "adapters."
-        )
     # Derive the spec of the audit's sweep.
     data = spec.model_dump(mode="json")
     measured = {"name": SCORE, "delta": delta, "confidence": confidence}
@@ -189,8 +181,11 @@ def audit_spec(
     return load_spec(data)
 
 
-def _check_auditable(spec: SweepSpec) -> None:
-    """Raise ValueError unless a spec is of single runs whose unit of privacy is the example."""
+def _check_auditable(spec: SweepSpec, canary: CanaryKind) -> None:
+    """Raise ValueError unless a spec is of single runs whose unit of privacy is the example.
+
+    With canaries of new tokens, no further field of the weights may vary.
+    """
     for field, value, wanted in (
         ("tuning", spec.privacy.tuning, "ignored"),
         ("unit", spec.privacy.unit, "example"),
@@ -200,6 +195,13 @@ def _check_auditable(spec: SweepSpec) -> None:
                 f"privacy.{field} must be {wanted} for an audit, got {value}. Audit a spec of "
                 "single runs with the example as the unit: canaries are examples of nobody's."
             )
+    varied = [path for path in spec.space.paths if path.startswith(OF_THE_WEIGHTS)]
+    if varied and canary == "new_token":
+        raise ValueError(
+            f"space must not vary {varied[0]} with --canary new_token, which trains every weight "
+            "of the base model. Use --canary known_token or gradient, which keep the spec's "
+            "adapters."
+        )
 
 
 def _latest(source: AuditSubject) -> SweepFolder | None:

@@ -33,36 +33,40 @@ audit_app = typer.Typer(
 )
 
 
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model."
+    ),
+]
+Canary = Annotated[
+    str | None,
+    typer.Option(
+        help="By default the planted twins of a sweep that has them, which needs no training, and else new_token. "
+        "new_token: losses after training every weight. known_token: losses with the spec's "
+        "own adapter. gradient: every noisy gradient, with the spec's own adapter."
+    ),
+]
+Canaries = Annotated[int | None, typer.Option(help="M: canaries of each run; 500 by default.")]
+Confidence = Annotated[
+    float | None,
+    typer.Option(help="Confidence of each bound and of the whole test; 0.95 by default."),
+]
+Seeds = Annotated[str | None, typer.Option(help="Comma-separated; the sweep's first by default.")]
+OfModel = Annotated[
+    Path | None, typer.Option(help="Spec of a registered model whose sweep is not here.")
+]
+
+
 @audit_app.command("run")
 def audit_run(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="SPEC|MODEL", help="A spec, a sweep, its trials/RUN_ID, or a registered model."
-        ),
-    ],
-    canary: Annotated[
-        str | None,
-        typer.Option(
-            help="By default the planted twins of a sweep that has them, which needs no training, and else new_token. "
-            "new_token: losses after training every weight. known_token: losses with the spec's "
-            "own adapter. gradient: every noisy gradient, with the spec's own adapter."
-        ),
-    ] = None,
-    canaries: Annotated[
-        int | None, typer.Option(help="M: canaries of each run; 500 by default.")
-    ] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(help="Confidence of each bound and of the whole test; 0.95 by default."),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Comma-separated; the sweep's first by default.")
-    ] = None,
+    what: What,
+    canary: Canary = None,
+    canaries: Canaries = None,
+    confidence: Confidence = None,
+    seeds: Seeds = None,
     new: Annotated[bool, typer.Option("--new", help="Another audit, with new coins.")] = False,
-    spec: Annotated[
-        Path | None, typer.Option(help="Spec of a registered model whose sweep is not here.")
-    ] = None,
+    spec: OfModel = None,
     storage: Storage = "raydp_runs",
     uri: Uri = DEFAULT_URI,
     json: Json = False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,67 +24,65 @@ MODELS = {
 """Base models that are proposed for a CPU and for GPUs."""
 
 
-def init(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A file, a saved data set, or one on the hub.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="A new file.")] = Path(
-        "sweep.yaml"
+Data = Annotated[
+    str, typer.Argument(metavar="DATA", help="A file, a saved data set, or one on the hub.")
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="A new file.")]
+Hours = Annotated[float, typer.Option(min=0.01, help="Time of the whole sweep.")]
+Gpus = Annotated[int | None, typer.Option(min=0, help="By default those of this machine.")]
+Epsilon = Annotated[float | None, typer.Option(min=0.01, max=1000, help="8 by default.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Base model: a folder, its name on the hub, or tiny to try things out."),
+]
+Column = Annotated[str | None, typer.Option(help="The column of texts.")]
+OfUsers = Annotated[str | None, typer.Option(help="The column of users, if its name is unusual.")]
+Unit = Annotated[
+    Literal["example", "user"] | None,
+    typer.Option(
+        help="What ε protects: one row, or everything of one user where one has several rows (default)."
     ),
-    hours: Annotated[float, typer.Option(min=0.01, help="Time of the whole sweep.")] = 8.0,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="By default those of this machine.")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(min=0.01, max=1000, help="8 by default.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Base model: a folder, its name on the hub, or tiny to try things out."),
-    ] = None,
-    column: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
-    user_column: Annotated[
-        str | None, typer.Option(help="The column of users, if its name is unusual.")
-    ] = None,
-    unit: Annotated[
-        Literal["example", "user"] | None,
-        typer.Option(
-            help="What ε protects: one row, or everything of one user where one has several rows (default)."
-        ),
-    ] = None,
-    secrets: Annotated[
-        Path | None, typer.Option(help="A secrets file whose leak is measured.")
-    ] = None,
-    mine_secrets: Annotated[
-        bool,
-        typer.Option(
-            "--mine-secrets", help="Extract secrets from the data into a file beside the spec."
-        ),
-    ] = False,
-    max_rows: Annotated[int | None, typer.Option(min=2, help="Read so many rows at most.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the sweep; by default the file's.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is proposed.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+]
+Secrets = Annotated[Path | None, typer.Option(help="A secrets file whose leak is measured.")]
+Mine = Annotated[
+    bool,
+    typer.Option(
+        "--mine-secrets", help="Extract secrets from the data into a file beside the spec."
+    ),
+]
+MaxRows = Annotated[int | None, typer.Option(min=2, help="Read so many rows at most.")]
+Name = Annotated[str | None, typer.Option(help="Name of the sweep; by default the file's.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is proposed.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
+
+def init(
+    data: Data,
+    output: Output = Path("sweep.yaml"),
+    hours: Hours = 8.0,
+    gpus: Gpus = None,
+    epsilon: Epsilon = None,
+    model: Model = None,
+    column: Column = None,
+    user_column: OfUsers = None,
+    unit: Unit = None,
+    secrets: Secrets = None,
+    mine_secrets: Mine = False,
+    max_rows: MaxRows = None,
+    name: Name = None,
+    yes: Yes = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Look at data and write a spec for them: task, guarantee, and a grid that fits the time."""
     if secrets is not None and mine_secrets:
         raise ValueError("--secrets must stand without --mine-secrets, got both. Remove one.")
-    from raydp.extensions.budget.survey import survey
-    from raydp.io.output import print_json, stderr
+    from raydp.io.output import stderr
 
-    # Questions are put only to a person at a terminal.
-    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     # Look at the data, and report mistakes before heavy imports.
     if model is not None:
         _check_model(model)
-    with stoppable("the look at the data"), stderr.status("reading the data"):
-        seen = survey(data, column=column, user_column=user_column, max_rows=max_rows)
-    if unit == "user" and not seen.user_columns:
-        raise ValueError(
-            "--unit must be example for data without users, got user. Name their column by "
-            "--user-column."
-        )
+    seen = _surveyed(data, column, user_column, max_rows, unit)
     if secrets is not None:
         _check_secrets(secrets, seen)
     check_new(output, force=force)
@@ -97,32 +94,12 @@ def init(
 
         # The number of GPUs decides the proposed model, and importing torch to count them takes
         # seconds.
-        num_gpus = _num_gpus() if gpus is None else gpus
-    # Ask what the data do not say.
-    proposed_model = MODELS["cuda" if num_gpus else "cpu"]
-    if model is None:
-        model = (
-            str(typer.prompt("Base model", default=proposed_model, err=True))
-            if asks
-            else proposed_model
-        )
-    if epsilon is None:
-        epsilon = float(typer.prompt("ε", default=8.0, err=True)) if asks else 8.0
-    users, asked_unit = (
-        _asked_unit(seen) if asks and unit is None else (next(iter(seen.user_columns), None), None)
-    )
+        gpus = _num_gpus() if gpus is None else gpus
+    model, epsilon, users, unit = _asked(seen, model, epsilon, unit, gpus=gpus, yes=yes)
     wishes = Wishes(
-        data=data,
-        name=name or sweep_name(data),
-        model=model,
-        epsilon=epsilon,
-        users=users,
-        unit=unit or asked_unit or ("example" if users is None else users.unit),
-        secrets=secrets,
-        hours=hours,
-        gpus=num_gpus,
-        max_rows=max_rows,
-    )
+        data=data, name=name or sweep_name(data), model=model, epsilon=epsilon, users=users,
+        unit=unit, secrets=secrets, hours=hours, gpus=gpus, max_rows=max_rows,
+    )  # fmt: skip
     # Mined secrets go into the spec, so they come before the proposal.
     if mine_secrets:
         wishes = _with_mined(wishes, seen, output)
@@ -130,34 +107,60 @@ def init(
     with stoppable("the proposal"):
         proposal = propose(seen, wishes)
     output.write_text(as_yaml(seen, wishes, proposal, str(output)), encoding="utf-8")
-    # The next commands, as one would type them.
-    words = (("plan", output), ("sweep", output), ("select", wishes.name))
-    commands = [shell_line("raydp", command, of) for command, of in words]
-    if json:
-        print_json(
-            {
-                "output": output,
-                "num_units": proposal.facts.num_units,
-                "delta": proposal.delta,
-                "epsilon": wishes.epsilon,
-                "unit": proposal.facts.privacy_unit,
-                "hours": proposal.grid.hours,
-                "fits": proposal.grid.fits,
-                "spec": proposal.spec,
-                "commands": commands,
-            }
+    _show(output, wishes, proposal, json=json)
+
+
+def _surveyed(
+    data: str, column: str | None, user_column: str | None, max_rows: int | None, unit: str | None
+) -> Survey:
+    """Look at the data, which must have users if the unit is the user."""
+    from raydp.extensions.budget.survey import survey
+    from raydp.io.output import stderr
+
+    with stoppable("the look at the data"), stderr.status("reading the data"):
+        seen = survey(data, column=column, user_column=user_column, max_rows=max_rows)
+    if unit == "user" and not seen.user_columns:
+        raise ValueError(
+            "--unit must be example for data without users, got user. Name their column by "
+            "--user-column."
         )
-        return
-    _show(output, wishes, proposal, commands)
+    return seen
 
 
-def _show(output: Path, wishes: Wishes, proposal: SpecProposal, commands: Sequence[str]) -> None:
+def _asked(
+    seen: Survey, model: str | None, epsilon: float | None, unit: Unit, *, gpus: int, yes: bool
+) -> tuple[str, float, UserColumn | None, Literal["example", "user"]]:
+    """Ask what neither the data nor the options say: model, ε, users and unit."""
+    # Questions are put only to a person at a terminal.
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    proposed = MODELS["cuda" if gpus else "cpu"]
+    if model is None:
+        model = str(typer.prompt("Base model", default=proposed, err=True)) if asks else proposed
+    if epsilon is None:
+        epsilon = float(typer.prompt("ε", default=8.0, err=True)) if asks else 8.0
+    if asks and unit is None:
+        return model, epsilon, *_asked_unit(seen)
+    users = next(iter(seen.user_columns), None)
+    return model, epsilon, users, unit or ("example" if users is None else users.unit)
+
+
+def _show(output: Path, wishes: Wishes, proposal: SpecProposal, *, json: bool) -> None:
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
-    from raydp.io.output import stderr, stdout
+    from raydp.io.output import print_json, stderr, stdout
     from raydp.privacy.records.cautions import cautions_of_few
 
+    # The next commands, as one would type them.
+    facts, words = proposal.facts, (("plan", output), ("sweep", output), ("select", wishes.name))
+    commands = [shell_line("raydp", command, of) for command, of in words]
+    if json:
+        document = {
+            "output": output, "num_units": facts.num_units, "delta": proposal.delta,
+            "epsilon": wishes.epsilon, "unit": facts.privacy_unit, "hours": proposal.grid.hours,
+            "fits": proposal.grid.fits, "spec": proposal.spec, "commands": commands,
+        }  # fmt: skip
+        print_json(document)
+        return
     # The guarantee first, in its own unit: this is what the user has to decide on.
-    facts = proposal.facts
     stdout.print(
         f"{output}: ε = {wishes.epsilon:g}, δ = {proposal.delta:.2g}, n = {facts.num_units}.",
         markup=False,

@@ -96,23 +96,7 @@ def estimate(
             else {"num_steps": num_steps, "limit_seconds": math.inf}
         )
         measured = measure_cost(checked, task, plan.trials, **limited)
-        rows = [
-            measured.columns(
-                b,
-                t,
-                seeds,
-                evaluations=evaluations_between(checked, t),
-                cluster=checked.cluster,
-                price=price,
-            )
-            for b, t, seeds in zip(
-                table["batch_size"], table["num_steps"], table["seeds"], strict=True
-            )
-        ]
-        # `pd.concat` drops the attributes of the table.
-        attrs = table.attrs
-        table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
-        table.attrs.update(attrs)
+        table = _with_costs(table, measured, checked, price)
     # Simulate the cluster.
     simulation = None
     if simulated is not None:
@@ -128,6 +112,25 @@ def estimate(
             "slot_notes": simulated.slot_notes(checked.cluster, len(seconds)),
         }
     return CostEstimate(table=table, measured=measured, simulation=simulation)
+
+
+def _with_costs(
+    table: pd.DataFrame, measured: MeasuredSteps, spec: SweepSpec, price: float | None
+) -> pd.DataFrame:
+    """Add the columns of the costs to a plan's table."""
+    own = zip(table["batch_size"], table["num_steps"], table["seeds"], strict=True)
+    rows = [
+        measured.columns(
+            b, t, seeds,
+            evaluations=evaluations_between(spec, t), cluster=spec.cluster, price=price,
+        )
+        for b, t, seeds in own
+    ]  # fmt: skip
+    # `pd.concat` drops the attributes of the table.
+    attrs = table.attrs
+    table = pd.concat([table, pd.DataFrame(rows, index=table.index)], axis=1)
+    table.attrs.update(attrs)
+    return table
 
 
 def _check(

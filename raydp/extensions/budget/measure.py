@@ -125,14 +125,10 @@ def measure_cost(
     with stderr.status("preparing the model") as status:
         base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
         runner = TrialRunner(
-            spec,
-            task,
-            base,
-            LocalComm(device),
-            TEST_KEY,
+            spec, task, base, LocalComm(device), TEST_KEY,
             prepare=lambda work: status.update(f"preparing the model: the worker {work}"),
             planned=runs_on(spec.model, whole, planned),
-        )
+        )  # fmt: skip
     # Time the steps alone.
     steps_alone = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
     runner.turn_to(steps_alone)
@@ -142,13 +138,10 @@ def measure_cost(
             for trial in _chosen(trials)
         ]
     # Time one utility, if runs measure it between their steps, and one scoring.
-    utility_seconds = 0.0
-    if any(evaluations_between(spec, trial.num_steps) for trial in trials):
-        with stderr.status("timing the utility of one model"):
-            utility_seconds = _measuring_seconds(runner, spec)
+    between = any(evaluations_between(spec, trial.num_steps) for trial in trials)
+    utility_seconds = _measuring_seconds(runner, spec, "utility") if between else 0.0
     runner.turn_to(spec)
-    with stderr.status("timing the scores of one model"):
-        score_seconds = _measuring_seconds(runner, spec)
+    score_seconds = _measuring_seconds(runner, spec, "scores")
     return MeasuredSteps(
         law=StepLaw.fit([s["examples"] for s in steps], [s["seconds"] for s in steps]),
         score_seconds=score_seconds,
@@ -159,11 +152,12 @@ def measure_cost(
     )
 
 
-def _measuring_seconds(runner: TrialRunner, spec: SweepSpec) -> float:
+def _measuring_seconds(runner: TrialRunner, spec: SweepSpec, what: str) -> float:
     """Return the seconds in which the runner measures the untrained model."""
-    started = time.perf_counter()
-    runner.measure_base(spec.seed_labels[0])
-    return time.perf_counter() - started
+    with stderr.status(f"timing the {what} of one model"):
+        started = time.perf_counter()
+        runner.measure_base(spec.seed_labels[0])
+        return time.perf_counter() - started
 
 
 def _timed(

@@ -45,15 +45,12 @@ def as_yaml(seen: Survey, wishes: Wishes, proposal: SpecProposal, path: str) -> 
     return "".join(parts)
 
 
-def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str, list[str]]:
-    """Return the lines above each section."""
-    facts, grid, measured = proposal.facts, proposal.grid, proposal.measured
+def _of_task(seen: Survey, proposal: SpecProposal) -> list[str]:
+    """Return the lines above the task: how much of the data a spec with its length reads."""
     # A task with canaries wraps the task of the data.
     task = proposal.spec["task"]
-    inner = task.get("of", task)
-    length = inner["max_length"]
+    length = task.get("of", task)["max_length"]
     what = "texts" if seen.form is None else f"conversations ({seen.form})"
-    # The task: how much of the data a spec with this length reads.
     described = [
         f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated. "
         f"{proposal.share_of_rows(length):.0%} have at most {length} tokens; longer ones lose "
@@ -65,9 +62,15 @@ def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str,
         described.append(
             f"No secrets are known, so {number} made-up canaries are planted, each in {copies} "
             f"copies or not at all. Their {proposal.num_planted} copies are "
-            f"{proposal.num_planted / facts.num_examples:.1%} of the training examples. What they "
-            "leak stands for what the data would."
+            f"{proposal.num_planted / proposal.facts.num_examples:.1%} of the training examples. "
+            "What they leak stands for what the data would."
         )
+    return described
+
+
+def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str, list[str]]:
+    """Return the lines above each section."""
+    facts, grid, measured = proposal.facts, proposal.grid, proposal.measured
     # The space: further seeds may double the cost of the grid.
     further = (
         ""
@@ -77,7 +80,7 @@ def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str,
     # The model: a step takes a + k·b seconds, as measured here.
     of_step, of_example = measured.law.step_seconds, measured.law.seconds_per_example
     return {
-        "task": described,
+        "task": _of_task(seen, proposal),
         "model": [
             f"A private step of b examples takes {of_step:.2g} + {of_example:.2g} b seconds here "
             f"({measured.device})."

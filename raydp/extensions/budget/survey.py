@@ -231,6 +231,20 @@ def survey(
     # Find the column of texts, and the columns that name a user in every row.
     if conversations is None:
         column = _text_column(columns, rows, column)
+    return Survey(
+        conversations=conversations,
+        column=column if conversations is None else None,
+        num_rows=rows,
+        num_distinct=len(seen),
+        user_columns=_users(columns, rows, user_column, column),
+        sample=tuple(sample),
+    )
+
+
+def _users(
+    columns: Mapping[str, _Column], rows: int, user_column: str | None, column: str | None
+) -> tuple[UserColumn, ...]:
+    """Return the columns that name a user in every row, the one with the most users first."""
     if user_column is not None:
         _require_users(columns, rows, user_column)
     # A column with few values names roles, such as speakers, unless the user named it.
@@ -240,14 +254,7 @@ def survey(
         if counts.named == rows
         and (name == user_column or (len(counts.names) >= FEWEST_USERS and name != column))
     ]
-    return Survey(
-        conversations=conversations,
-        column=column if conversations is None else None,
-        num_rows=rows,
-        num_distinct=len(seen),
-        user_columns=tuple(sorted(users, key=lambda u: -u.num_users)),
-        sample=tuple(sample),
-    )
+    return tuple(sorted(users, key=lambda u: -u.num_users))
 
 
 def _rows(data: str, max_rows: int | None) -> Iterator[tuple[str, Mapping[str, object]]]:

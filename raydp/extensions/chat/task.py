@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from raydp.extensions.chat.conversations import Conversation, Form, conversation_of, form_of
 from raydp.extensions.chat.messages import messages_of
 from raydp.extensions.chat.templates import JINJA, ChatTemplate, Loss, TemplateName, TextPart
 from raydp.io.locations import Location, local_copy
 from raydp.search_spaces.names import familiar, kind_of
-from raydp.tasks.base import Secret, TaskFacts, TaskSection
+from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.reading import is_file_of_rows, read_rows
 from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets
-from raydp.tasks.text.controls import generate_controls, read_controls
-from raydp.tasks.text.corpus import is_held_out
+from raydp.tasks.text.controls import controls_of
+from raydp.tasks.text.corpus import RowsSection, is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windows import tokenize
@@ -65,7 +65,7 @@ class _Encoded:
     without_target: int
 
 
-class ChatTask(TaskSection):
+class ChatTask(RowsSection):
     """Causal language modelling of conversations.
 
     An example is one conversation, up to the assistant's last message.
@@ -131,29 +131,6 @@ class ChatTask(TaskSection):
     num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
     """Number of controls to generate for each secret."""
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
-        ways = [
-            w
-            for w in ("heldout_path", "heldout_split", "heldout_fraction")
-            if getattr(self, w) is not None
-        ]
-        if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
-            raise ValueError(
-                f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one."
-            )
-        if self.max_examples_per_user is not None and self.user_column is None:
-            raise ValueError(
-                "task.max_examples_per_user must go with task.user_column, got "
-                f"{self.max_examples_per_user} without it. Add it, or leave it out."
-            )
-        if self.controls and not self.secrets:
-            raise ValueError(
-                "task.controls must go with task.secrets, got no secrets. Add them, or remove the "
-                "controls."
-            )
-        return self
-
     def build(self, tokenizer: PreTrainedTokenizerBase) -> LanguageModelingTask:
         """Read, split, write and tokenise the conversations, and find the secrets.
 
@@ -170,11 +147,8 @@ class ChatTask(TaskSection):
         train, heldout = self._split(template, notes)
         train = self._limited(train, notes)
         texts = [row.text for row in train]
-        secrets = (
-            []
-            if self.secrets is None
-            else self._secrets(self.secrets, "task.secrets", template, texts)
-        )
+        path = self.secrets
+        secrets = [] if path is None else self._secrets(path, "task.secrets", template, texts)
         # A held-out conversation with a secret would count its leakage as utility.
         verbatim = [secret for secret in secrets if secret.kind == "verbatim"]
         clean = [
@@ -186,19 +160,9 @@ class ChatTask(TaskSection):
             self._encode(tokenizer, rows, purpose, notes)
             for rows, purpose in ((train, "train"), (clean, "evaluate"))
         )
-        kept = [secret for secret in counted(secrets, examples.texts) if secret.count]
-        if secrets and not kept:
-            raise ValueError(
-                "task.secrets must hold a secret that occurs whole in a training example, got none "
-                f"of {len(secrets)}; {nearly_found(secrets, examples.texts)}. A prompt must stand "
-                "in the conversation as the template writes it. Correct the prompts, or raise "
-                "task.max_length."
-            )
+        kept = _kept(secrets, examples.texts)
         # Controls must be absent from the training texts, also from the parts that are cut off.
-        if self.controls:
-            controls = read_controls(self.controls, "task.controls", texts)
-        else:
-            controls = generate_controls(kept, self.num_controls_per_secret, texts)
+        controls = controls_of(self.controls, kept, self.num_controls_per_secret, texts)
         # Record what a reader of the guarantee must know: what was left out, and which secrets are
         # not scored.
         notes |= self._notes(examples, evaluated, train[0].conversation.form) | {
@@ -208,13 +172,6 @@ class ChatTask(TaskSection):
                 secrets, kept, training=texts, heldout=[row.text for row in heldout]
             ),
         }
-        # Without a column of users, a conversation is the unit; the remedy says how to name users.
-        unnamed = (
-            None
-            if self.user_column
-            else f"{BY_COLUMN}, or leave unit out: it is then one conversation."
-        )
-        noun = f"user (column {self.user_column})" if self.user_column else "conversation"
         return LanguageModelingTask(
             train=examples.examples,
             heldout=evaluated.examples,
@@ -231,8 +188,15 @@ class ChatTask(TaskSection):
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),
-            users=Users.named(examples.users, noun, remedy=unnamed),
+            users=self._users(examples.users),
         )
+
+    def _users(self, names: Sequence[str]) -> Users:
+        """Return the users of the examples. Without a column, a conversation is the unit."""
+        if self.user_column:
+            return Users.named(names, f"user (column {self.user_column})", remedy=None)
+        remedy = f"{BY_COLUMN}, or leave unit out: it is then one conversation."
+        return Users.named(names, "conversation", remedy=remedy)
 
     def replies(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Return the distinct replies of the assistant in the training conversations.
@@ -451,6 +415,22 @@ class ChatTask(TaskSection):
                 "private data; epsilon does not cover them.",
             ],
         }
+
+
+def _kept(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
+    """Return the secrets that occur whole in a training text, with their counts.
+
+    Raises:
+        ValueError: there are secrets, but none occurs.
+    """
+    kept = [secret for secret in counted(secrets, texts) if secret.count]
+    if secrets and not kept:
+        raise ValueError(
+            "task.secrets must hold a secret that occurs whole in a training example, got none of "
+            f"{len(secrets)}; {nearly_found(secrets, texts)}. A prompt must stand in the "
+            "conversation as the template writes it. Correct the prompts, or raise task.max_length."
+        )
+    return kept
 
 
 def _unique(rows: Sequence[_Row]) -> list[_Row]:

@@ -57,7 +57,7 @@ def write_comparison(
     """
     trends = variance_trends(groups)
     # Levels and spreads can be compared only between tables of one score.
-    comparable = _same_score(groups)
+    comparable = len({own_score(points) for points in groups.values()}) == 1
     body = [
         f"<h1>{escape(title)}</h1>",
         paragraph(_lead(groups, trends["groups"] if comparable else []), css="headline"),
@@ -72,7 +72,7 @@ def write_comparison(
             "Variance",
             _SPREAD,
             _spread_table(trends["groups"]),
-            _ratios(trends["comparisons"], comparable),
+            _ratios_table(trends["comparisons"]) if comparable else "",
         ),
         section("Heuristics", _HEURISTICS, _heuristics_table(groups)),
         section("Privacy risk", _RISK, _risk_table(groups)),
@@ -129,15 +129,6 @@ _OTHER_SCORES = (
     "The groups are not known to be of the same score. Levels, spreads and risks cannot be "
     "compared between groups; the accuracies of the heuristics can. Name one by --score."
 )
-
-
-def _same_score(groups: Mapping[str, pd.DataFrame]) -> bool:
-    """Return whether all groups name the same score, or none of them names one."""
-    return len({own_score(points) for points in groups.values()}) == 1
-
-
-def _ratios(rows: Sequence[GroupRatio], comparable: bool) -> str:
-    return _ratios_table(rows) if comparable else ""
 
 
 def _lead(groups: Mapping[str, pd.DataFrame], spreads: Sequence[Group]) -> str:

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 RESAMPLES = 2000
 # quantiles of a restricted cubic spline with one nonlinear term (Harrell 2015, section 2.4.5)
 _KNOTS = (0.1, 0.5, 0.9)
+_ONE_SEED = "noise_std needs a configuration with two seeds"
 _MIN_CONFIGURATIONS = 8
 _ROUNDING = 1e-12
 _MOST_RESAMPLED = 10_000_000  # the largest number of configurations drawn in all resamples together
@@ -110,9 +111,7 @@ def utility_adjusted(
     else:
         remaining = _remaining(means, loss, score, num_resamples, np.random.default_rng(seed))
     # Seeds give the spread that chance alone would cause.
-    unknown: NoiseReason = {}
-    if noise is None:
-        unknown["noise_reason"] = "noise_std needs a configuration with two seeds"
+    unknown: NoiseReason = {"noise_reason": _ONE_SEED} if noise is None else {}
     return {
         "configurations": len(means),
         "noise_std": None if noise is None else float(np.sqrt((noise.std_error() ** 2).mean())),

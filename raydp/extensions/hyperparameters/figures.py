@@ -165,11 +165,12 @@ def _line(series: Series, moving: str, figure_name: _Figure, label: str, colour:
 def _values(series: Series, moving: str) -> list[float | str]:
     """Return what moves along a series: positive numbers, or texts for other values."""
     values = [moving_value(one, moving) for one in series["points"]]
-    return [float(value) if _is_positive(value) else value_in_words(value) for value in values]  # type: ignore[arg-type]
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return [
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        else value_in_words(value)
+        for value in values
+    ]
 
 
 def _axis(series: Sequence[Series], moving: str) -> dict[str, object]:

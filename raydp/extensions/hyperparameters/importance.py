@@ -99,7 +99,9 @@ def _shares(means: pd.DataFrame, figure: str) -> Shares | None:
             [
                 create_trial(
                     params={
-                        name: _optuna_value(column[at], ranges[name])
+                        name: level_of(column[at])
+                        if hasattr(ranges[name], "choices")
+                        else column[at]
                         for name, column in inputs.items()
                     },
                     distributions=ranges,
@@ -125,8 +127,3 @@ def _range(values: list[object]) -> BaseDistribution:
     if is_numeric(values) and len(numbers) == len(values):
         return FloatDistribution(min(numbers), max(numbers), log=min(numbers) > 0)
     return CategoricalDistribution(sorted(set(map(level_of, values))))
-
-
-def _optuna_value(value: object, own: BaseDistribution) -> object:
-    """Return a value as optuna's trial holds it."""
-    return level_of(value) if hasattr(own, "choices") else value

@@ -13,35 +13,36 @@ from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
 from raydp.io.interrupted import or_partial
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SWEEP|MODEL", help="A sweep, or its spec; or models:/..., a folder (--task)."
+    ),
+]
+Names = Annotated[str | None, typer.Option("--score", help="Comma-separated, such as vmr,air.")]
+Params = Annotated[list[str] | None, typer.Option("--param", help="key=value, or score.key=value.")]
+File = Annotated[
+    Path | None, typer.Option("--scores", help="FILE.yaml: a list of {name, label, ...}.")
+]
+Label = Annotated[str | None, typer.Option(help="Name of a second measurement of one score.")]
+OfModel = Annotated[
+    Path | None, typer.Option(help="For a MODEL: SPEC.yaml with its task and base model.")
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Seed of all draws; each run's own by default.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes side by side; as many as fit.")]
+
 
 def score(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SWEEP|MODEL", help="A sweep, or its spec; or models:/..., a folder (--task)."
-        ),
-    ],
-    names: Annotated[
-        str | None, typer.Option("--score", help="Comma-separated, such as vmr,air.")
-    ] = None,
-    params: Annotated[
-        list[str] | None, typer.Option("--param", help="key=value, or score.key=value.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--scores", help="FILE.yaml: a list of {name, label, ...}.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Name of a second measurement of one score.")
-    ] = None,
-    task: Annotated[
-        Path | None, typer.Option(help="For a MODEL: SPEC.yaml with its task and base model.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of all draws; each run's own by default.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes side by side; as many as fit.")
-    ] = None,
+    source: Source,
+    names: Names = None,
+    params: Params = None,
+    file: File = None,
+    label: Label = None,
+    task: OfModel = None,
+    seed: Seed = None,
+    workers: Workers = None,
     uri: Uri = DEFAULT_URI,
     storage: Storage = "raydp_runs",
     json: Json = False,

@@ -59,18 +59,7 @@ def score_model(
         ValueError: model, task or base cannot be loaded or do not fit, or a score does not fit the
             task.
     """
-    # Check the request.
-    if task is None:
-        raise ValueError(
-            f"--task must be given with a model, got {source!r} without. Name the sweep's "
-            "SPEC.yaml."
-        )
-    spec = load_spec(task)
-    for request in requests:
-        if request.plugin.params.of_a_set:
-            raise ValueError(
-                f"score must measure one model, got {request.plugin.name!r}. Use it on a sweep."
-            )
+    spec = _spec(source, requests, task)
     registered = source.startswith("models:/")
     record = show_model(source, tracking_uri=tracking_uri) if registered else {}
     # Measure.
@@ -82,16 +71,13 @@ def score_model(
             one = TrainedModels(_base(spec, folder, record), {source: folder})
         for request in requests:
             with console.status(f"measuring {request.label}"):
-                of_models = request.plugin.params.measure_many(
-                    one, built, seed=seed, context=Context()
-                )
+                params, context = request.plugin.params, Context()
+                of_models = params.measure_many(one, built, seed=seed, context=context)
                 measured[request.label] = next(iter(of_models))[1]
     # Log the values of a registered model.
-    logged, note = (
-        _log(source, record, measured, built.facts().content_hash, tracking_uri)
-        if registered
-        else ([], None)
-    )
+    logged, note = list[str](), None
+    if registered:
+        logged, note = _log(source, record, measured, built.facts().content_hash, tracking_uri)
     names = {request.label: request.plugin.name for request in requests}
     return {
         "model": source,
@@ -99,6 +85,22 @@ def score_model(
         "logged": logged,
         "note": note,
     }
+
+
+def _spec(source: str, requests: list[ScoreRequest], task: Path | None) -> SweepSpec:
+    """Read the spec, after checking that it is given and that the scores are of one model."""
+    if task is None:
+        raise ValueError(
+            f"--task must be given with a model, got {source!r} without. Name the sweep's "
+            "SPEC.yaml."
+        )
+    spec = load_spec(task)
+    for request in requests:
+        if request.plugin.params.of_a_set:
+            raise ValueError(
+                f"score must measure one model, got {request.plugin.name!r}. Use it on a sweep."
+            )
+    return spec
 
 
 def _task(spec: SweepSpec, requests: list[ScoreRequest]) -> Task:

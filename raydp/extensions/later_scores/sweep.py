@@ -112,19 +112,11 @@ def score_sweep(
         # Tell the models that this call measures from those that were measured before.
         before = {b.label: set(b.finished()) for b in begun}
         interrupted = not measure(folder, spec, task, runs, begun, workers, console)
-        # Write the tables, and log to MLflow.
         write_tables(folder)
-        note, tracked = folder.disclosure().keeps_scores, 0
-        if note is None:
-            counted = [b for b in begun if not b.measurements.is_open()]
-            tracked, note = log_to_mlflow(folder, spec, runs, counted, console)
-            if len(counted) < len(begun):
-                note = "the sweep measures its models again: resume it, and the new values count"
+        tracked, note = _log(folder, spec, runs, begun, console)
         # Scores that training has measured are listed, and not measured again.
-        scores = {
-            r.label: MeasuredScore(score=r.plugin.name, note="measured in training")
-            for r in requests
-        }
+        said = "measured in training"
+        scores = {r.label: MeasuredScore(score=r.plugin.name, note=said) for r in requests}
         answer: SweepScores = {
             "folder": folder.path,
             "scores": {**scores, **{b.label: _summary(b, before[b.label]) for b in begun}},
@@ -135,6 +127,23 @@ def score_sweep(
     if interrupted:
         raise Interrupted(answer)
     return answer
+
+
+def _log(
+    folder: SweepFolder,
+    spec: SweepSpec,
+    runs: dict[str, int],
+    begun: list[BegunMeasurement],
+    console: Console,
+) -> tuple[int, str | None]:
+    """Log to MLflow. Return the number of models, and why MLflow lacks values."""
+    if (note := folder.disclosure().keeps_scores) is not None:
+        return 0, note
+    counted = [b for b in begun if not b.measurements.is_open()]
+    tracked, note = log_to_mlflow(folder, spec, runs, counted, console)
+    if len(counted) < len(begun):
+        note = "the sweep measures its models again: resume it, and the new values count"
+    return tracked, note
 
 
 def _checked_task(folder: SweepFolder, spec: SweepSpec, requests: list[ScoreRequest]) -> Task:

@@ -58,14 +58,12 @@ def neural_attack(
         # Training ends after max_iter epochs in any case.
         warnings.simplefilter("ignore", ConvergenceWarning)
         network.fit(np.concatenate(inputs), answers, sample_weight=weights)
-
-    def probability(outputs: Outputs) -> Scores:
-        return np.asarray(
-            network.predict_proba(_features(outputs, presort=presort))[:, 1], np.float64
-        )
-
     # Attack the target.
-    scores = (probability(target.members), probability(target.nonmembers))
+    members, nonmembers = (
+        np.asarray(network.predict_proba(_features(o, presort=presort))[:, 1], np.float64)
+        for o in (target.members, target.nonmembers)
+    )
+    scores = (members, nonmembers)
     figures = curve_figures(*scores)
     no_classes = "accuracy_class_thresholds: the network reads the class, and has one threshold"
     reasons = [no_classes, *([str(figures.pop("reason"))] if "reason" in figures else [])]

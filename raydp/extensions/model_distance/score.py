@@ -147,9 +147,8 @@ def parameter_distances(models: ModelSet, *, held_bytes: int = HELD_BYTES) -> ND
             with models.loaded(index) as loaded:
                 weights = effective_weights(loaded)
             for position, other in enumerate(held, start=start):
-                squares[position, index] = squares[index, position] = _square_distance(
-                    other, weights
-                )
+                square = sum(_square(other[name], weights[name]) for name in other)
+                squares[position, index] = squares[index, position] = square
             # Keep the model in memory if it fits and no model before it was left out.
             size = sum(_bytes(entry) for entry in weights.values())
             if len(held) == index - start and (not held or (len(held) + 1) * size <= held_bytes):
@@ -278,10 +277,6 @@ def _scaled_matrix(layer: IA3Layer, adapter: str) -> torch.Tensor:
         sizes = torch.hypot(sizes, cast("torch.Tensor", base.bias).detach().float())
     scaled: torch.Tensor = layer.ia3_l[adapter].detach().flatten().float() * sizes
     return scaled.cpu()
-
-
-def _square_distance(one: Weights, other: Weights) -> float:
-    return sum(_square(one[name], other[name]) for name in one)
 
 
 def _square(

@@ -107,20 +107,8 @@ def pate_of(
         ValueError: the file does not hold counts, or an argument is out of its range.
     """
     # The votes with their noise: from a run's folder, or from a file with options.
-    recorded: Recorded = {}
-    if path.is_dir():
-        options = {"sigma": sigma, "delta": delta, "threshold": threshold, "sigma1": sigma1}
-        votes, recorded = _of_run(path, [k for k, v in options.items() if v is not None])
-    else:
-        counts = read_votes(path)
-        if sigma is None or delta is None:
-            raise ValueError(
-                f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, "
-                "got none. Add it."
-            )
-        votes = NoisyVotes(
-            counts=counts, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1
-        )
+    read = _of_run if path.is_dir() else _of_file
+    votes, recorded = read(path, sigma, delta, threshold, sigma1)
     # The cost of these votes, and the cost of any votes.
     cost = pate_cost(
         votes.counts,
@@ -149,6 +137,24 @@ def pate_of(
     }
 
 
+def _of_file(
+    path: Path,
+    sigma: float | None,
+    delta: float | None,
+    threshold: float | None,
+    sigma1: float | None,
+) -> tuple[NoisyVotes, Recorded]:
+    """Read a file of votes, whose noise and δ are given."""
+    counts = read_votes(path)
+    if sigma is None or delta is None:
+        raise ValueError(
+            f"--{'sigma' if sigma is None else 'delta'} must be given with a file of votes, "
+            "got none. Add it."
+        )
+    votes = NoisyVotes(counts=counts, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1)
+    return votes, {}
+
+
 def _published(votes: NoisyVotes, publish: str, independent_order: float) -> Published:
     """Return the noisy ε that may be published, or values to publish it with.
 
@@ -175,9 +181,10 @@ def _published(votes: NoisyVotes, publish: str, independent_order: float) -> Pub
     return {"epsilon_sanitised": epsilon_at(shown, given.order, votes.delta)}
 
 
-def _of_run(folder: Path, given: list[str]) -> tuple[NoisyVotes, Recorded]:
+def _of_run(folder: Path, *options: float | None) -> tuple[NoisyVotes, Recorded]:
     """Read a run's votes with their noise, its δ, and the ε in its record."""
-    if given:
+    names = ("sigma", "delta", "threshold", "sigma1")
+    if given := [k for k, v in zip(names, options, strict=True) if v is not None]:
         raise ValueError(
             f"--{given[0]} must be left out with a run's folder, which says it, got one. Remove it."
         )

@@ -97,32 +97,33 @@ def pate_cost(
     # Sum the costs of the queries, a block at a time.
     for start in range(0, len(votes), QUERIES_AT_ONCE):
         some = votes[start : start + QUERIES_AT_ONCE]
-        cost = gnmax_rdp(log_q(some, sigma), sigma)
-        if threshold is None or sigma1 is None:
-            dependent, expected, answers = (
-                dependent + cost.sum(0),
-                expected + cost.sum(0),
-                answers + len(some),
-            )
-            continue
-        # Confident-GNMax: the cost of the check, and of the answer if the check passes.
-        largest = some.max(axis=1)
-        passed = log_ndtr((largest - threshold) / sigma1)
-        exact = confident_rdp(largest, cost, threshold, sigma1)
-        # Never more than the bound for any votes.
-        dependent += np.minimum(exact, independent_rdp(sigma, sigma1)).sum(0)
-        # The paper's own figure: the expected cost over which queries are answered.
-        less_likely = np.minimum(passed, log_ndtr((threshold - largest) / sigma1))
-        expected += (
-            gnmax_rdp(less_likely, math.sqrt(2) * sigma1) + np.exp(passed)[:, None] * cost
-        ).sum(0)
-        answers += float(np.exp(passed).sum())
+        costs, of_answers, number = _costs(some, sigma, threshold, sigma1)
+        dependent, expected, answers = dependent + costs, expected + of_answers, answers + number
     return PateCost(
         dependent=_tight(dependent, delta),
         independent=_tight(len(votes) * independent_rdp(sigma, sigma1), delta),
         reference=_classic(expected, delta),
         expected_answers=answers,
     )
+
+
+def _costs(
+    votes: NDArray[np.int64], sigma: float, threshold: float | None, sigma1: float | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Return a bound on the cost of some queries, the paper's figure, and the expected answers."""
+    cost = gnmax_rdp(log_q(votes, sigma), sigma)
+    if threshold is None or sigma1 is None:
+        return cost.sum(0), cost.sum(0), len(votes)
+    # Confident-GNMax: the cost of the check, and of the answer if the check passes.
+    largest = votes.max(axis=1)
+    passed = log_ndtr((largest - threshold) / sigma1)
+    exact = confident_rdp(largest, cost, threshold, sigma1)
+    # The paper's own figure: the expected cost over which queries are answered.
+    less_likely = np.minimum(passed, log_ndtr((threshold - largest) / sigma1))
+    expected = gnmax_rdp(less_likely, math.sqrt(2) * sigma1) + np.exp(passed)[:, None] * cost
+    # Never more than the bound for any votes.
+    bounded = np.minimum(exact, independent_rdp(sigma, sigma1))
+    return bounded.sum(0), expected.sum(0), float(np.exp(passed).sum())
 
 
 def check_votes(votes: NDArray[np.int64]) -> None:

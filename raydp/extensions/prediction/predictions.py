@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NotRequired
 
@@ -83,58 +83,70 @@ def predict(
             "Run more."
         )
     # Select the candidates.
-    chosen = _missing(means) if candidates is None else list(dict.fromkeys(candidates))
+    chosen = sorted(_missing(means) if candidates is None else set(candidates), key=lambda c: c.key)
     if not chosen:
         return []
-    chosen = sorted(chosen, key=lambda c: c.key)
     table = pd.DataFrame([c.to_row() for c in chosen])
     # A surface knows nothing of a field or a word that no measured configuration has.
     measured = fields_of(means)
     _check_fields(chosen, measured)
     # Fit both figures, and draw from their distribution at each candidate.
-    score, score_of_runs = Fitted.to(means, "score", seed=seed).marginals(table, seed=seed)
-    loss, loss_of_runs = Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed)
-    # Summarise the draws by medians and quantiles.
-    # A mean would follow the heavy tail of an exponential.
-    rows: list[Prediction] = []
-    for at, configuration in enumerate(chosen):
-        row: Prediction = {
-            "batch_size": configuration.batch_size,
-            "num_steps": configuration.num_steps,
-            "learning_rate": configuration.learning_rate,
-            "score": float(np.median(score[:, at])),
-            "score_interval": _interval(score[:, at]),
-            "score_run_interval": None
-            if score_of_runs is None
-            else _interval(score_of_runs[:, at]),
-            "utility_loss": float(np.median(loss[:, at])),
-            "utility_interval": _interval(loss[:, at]),
-            "utility_run_interval": None
-            if loss_of_runs is None
-            else _interval(loss_of_runs[:, at]),
-            "compute": configuration.compute,
-            # Beyond the measured range the row is an extrapolation, as a reader must know.
-            "beyond": [
-                *(
-                    name
-                    for name in HYPERPARAMETERS
-                    if not _between(means[name], getattr(configuration, name))
-                ),
-                *(
-                    path
-                    for path, values in measured.items()
-                    if _beyond(values, configuration.settings.get(path))
-                ),
-            ],
-        }
-        if configuration.settings:
-            row["settings"] = configuration.fields
-        if max_loss is not None:
-            row["within"] = float((loss[:, at] <= max_loss).mean())
-        if row["score_run_interval"] is None or row["utility_run_interval"] is None:
-            row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
-        rows.append(row)
-    return rows
+    score = Fitted.to(means, "score", seed=seed).marginals(table, seed=seed)
+    loss = Fitted.to(means, "utility_loss", seed=seed).marginals(table, seed=seed)
+    return [
+        _row(c, at, score, loss, _beyond_measured(c, means, measured), max_loss)
+        for at, c in enumerate(chosen)
+    ]
+
+
+Draws = tuple[Array, Array | None]
+"""Draws of an expectation and of one run's figure, [draws, candidates] each."""
+
+
+def _row(
+    configuration: Configuration,
+    at: int,
+    score: Draws,
+    loss: Draws,
+    beyond: list[str],
+    max_loss: float | None,
+) -> Prediction:
+    """Summarise the draws of one candidate by medians and quantiles.
+
+    A mean would follow the heavy tail of an exponential.
+    """
+    row: Prediction = {
+        "batch_size": configuration.batch_size,
+        "num_steps": configuration.num_steps,
+        "learning_rate": configuration.learning_rate,
+        "score": float(np.median(score[0][:, at])),
+        "score_interval": _interval(score[0][:, at]),
+        "score_run_interval": None if score[1] is None else _interval(score[1][:, at]),
+        "utility_loss": float(np.median(loss[0][:, at])),
+        "utility_interval": _interval(loss[0][:, at]),
+        "utility_run_interval": None if loss[1] is None else _interval(loss[1][:, at]),
+        "compute": configuration.compute,
+        "beyond": beyond,
+    }
+    if configuration.settings:
+        row["settings"] = configuration.fields
+    if max_loss is not None:
+        row["within"] = float((loss[0][:, at] <= max_loss).mean())
+    if score[1] is None or loss[1] is None:
+        row["reason"] = "no configuration has two seeds, so how much runs differ is not known"
+    return row
+
+
+def _beyond_measured(
+    configuration: Configuration, means: pd.DataFrame, measured: Mapping[str, list[object]]
+) -> list[str]:
+    """Return the hyperparameters and fields that lie outside the measured range.
+
+    The row is then an extrapolation, as a reader must know.
+    """
+    beyond = [n for n in HYPERPARAMETERS if not _between(means[n], getattr(configuration, n))]
+    settings = configuration.settings
+    return beyond + [path for path, all_ in measured.items() if _beyond(all_, settings.get(path))]
 
 
 def _interval(draws: Array) -> list[float]:

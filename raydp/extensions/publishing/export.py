@@ -68,16 +68,13 @@ def export_model(
             written, because no hub has it.
         base: as in `load_model`, for `merge`, `with_base` and the tokenizer.
         dtype: as in `load_model`, for `merge` only.
-        trusted_keys: public keys or files of public keys. One of the keys must have signed the
-            model.
+        trusted_keys: public keys or files of them. One of the keys must have signed the model.
         signing_key: for `merge`: sign the merged folder with this key, because its files differ
             from the signed ones.
-        license: identifier of the model's licence for README.md, such as "apache-2.0"; "unknown" by
-            default.
+        license: identifier of the licence for README.md, such as "apache-2.0"; else "unknown".
         with_figures: also write utility and scores into README.md. They are computed on private
             data, and ε does not cover them.
-        openssf_key: also sign the folder in the format of OpenSSF Model Signing with this key, as
-            model.sig.
+        openssf_key: also sign the folder with this key, as model.sig of OpenSSF Model Signing.
 
     Returns:
         The folder: for transformers and peft, for vLLM, and for
@@ -87,12 +84,34 @@ def export_model(
         ValueError: there is no such model, its files differ from the sealed ones, the folder is not
             empty, the base cannot be loaded or has other weights, or a soft prompt is to be merged.
     """
+    _check_options(folder, merge, with_base, dtype, signing_key)
+    # Keys are read before anything is written, so that a wrong one leaves no half export.
+    key = None if signing_key is None else SigningKey.load(Path(signing_key))
+    signer = None if openssf_key is None else OpenSSFSigner.load(Path(openssf_key))
+    figures = _figures(uri, tracking_uri) if with_figures else {}
+    card = ModelCard(uri=uri, license=license, figures=figures)
+    # From here on only the private copy is read, which was compared with the seal.
+    with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
+        if merge and (held / ADAPTER_CONFIG).is_file():
+            _merged(held, folder, card, base, dtype, key)
+        else:
+            _copied(held, folder, card, base, with_base=with_base)
+    # The signature covers the finished folder, so it comes last.
+    if signer is not None:
+        signer.sign(folder)
+    return folder
+
+
+def _check_options(
+    folder: Path, merge: bool, with_base: bool, dtype: str | None, key: str | Path | None
+) -> None:
+    """Raise ValueError if the folder is not empty, or an option would have no effect."""
     # Refuse a folder with content: files of another model would be mixed in.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"--output must be a new or empty folder, got {str(folder)!r}. Name another one."
         )
-    if not merge and (dtype, signing_key) != (None, None):
+    if not merge and (dtype, key) != (None, None):
         raise ValueError(
             "--dtype and --signing-key must go with --merge, got them without it. Add --merge."
         )
@@ -101,34 +120,15 @@ def export_model(
             "--with-base must go without --merge, got both. A merged model holds its base's "
             "weights."
         )
-    # Keys are read before anything is written, so that a wrong one leaves no half export.
-    key = None if signing_key is None else SigningKey.load(Path(signing_key))
-    signer = None if openssf_key is None else OpenSSFSigner.load(Path(openssf_key))
-    card = ModelCard(
-        uri=uri, license=license, figures=_figures(uri, tracking_uri) if with_figures else {}
-    )
-    # From here on only the private copy is read, which was compared with the seal.
-    with checked_folder(uri, tracking_uri=tracking_uri, trusted_keys=trusted_keys) as held:
-        adapted = (held / ADAPTER_CONFIG).is_file()
-        if merge and adapted:
-            _merged(held, folder, card, base, dtype, key)
-        else:
-            source = (
-                _base_files(recorded_base(held), base, needed=with_base or base is not None)
-                if adapted
-                else None
-            )
-            _copied(held, folder, card, source, with_base=with_base)
-    # The signature covers the finished folder, so it comes last.
-    if signer is not None:
-        signer.sign(folder)
-    return folder
 
 
 def _copied(
-    held: Path, folder: Path, card: ModelCard, source: Path | None, *, with_base: bool
+    held: Path, folder: Path, card: ModelCard, base: str | None, *, with_base: bool
 ) -> None:
     """Copy the checked folder, and add what other programs need: base, tokenizer and card."""
+    source = None
+    if (held / ADAPTER_CONFIG).is_file():
+        source = _base_files(recorded_base(held), base, needed=with_base or base is not None)
     shutil.copytree(held, folder, dirs_exist_ok=True)
     if source is not None:
         _add_base(source, folder, with_base=with_base)

@@ -55,18 +55,8 @@ def push_model(
             its ε, the repository is public, or the hub refuses the request.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
 
-    # The name is checked before anything is exported or sent.
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise ValueError(
-            f"--to must be {HUB}OWNER/NAME, got {HUB + repo!r}: {error}. Correct it."
-        ) from error
-    if "/" not in repo:
-        raise ValueError(f"--to must be {HUB}OWNER/NAME, got {HUB + repo!r}. Name the owner too.")
+    _check_name(repo)
     # First by the registry, then by the exported record, whose seal was checked.
     _check_guarantee(uri, tracking_uri, uncertified=uncertified)
     api = HfApi()
@@ -89,6 +79,21 @@ def push_model(
                     repo_id=repo, folder_path=folder, commit_message=message
                 ).commit_url
             )
+
+
+def _check_name(repo: str) -> None:
+    """Check the name of a repository before anything is exported or sent."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ValueError(
+            f"--to must be {HUB}OWNER/NAME, got {HUB + repo!r}: {error}. Correct it."
+        ) from error
+    if "/" not in repo:
+        raise ValueError(f"--to must be {HUB}OWNER/NAME, got {HUB + repo!r}. Name the owner too.")
 
 
 @answering()

@@ -161,8 +161,9 @@ class ModelCard:
         """Return the section of utility and scores, if they may leave."""
         if not self.figures:
             return []
+        errors = {n: f"{v:.2g}" for n, v in self.figures.items() if n.endswith(".std_error")}
         rows = [
-            f"| {name} | {value:.4g} | {_error(self.figures.get(f'{name}.std_error'))} |"
+            f"| {name} | {value:.4g} | {errors.get(f'{name}.std_error', '')} |"
             for name, value in self.figures.items()
             if not name.endswith(".std_error")
         ]
@@ -178,10 +179,6 @@ class ModelCard:
             "| --- | --- | --- |",
             *rows,
         ]
-
-
-def _error(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The output shows counts and names, never a secret.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,77 +14,74 @@ from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.errors import CommandGroup
 from raydp.cli.registration import DATA, ExtraCommand
 
+if TYPE_CHECKING:
+    from raydp.extensions.secrets.detectors import Kind
+
 secrets_app = typer.Typer(cls=CommandGroup, help="Secrets of data: extraction and filters.")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="A new file; written with mode 0600.")]
 Show = Annotated[bool, typer.Option("--show", help="Also print the secrets, to a terminal only.")]
 
 
-class SplitOptions(TypedDict):
-    """How the training part of data is found."""
-
-    heldout_fraction: float
-    split_seed: int
+Data = Annotated[Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, gzipped or not.")]
+Source = Annotated[
+    Literal["mail", "chat", "qa"],
+    typer.Option(
+        help="Texts, conversations (what the assistant says), or question/answer rows by author."
+    ),
+]
+Tokenizer = Annotated[str | None, typer.Option(help="Model whose tokens are counted (mail, chat).")]
+Column = Annotated[str, typer.Option(help="The column with the text (mail).")]
+Length = Annotated[
+    int | None,
+    typer.Option("--n", min=2, help="Tokens of an n-gram (mail, chat); 50, 20 and 10 by default."),
+]
+Top = Annotated[int, typer.Option(min=1, help="n-grams that are merged (mail, chat).")]
+MinCount = Annotated[int, typer.Option(min=1, help="Texts that a secret must be in (mail, chat).")]
+Detect = Annotated[str, typer.Option(help="Detectors, comma-separated; '' for none (mail, chat).")]
+Order = Annotated[
+    Literal["secret", "count"],
+    typer.Option(
+        help="List what looks secret first, without boilerplate; or all, the commonest first (mail, chat)."
+    ),
+]
+MaxDetected = Annotated[
+    int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail, chat).")
+]
+Region = Annotated[str, typer.Option(help="Country of phone numbers without a code (mail, chat).")]
+Heldout = Annotated[float, typer.Option(min=0, max=1, help="As in the task: not read.")]
+SplitSeed = Annotated[int, typer.Option(help="As in the task (mail, chat).")]
+Template = Annotated[
+    str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")
+]
+RowsPerAuthor = Annotated[int, typer.Option(min=2, help="As in the task (qa).")]
+Review = Annotated[Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")]
 
 
 @secrets_app.command("extract")
 def extract(
-    data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, gzipped or not.")
-    ],
+    data: Data,
     output: Output,
-    kind: Annotated[
-        Literal["mail", "chat", "qa"],
-        typer.Option(
-            help="Texts, conversations (what the assistant says), or question/answer rows by author."
-        ),
-    ] = "mail",
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Model whose tokens are counted (mail, chat).")
-    ] = None,
-    column: Annotated[str, typer.Option(help="The column with the text (mail).")] = "content",
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n", min=2, help="Tokens of an n-gram (mail, chat); 50, 20 and 10 by default."
-        ),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="n-grams that are merged (mail, chat).")] = 500,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="Texts that a secret must be in (mail, chat).")
-    ] = 2,
-    detect: Annotated[
-        str, typer.Option(help="Detectors, comma-separated; '' for none (mail, chat).")
-    ] = ("phone,email,address,key,number"),
-    order: Annotated[
-        Literal["secret", "count"],
-        typer.Option(
-            help="List what looks secret first, without boilerplate; or all, the commonest first (mail, chat)."
-        ),
-    ] = "secret",
-    max_detected: Annotated[
-        int, typer.Option(min=1, help="Secrets of each detector, the commonest (mail, chat).")
-    ] = 100,
-    region: Annotated[
-        str, typer.Option(help="Country of phone numbers without a code (mail, chat).")
-    ] = "US",
-    heldout_fraction: Annotated[
-        float, typer.Option(min=0, max=1, help="As in the task: not read.")
-    ] = 0.1,
-    split_seed: Annotated[int, typer.Option(help="As in the task (mail, chat).")] = 0,
-    template: Annotated[
-        str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")
-    ] = None,
-    rows_per_author: Annotated[int, typer.Option(min=2, help="As in the task (qa).")] = 20,
-    review: Annotated[
-        Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")
-    ] = None,
+    kind: Source = "mail",
+    tokenizer: Tokenizer = None,
+    column: Column = "content",
+    n: Length = None,
+    top: Top = 500,
+    min_count: MinCount = 2,
+    detect: Detect = "phone,email,address,key,number",
+    order: Order = "secret",
+    max_detected: MaxDetected = 100,
+    region: Region = "US",
+    heldout_fraction: Heldout = 0.1,
+    split_seed: SplitSeed = 0,
+    template: Template = None,
+    rows_per_author: RowsPerAuthor = 20,
+    review: Review = None,
     show: Show = False,
     json: Json = False,
 ) -> None:
     """Write a secrets file from the training part of data: frequent n-grams and detected values, or
     authors' genres."""
-    from raydp.extensions.secrets.detectors import KINDS
     from raydp.extensions.secrets.files import require_column
 
     if kind == "mail":
@@ -93,44 +90,38 @@ def extract(
     from raydp.extensions.secrets.mail import MailOptions
 
     if kind == "qa":
-        answer = commands.extract_from_answers(
-            data,
-            output,
-            review,
-            {"heldout_fraction": heldout_fraction, "rows_per_author": rows_per_author},
+        authors = {"heldout_fraction": heldout_fraction, "rows_per_author": rows_per_author}
+        answer = commands.extract_from_answers(data, output, review, authors)
+        _answer(answer, output, show, json)
+        return
+    options = MailOptions(
+        n=n, top=top, min_count=min_count, detect=_kinds(detect), max_detected=max_detected,
+        region=region, order=order,
+    )  # fmt: skip
+    # Frequency is counted in the tokens of the model that will be trained.
+    if tokenizer is None:
+        raise ValueError(
+            f"--tokenizer must be given with --kind {kind}, got nothing. Name the model to be "
+            "trained."
         )
+    if kind == "chat":
+        split = {"heldout_fraction": heldout_fraction, "split_seed": split_seed}
+        of_task = {**split, "template": template}
+        answer = commands.extract_from_chat(data, output, tokenizer, options, of_task)
     else:
-        # A misspelt detector would silently find nothing.
-        wanted = [word.strip() for word in detect.split(",") if word.strip()]
-        if unknown := [word for word in wanted if word not in KINDS]:
-            raise ValueError(
-                f"--detect must be of {', '.join(KINDS)}, got {unknown[0]!r}. Correct it."
-            )
-        # Frequency is counted in the tokens of the model that will be trained.
-        if tokenizer is None:
-            raise ValueError(
-                f"--tokenizer must be given with --kind {kind}, got nothing. Name the model to be "
-                "trained."
-            )
-        options = MailOptions(
-            n=n,
-            top=top,
-            min_count=min_count,
-            detect=tuple(k for k in KINDS if k in wanted),
-            max_detected=max_detected,
-            region=region,
-            order=order,
-        )
-        split: SplitOptions = {"heldout_fraction": heldout_fraction, "split_seed": split_seed}
-        if kind == "chat":
-            answer = commands.extract_from_chat(
-                data, output, tokenizer, options, {**split, "template": template}
-            )
-        else:
-            answer = commands.extract_from_mail(
-                data, output, tokenizer, options, column=column, **split
-            )
+        texts = (column, heldout_fraction, split_seed)
+        answer = commands.extract_from_mail(data, output, tokenizer, options, *texts)
     _answer(answer, output, show, json)
+
+
+def _kinds(detect: str) -> tuple[Kind, ...]:
+    """Return the kinds of values that a list names. A misspelt one would silently find nothing."""
+    from raydp.extensions.secrets.detectors import KINDS
+
+    wanted = [word.strip() for word in detect.split(",") if word.strip()]
+    if unknown := [word for word in wanted if word not in KINDS]:
+        raise ValueError(f"--detect must be of {', '.join(KINDS)}, got {unknown[0]!r}. Correct it.")
+    return tuple(kind for kind in KINDS if kind in wanted)
 
 
 @secrets_app.command("filter")

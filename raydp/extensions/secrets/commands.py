@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.extensions.secrets.files import require_new, write_secrets
-from raydp.extensions.secrets.mail import MailOptions
+from raydp.extensions.secrets.mail import MailOptions, training_texts
 from raydp.io.output import print_table, stderr
 from raydp.tasks.reading import read_json_rows
 from raydp.tasks.secret import read_secrets
@@ -28,7 +28,6 @@ def extract_from_mail(
     output: Path,
     tokenizer: str,
     options: MailOptions,
-    *,
     column: str,
     heldout_fraction: float,
     split_seed: int,
@@ -37,14 +36,13 @@ def extract_from_mail(
 
     The counts are of every step and of the types.
     """
-    from raydp.extensions.secrets import mail
 
-    def texts_fn(of_model: PreTrainedTokenizerBase) -> list[str]:
-        return mail.training_texts(
+    def texts(_: PreTrainedTokenizerBase) -> list[str]:
+        return training_texts(
             data, column, heldout_fraction=heldout_fraction, split_seed=split_seed
         )
 
-    return _extracted(output, tokenizer, options, texts_fn)
+    return _extracted(output, tokenizer, options, texts)
 
 
 def extract_from_chat(
@@ -143,15 +141,10 @@ def filter_file(
         runs = NonPrivateRuns.registered(models, store, base)
     with stderr.status("loading the base model") as status:
         result = filter_secrets(
-            original_secrets,
-            runs.base(),
-            runs.models,
-            acr=score,
-            min_acr=min_acr,
-            max_base_acr=max_base_acr,
-            seed=seed,
+            original_secrets, runs.base(), runs.models,
+            acr=score, min_acr=min_acr, max_base_acr=max_base_acr, seed=seed,
             progress=status.update,
-        )
+        )  # fmt: skip
     # Write the kept secrets with their figures. Rows keep what the user wrote in them.
     original = dict(read_json_rows(secrets, "SECRETS"))
     rows = [original[s.number] | result.figures.get(s.name, {}) for s in result.kept]

@@ -122,59 +122,28 @@ def filter_secrets(
     """
     removed: dict[str, int] = {}
     figures: dict[str, dict[str, float]] = {}
-
-    def keep(left: list[Secret], passing: set[str], reason: str) -> list[Secret]:
-        kept = [s for s in left if s.name in passing]
-        removed[reason] = len(left) - len(kept)
-        return kept
-
     # Keep what every model generates greedily.
     progress("asking the base model")
-    known = {
-        s.name for s, is_said in zip(secrets, said_greedily(base, secrets), strict=True) if is_said
-    }
-    left = list(secrets)
-    memorised = {s.name for s in left}
+    known = _said(base, secrets)
+    memorised = {s.name for s in secrets}
     for number, model in enumerate(models(), start=1):
         progress(f"asking model {number}")
-        memorised &= {
-            s.name
-            for s, is_said in zip(secrets, said_greedily(model, secrets), strict=True)
-            if is_said
-        }
-    left = keep(left, memorised, "not_memorised")
-    # Keep verbatim secrets that every model compresses enough.
-    verbatim = [s for s in left if s.kind == "verbatim"]
-    # Attributes have no compression ratio, so they pass.
-    if acr is not None and verbatim:
-        passing = {s.name for s in left if s.kind == "attribute"} | {s.name for s in verbatim}
-        for number, model in enumerate(models(), start=1):
-            progress(f"searching for prompts of {len(verbatim)} secrets with model {number}")
-            ratios = acr.measure(model, _task_of(verbatim, model), seed=seed).per_secret
-            passing -= {name for name, ratio in ratios.items() if ratio < min_acr}
-            for name, ratio in ratios.items():
-                # The smallest ratio of all models, because each must reach the bound.
-                figures.setdefault(name, {})["acr"] = min(
-                    ratio, figures.get(name, {}).get("acr", ratio)
-                )
-        left = keep(left, passing, "acr_too_low")
+        memorised &= _said(model, secrets)
+    left = _kept(secrets, memorised, removed, "not_memorised")
+    # Keep what every model compresses enough. Attributes have no ratio, so they pass.
+    search = _Search(acr=acr, seed=seed, progress=progress)
+    if least := search.least_ratios(left, models, "model {}"):
+        figures |= {name: {"acr": ratio} for name, ratio in least.items()}
+        passing = {s.name for s in left if least.get(s.name, min_acr) >= min_acr}
+        left = _kept(left, passing, removed, "acr_too_low")
     # Remove what the base model generates, or compresses too well.
-    left = keep(
-        left,
-        {s.name for s in left if s.kind == "attribute" or s.name not in known},
-        "known_to_base",
-    )
-    verbatim = [s for s in left if s.kind == "verbatim"]
-    if acr is not None and verbatim:
-        progress(f"searching for prompts of {len(verbatim)} secrets with the base model")
-        ratios = acr.measure(base, _task_of(verbatim, base), seed=seed).per_secret
+    unknown = {s.name for s in left if s.kind == "attribute" or s.name not in known}
+    left = _kept(left, unknown, removed, "known_to_base")
+    if ratios := search.least_ratios(left, lambda: iter([base]), "the base model"):
         for name, ratio in ratios.items():
             figures[name]["base_acr"] = ratio
-        left = keep(
-            left,
-            {s.name for s in left if ratios.get(s.name, 0.0) <= max_base_acr},
-            "base_acr_too_high",
-        )
+        passing = {s.name for s in left if ratios.get(s.name, 0.0) <= max_base_acr}
+        left = _kept(left, passing, removed, "base_acr_too_high")
     return Filtered(
         kept=left,
         removed=removed,
@@ -182,6 +151,44 @@ def filter_secrets(
         base_rate=len(known) / len(secrets),
         kept_base_rate=sum(s.name in known for s in left) / len(left) if left else None,
     )
+
+
+def _kept(
+    secrets: Sequence[Secret], passing: set[str], removed: dict[str, int], reason: str
+) -> list[Secret]:
+    """Return the secrets that pass, and count the others under a reason."""
+    kept = [s for s in secrets if s.name in passing]
+    removed[reason] = len(secrets) - len(kept)
+    return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """A search for prompts that compress verbatim secrets. Without a score it finds none."""
+
+    acr: Score | None
+    seed: int
+    progress: Callable[[str], None]
+
+    def least_ratios(
+        self, secrets: Sequence[Secret], models: Models, whose: str
+    ) -> dict[str, float]:
+        """Return the smallest compression ratio of all models by the name of the secret."""
+        verbatim, least = [s for s in secrets if s.kind == "verbatim"], dict[str, float]()
+        if self.acr is None or not verbatim:
+            return least
+        for number, model in enumerate(models(), start=1):
+            of_model = whose.format(number)
+            self.progress(f"searching for prompts of {len(verbatim)} secrets with {of_model}")
+            measured = self.acr.measure(model, _task_of(verbatim, model), seed=self.seed)
+            for name, ratio in measured.per_secret.items():
+                least[name] = min(ratio, least.get(name, ratio))
+        return least
+
+
+def _said(model: LoadedModel, secrets: Sequence[Secret]) -> set[str]:
+    """Return the names of the secrets that greedy decoding generates."""
+    return {s.name for s, said in zip(secrets, said_greedily(model, secrets), strict=True) if said}
 
 
 def _task_of(secrets: Sequence[Secret], model: LoadedModel) -> LanguageModelingTask:

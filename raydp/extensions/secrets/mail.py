@@ -6,7 +6,7 @@ Source: Hu et al. 2025, App. B.6.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
@@ -134,7 +134,54 @@ def extract(
         `count`, in the order of the options. `count` is the number of texts that hold the secret.
         Also counts of every step.
     """
-    # Find frequent n-grams of each length, and merge them into sequences.
+    frequent, steps = _frequent(texts, tokenizer, options, progress)
+    # Keep the sequences that occur in enough texts.
+    progress("counting the secrets")
+    counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
+    # Of two pieces that differ only in their division, the first one stays.
+    distinct = list({piece.text: piece for piece in reversed(frequent)}.values())[::-1]
+    frequent = [piece for piece in distinct if counts[piece] >= options.min_count]
+    # Add detected values, and resolve overlaps with the sequences.
+    detected = _detected(texts, options, progress)
+    new = _beside(detected.kept, frequent)
+    # If unrecognised text holds a detected value, the value is the secret.
+    num_merged = len(frequent)
+    values = [piece.continuation for piece in new]
+    frequent = [p for p in frequent if p.type != PLAIN or not any(v in p.text for v in values)]
+    holding = num_merged - len(frequent)
+    # Drop boilerplate, and put the secrets in order.
+    if options.order == "secret":
+        frequent = [
+            p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)
+        ]
+    rows = [_row(piece, "ngram", counts[piece]) for piece in frequent]
+    rows += [_row(piece, "detector", count) for piece, count in new.items()]
+    rows = _ordered(rows, options, len(texts))
+    in_sequences = len(detected.kept) - len(new)
+    notes: dict[str, int | str] = {
+        "texts": len(texts),
+        **steps,
+        "secrets_of_sequences": len(frequent),
+        "sequences_with_detected_value": holding,
+        "boilerplate_dropped": num_merged - holding - len(frequent),
+        **{f"{kind}_found": detected.found[kind] for kind in options.detect},
+        "secrets_of_detectors": len(new),
+        "detected_in_sequences_too": in_sequences,
+        **detected.left_out,
+        "secrets": len(rows),
+    }
+    if detected.found and not new:
+        notes["reason"] = _why_none(detected, in_sequences)
+    return rows, notes
+
+
+def _frequent(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    options: MailOptions,
+    progress: Callable[[str], None],
+) -> tuple[list[Piece], dict[str, int]]:
+    """Find frequent n-grams of each length, and merge them into sequences. Also return counts."""
     progress("tokenising")
     ids: list[list[int]] = []
     for begin in range(0, len(texts), CHUNK):
@@ -156,64 +203,32 @@ def extract(
         frequent += candidates if not frequent and not steps else _recognised(candidates, frequent)
         # The counts that are reported are those of the first length.
         steps = steps or {
+            "tokens": len(tokens.ids),
             "ngrams": len(grams.ids),
             "ngram_count_first": int(grams.counts[0]) if len(grams.ids) else 0,
             "ngram_count_last": int(grams.counts[-1]) if len(grams.ids) else 0,
             "sequences": len(sequences),
         }
-    # Keep the sequences that occur in enough texts.
-    progress("counting the secrets")
-    counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
-    frequent = [piece for piece in _one_split(frequent) if counts[piece] >= options.min_count]
-    # Add detected values, and resolve overlaps with the sequences.
-    detected = _detected(texts, options, progress)
+    return frequent, steps
+
+
+def _beside(detected: Mapping[Piece, int], frequent: Sequence[Piece]) -> dict[Piece, int]:
+    """Return the detected values that no recognised sequence holds, and those that lead."""
     known = [piece.text for piece in frequent if piece.type != PLAIN]
-    new = {
-        p: count
-        for p, count in detected.kept.items()
-        if p.type in LEADING or not any(p.continuation in text for text in known)
+    return {
+        piece: count
+        for piece, count in detected.items()
+        if piece.type in LEADING or not any(piece.continuation in text for text in known)
     }
-    # If unrecognised text holds a detected value, the value is the secret.
-    num_merged = len(frequent)
-    frequent = [
-        p
-        for p in frequent
-        if p.type != PLAIN or not any(value.continuation in p.text for value in new)
-    ]
-    holding = num_merged - len(frequent)
-    # Drop boilerplate, and put the secrets in order.
-    if options.order == "secret":
-        frequent = [
-            p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)
-        ]
-    rows = [_row(p, "ngram", counts[p]) for p in frequent] + [
-        _row(p, "detector", n) for p, n in new.items()
-    ]
-    rows.sort(
-        key=lambda row: (_place(row, len(texts)) if options.order == "secret" else 0, -row["count"])
-    )
-    # A secret that both ways found keeps its first row.
+
+
+def _ordered(rows: Sequence[SecretRow], options: MailOptions, num_texts: int) -> list[SecretRow]:
+    """Return the rows in the order of the options, of those of one secret the first."""
+    ranked = options.order == "secret"
     unique: dict[tuple[str, str], SecretRow] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda r: (_place(r, num_texts) if ranked else 0, -r["count"])):
         unique.setdefault((row["prompt"], row["continuation"]), row)
-    rows = list(unique.values())
-    in_sequences = len(detected.kept) - len(new)
-    notes: dict[str, int | str] = {
-        "texts": len(texts),
-        "tokens": len(tokens.ids),
-        **steps,
-        "secrets_of_sequences": len(frequent),
-        "sequences_with_detected_value": holding,
-        "boilerplate_dropped": num_merged - holding - len(frequent),
-        **{f"{kind}_found": detected.found[kind] for kind in options.detect},
-        "secrets_of_detectors": len(new),
-        "detected_in_sequences_too": in_sequences,
-        **detected.left_out,
-        "secrets": len(rows),
-    }
-    if detected.found and not new:
-        notes["reason"] = _why_none(detected, in_sequences)
-    return rows, notes
+    return list(unique.values())
 
 
 def _is_boilerplate(piece: Piece, count: int, texts: Sequence[str]) -> bool:
@@ -252,14 +267,6 @@ def _row(piece: Piece, source: str, count: int) -> SecretRow:
         "source": source,
         "count": count,
     }
-
-
-def _one_split(candidates: Sequence[Piece]) -> list[Piece]:
-    """Return pieces of different text.
-
-    Of two that differ only in their division, keep the first.
-    """
-    return list({piece.text: piece for piece in reversed(candidates)}.values())[::-1]
 
 
 def _whole_words(sequence: str, texts: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ def _absorbed(sequences: Sequence[Chain], shingle: int) -> list[Chain]:
     kept: list[tuple[Chain, set[tuple[int, ...]]]] = []
     # Longest first: a sequence can only be absorbed by a longer one that is kept.
     for new in sorted(sequences, key=lambda s: (-len(s.ids), -s.count)):
-        shingles = _shingles(new.ids, shingle)
+        shingles = {new.ids[i : i + shingle] for i in range(len(new.ids) - shingle + 1)}
         similar = {
             id(other): _longest_common_run(new.ids, other.ids)
             for other, others in kept
@@ -115,10 +115,6 @@ def _absorbed(sequences: Sequence[Chain], shingle: int) -> list[Chain]:
         kept = [(other, others) for other, others in kept if id(other) not in extensions]
         kept.append((new, shingles))
     return [sequence for sequence, _ in kept]
-
-
-def _shingles(sequence: tuple[int, ...], size: int) -> set[tuple[int, ...]]:
-    return {sequence[i : i + size] for i in range(len(sequence) - size + 1)}
 
 
 def _longest_common_run(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -11,7 +11,7 @@ from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words, kind_of
 from raydp.tasks.data_sets import load_data_set
 from raydp.tasks.reading import is_file_of_rows, read_column
-from raydp.tasks.text.corpus import Texts, WindowedTask
+from raydp.tasks.text.corpus import RowsSection, Texts, WindowedTask
 from raydp.tasks.users import require_named
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from raydp.tasks.text.language import LanguageModelingTask
 
 
-class TextTask(WindowedTask):
+class TextTask(RowsSection, WindowedTask):
     """Causal language modelling on the rows of a file or data set."""
 
     early_check: ClassVar[str] = "raydp.tasks.early:check_texts"
+    instead: ClassVar[str] = "use max_windows_per_row"
 
     path: str
     """A JSON Lines, CSV or text file (a row per line), gzipped or not, or a Parquet file; or a
@@ -60,16 +61,6 @@ class TextTask(WindowedTask):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> TextTask:
-        # The ways to hold data out exclude each other; a part of another data set is one way.
-        ways = [
-            w
-            for w in ("heldout_path", "heldout_split", "heldout_fraction")
-            if getattr(self, w) is not None
-        ]
-        if len(ways) > 1 and set(ways) != {"heldout_path", "heldout_split"}:
-            raise ValueError(
-                f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one."
-            )
         # Compare real paths: a second name of the private file does not make it public.
         own = (
             self.heldout_path is not None
@@ -86,16 +77,6 @@ class TextTask(WindowedTask):
             raise ValueError(
                 f"task.max_windows_per_row must go with window lines, got window {self.window}, "
                 "which has one window per row. Remove it."
-            )
-        if self.max_examples_per_user is not None and self.user_column is None:
-            raise ValueError(
-                "task.max_examples_per_user must go with task.user_column, got "
-                f"{self.max_examples_per_user} without it. Add it, or use max_windows_per_row."
-            )
-        if self.controls and not self.secrets:
-            raise ValueError(
-                "task.controls must go with task.secrets, got no secrets. Add them, or remove the "
-                "controls."
             )
         return self
 

@@ -27,6 +27,15 @@ _NUMBER = re.compile(r"\d+")
 _MAIL_ADDRESS = re.compile(r"([\w.+-]+)@[\w-]+(?:\.[\w-]+)+")
 
 
+def controls_of(
+    path: str | None, secrets: Sequence[Secret], per_secret: int, texts: Sequence[str]
+) -> list[Secret]:
+    """Read a task's controls, or generate them. They occur in no training text."""
+    if path:
+        return read_controls(path, "task.controls", texts)
+    return generate_controls(secrets, per_secret, texts)
+
+
 def generate_controls(
     secrets: Sequence[Secret], per_secret: int, texts: Sequence[str]
 ) -> list[Secret]:

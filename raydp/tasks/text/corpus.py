@@ -10,9 +10,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raydp.io.locations import Location
 from raydp.tasks.base import Secret, TaskFacts, TaskSection
@@ -24,7 +24,7 @@ from raydp.tasks.secret import (
     read_secrets,
     verbatim_texts,
 )
-from raydp.tasks.text.controls import generate_controls, read_controls
+from raydp.tasks.text.controls import controls_of
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windowed import Cut, OwnedText, describe, describe_secrets, privacy_unit
@@ -69,6 +69,38 @@ class Texts:
             return Users.named(of_example, self.noun, remedy=remedy)
         own = self.user_column == self.column
         return Users.named(of_example, self.noun if own else f"user (column {self.user_column})")
+
+
+class RowsSection(TaskSection):
+    """A section of a task on the rows of a file or data set. No option may be without effect."""
+
+    instead: ClassVar[str] = "leave it out"
+    """What may stand in place of a limit for each user."""
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> Self:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        # The ways to hold data out exclude each other; a part of another data set is one way.
+        ways = [
+            way
+            for way in ("heldout_path", "heldout_split", "heldout_fraction")
+            if fields[way] is not None
+        ]
+        if "heldout_fraction" in ways[1:]:
+            raise ValueError(
+                f"task.heldout_fraction must stand alone, got {' and '.join(ways)}. Remove one."
+            )
+        if (limit := fields["max_examples_per_user"]) is not None and fields["user_column"] is None:
+            raise ValueError(
+                f"task.max_examples_per_user must go with task.user_column, got {limit} without "
+                f"it. Add it, or {self.instead}."
+            )
+        if fields["controls"] and not fields["secrets"]:
+            raise ValueError(
+                "task.controls must go with task.secrets, got no secrets. Add them, or remove the "
+                "controls."
+            )
+        return self
 
 
 class WindowedTask(TaskSection):
@@ -122,12 +154,10 @@ class WindowedTask(TaskSection):
         heldout_examples = self._cut(clean, (), max_windows)
         # A secret that no window holds whole cannot be learned verbatim, so it is not scored.
         kept = _present(counted(secrets, examples.texts), examples.texts, self.window)
-        # Read or generate the controls. They must be absent from whole texts, not only windows.
+        # The controls must be absent from whole texts, not only windows.
         training_texts = [t.tokens.text for t in train]
-        if self.controls:
-            controls = read_controls(self.controls, "task.controls", training_texts)
-        else:
-            controls = generate_controls(kept, self.num_controls_per_secret, training_texts)
+        number = self.num_controls_per_secret
+        controls = controls_of(self.controls, kept, number, training_texts)
         # Describe the data, and pack them.
         notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows, kept)
         notes |= describe_secrets(kept, controls)

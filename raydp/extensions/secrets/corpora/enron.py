@@ -87,23 +87,7 @@ def prepare_enron(
     of To as "receivers", and the shares of the split (theirs: 2,725 and 1,279 of 37,512 after step
     4).
     """
-    # Options first: the steps take minutes.
-    if output.exists():
-        raise ValueError(
-            f"--output must be a new file, got {str(output)!r}. Choose another name, or remove the "
-            "file."
-        )
-    if not output.name.endswith(".gz"):
-        raise ValueError(
-            f"--output must end in .jsonl.gz, got {output.name!r}: it is written gzipped. Rename "
-            "it."
-        )
-    if options.validation_fraction + options.test_fraction >= 1:
-        raise ValueError(
-            "--validation-fraction and --test-fraction must be below 1 together, got "
-            f"{options.validation_fraction:g} and {options.test_fraction:g}. Lower them: the rest "
-            "is the training data."
-        )
+    _check(output, options)  # first, because the steps take minutes
     notes: dict[str, int] = {}
     # Everything is written beside the output, and gets its name only when it is whole.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".enron-") as scratch:
@@ -121,6 +105,26 @@ def prepare_enron(
             raise ValueError(_none_left(notes))
         part.rename(output)
     return notes
+
+
+def _check(output: Path, options: EnronOptions) -> None:
+    """Raise ValueError if the output cannot be made, or its parts leave no training data."""
+    if output.exists():
+        raise ValueError(
+            f"--output must be a new file, got {str(output)!r}. Choose another name, or remove the "
+            "file."
+        )
+    if not output.name.endswith(".gz"):
+        raise ValueError(
+            f"--output must end in .jsonl.gz, got {output.name!r}: it is written gzipped. Rename "
+            "it."
+        )
+    if options.validation_fraction + options.test_fraction >= 1:
+        raise ValueError(
+            "--validation-fraction and --test-fraction must be below 1 together, got "
+            f"{options.validation_fraction:g} and {options.test_fraction:g}. Lower them: the rest "
+            "is the training data."
+        )
 
 
 def _none_left(notes: dict[str, int]) -> str:

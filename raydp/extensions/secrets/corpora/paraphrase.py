@@ -97,47 +97,42 @@ def paraphrase_file(
         ValueError: there are no rows, or the file belongs to other data, another model or other
             options.
     """
-    if not rows:
-        raise ValueError("DATA must hold rows to paraphrase, got none. Check the file.")
     # Find the rows that are left to do.
     total = len(rows) if limit is None else min(limit, len(rows))
-    done = _done(output, rows, options, model_name)
-    left = [i for i in range(total) if i not in done]
-    notes = {
-        "rows": total,
-        "already": total - len(left),
-        "written": 0,
-        "unchanged": 0,
-        "cut": 0,
-        "blank_redrawn": 0,
-    }
+    left = sorted(set(range(total)) - _done(output, rows, options, model_name))
+    counts = dict.fromkeys(("written", "unchanged", "cut", "blank_redrawn"), 0)
+    notes = {"rows": total, "already": total - len(left), **counts}
     if not left:
         return notes
     # Paraphrase them in batches, appending to the file.
-    model = load()
-    if model.tokenizer.chat_template is None:
-        raise ValueError(
-            f"--model must have a chat template, got {model_name!r}. Choose an instruct model."
-        )
+    model = _instruct_model(load, model_name)
     # Appended batch by batch, and private to its owner from the start.
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as file:
         for begin in range(0, len(left), options.batch_size):
             progress(notes["already"] + begin, total)
             batch = left[begin : begin + options.batch_size]
-            for i, texts in zip(
-                batch, _paraphrase(model, [rows[i] for i in batch], options, notes), strict=True
-            ):
+            paraphrased = _paraphrase(model, [rows[i] for i in batch], options, notes)
+            for i, texts in zip(batch, paraphrased, strict=True):
                 line = {"row": i, "of": text_digest(rows[i].answer), "paraphrases": texts}
-                file.write(
-                    json.dumps(line | options.identity(model_name), ensure_ascii=False) + "\n"
-                )
+                line |= options.identity(model_name)
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
                 notes["unchanged"] += sum(text == rows[i].answer for text in texts)
                 notes["written"] += 1
             # A kill loses at most one batch.
             file.flush()
     progress(total, total)
     return notes
+
+
+def _instruct_model(load: Callable[[], LoadedModel], name: str) -> LoadedModel:
+    """Load the model. Raise ValueError if it has no chat template."""
+    model = load()
+    if model.tokenizer.chat_template is None:
+        raise ValueError(
+            f"--model must have a chat template, got {name!r}. Choose an instruct model."
+        )
+    return model
 
 
 def _paraphrase(
@@ -191,6 +186,8 @@ def _done(
     output: Path, rows: Sequence[Row], options: ParaphraseOptions, model_name: str
 ) -> set[int]:
     """Return the rows of an unfinished file. A last line that a kill cut off is removed."""
+    if not rows:
+        raise ValueError("DATA must hold rows to paraphrase, got none. Check the file.")
     if not output.exists():
         return set()
     _drop_cut_line(output)
