@@ -24,6 +24,8 @@ OWNERS = {
 ALSO = {
     # Its logs are callbacks of Tune around Tune's own loggers; a driver without loggers loads none.
     "raydp/extensions/run_logs/loggers.py": "ray",
+    # Its actors measure trained models, with neither Tune nor Train.
+    "raydp/extensions/later_scores/scorers.py": "ray",
 }
 """Modules that import a library of another folder."""
 LIGHT = ["analysis", "search_spaces"]
@@ -78,7 +80,6 @@ FLOW = {
         "architecture",
     ],
     "raydp.scores": [
-        "requests",
         "base",
         "language",
         "memorisation",

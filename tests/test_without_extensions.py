@@ -16,6 +16,7 @@ import yaml
 
 from raydp.analysis.added import OWN
 from tests.builders.specs import small_spec
+from tests.extensions.finer_measurement.test_measured_again import SPEC
 
 ROOT = Path(__file__).parents[1]
 SHELF = "raydp.extensions."
@@ -100,6 +101,23 @@ def test_a_sweep_runs_to_its_decision(core: Path) -> None:
     answer = json.loads(run(core, "raydp", "sweep", str(spec), "--json"))
     assert answer["counts"]["finished"] == 2
     assert answer["selected"]["decision"]["state"]
+
+
+def test_adaptive_seeds_go_on_and_a_finer_measurement_is_not_resumed(core: Path) -> None:
+    content = small_spec(core, name="seeds", **SPEC)
+    spec = core / "seeds.yaml"
+    spec.write_text(yaml.safe_dump(content))
+    answer = json.loads(run(core, "raydp", "sweep", str(spec), "--json"))
+    end = answer["counts"]["seeds"]
+    assert end["state"] == "budget used up"
+    assert end["measured_again"] is None
+    folder = Path(answer["folder"])
+    (folder / "scores" / "logprob").mkdir(parents=True)
+    (folder / "scores" / "logprob" / "measurement.json").write_text("{}")
+    (folder / "ended.json").unlink()
+    said = run(core, "raydp", "sweep", str(spec), "--resume", code=2)
+    assert "the finer measurement scores/logprob of this sweep must be left out" in said
+    assert "'finer_measurement', which is not installed. Install raydp-tune whole." in said
 
 
 def test_a_plug_in_of_an_extension_is_unknown(core: Path) -> None:

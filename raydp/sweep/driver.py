@@ -17,8 +17,7 @@ from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.measuring.again import settle_seeds
-from raydp.sweep.engine.measuring.finer import FinerScore
+from raydp.sweep.engine.further_seeds import before_further_seeds
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
@@ -169,16 +168,15 @@ def _train_and_finish(
 ) -> Finish:
     """Train what is left, deliver what the listener has missed, and end the sweep.
 
-    If the first pass of adaptive seeds leaves the decision open and the score can be measured more
-    finely, the trained models are measured again, and training goes on with the runs that the new
-    values ask for.
+    If the first pass of adaptive seeds leaves the decision open, the step before further seeds comes
+    first, and training goes on with the runs that its values ask for.
     """
     folder, trials = context.folder, list(context.trials.values())
     ending = ending_of(context)
-    finer = FinerScore.of(context.spec, folder, task)
+    before = before_further_seeds(context, task)
     # A resume may only have to measure, or to end the seeds.
-    settle_seeds(context, task, finer, console, retry=True)
-    # Train, deliver and measure more finely, until the results ask for no further run.
+    before.settle(context, task, console, retry=True)
+    # Train, deliver, and take the step before further seeds, until the results ask for no further run.
     while True:
         skipped = folder.skipped_runs()
         left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
@@ -192,7 +190,7 @@ def _train_and_finish(
                 left,
                 console,
                 open_listener=lambda: ending.listener,
-                finer=finer,
+                before=before,
                 shown=folder.disclosure().shows_runs,
                 callbacks=callbacks,
             )
@@ -201,5 +199,5 @@ def _train_and_finish(
         # No run is in progress: remove what dead workers left, and deliver what was missed.
         committer.clear_store()
         committer.listener.deliver_missing(trials)
-        if not settle_seeds(context, task, finer, console):
+        if not before.settle(context, task, console):
             return ending.finish()

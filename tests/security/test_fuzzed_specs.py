@@ -15,8 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydp.extensions.later_scores.requests import requests_from
 from raydp.io.yaml import read_yaml
-from raydp.scores.requests import requests_from
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from tests.builders.specs import small_spec

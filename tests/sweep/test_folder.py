@@ -21,6 +21,7 @@ from raydp.models.base_models import weight_hash
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine import worker
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
+from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds
 from raydp.sweep.engine.training import _worker_inputs
 from raydp.sweep.engine.tune.callbacks import CommitCallback
 from raydp.sweep.planning.inputs import build_task
@@ -336,7 +337,11 @@ def test_workers_get_the_key_of_the_sweeps_folder(
         context = SweepContext(
             spec=folder.spec(), folder=folder, facts=task.facts(), weight_hash=weight_hash
         )
-        keys.append(key_of_the_runner(_worker_inputs(context, task, [""], None), monkeypatch))
+        keys.append(
+            key_of_the_runner(
+                _worker_inputs(context, task, [""], BeforeFurtherSeeds()), monkeypatch
+            )
+        )
         assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()
     assert keys[0] != TEST_KEY
     assert keys[1] == TEST_KEY

@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -19,13 +19,16 @@ from raydp.scores.base import Measurement
 from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep, plan, select
-from raydp.sweep.engine.further_seeds import SeedSource
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.further_seeds import SeedSource, before_further_seeds
 from raydp.sweep.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.json_files import write_json
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.state import SeedsEnd
+from raydp.tasks.base import Task
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
@@ -212,6 +215,31 @@ def test_a_first_pass_without_a_finished_run_ends(tmp_path: Path) -> None:
     end = world.folder.seeds_end()
     assert end is not None
     assert (end.state, end.further_runs) == ("no selection", 0)
+
+
+def test_without_its_extension_no_step_precedes_seeds_and_finer_values_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New runs would measure the score as the spec has it, beside the finer values."""
+    world = World(tmp_path, CLOSE)
+    context = SweepContext(
+        spec=world.spec, folder=world.folder, facts=world.folder.plan().facts, weight_hash=""
+    )
+    monkeypatch.setattr("raydp.plugins.registries._entries", lambda kind: {})
+    before = before_further_seeds(context, cast("Task", None))
+    assert (before.can_begin(), before.is_open(), before.sentence("vmr_exact")) == (
+        False,
+        False,
+        None,
+    )
+    assert before.in_training(world.spec) is world.spec
+    begun = world.folder.path / "scores" / "vmr_exact"
+    begun.mkdir(parents=True)
+    write_json(begun / "measurement.json", {})
+    with pytest.raises(ValueError, match="the finer measurement scores/vmr_exact") as error:
+        before_further_seeds(context, cast("Task", None))
+    assert "the extension that provides 'finer_measurement', which is not" in str(error.value)
+    assert str(error.value).endswith("Install raydp-tune whole.")
 
 
 def test_select_takes_the_sweeps_own_precision(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_sweep_that_was_never_started_is_not_opened(done: Done, tmp_path: Path
 
 
 def test_one_model_is_scored(done: Done, tmp_path: Path) -> None:
-    """`logprob` on one model's folder; values of sweeps are in test_scoring.py."""
+    """`logprob` on one model's folder; values of sweeps are in extensions/later_scores."""
     folder = done.result.folder / "trials" / done.points["run_id"].iloc[0] / "model"
     asked = ["vmr_exact", {"name": "vmr_exact", "label": "greedy", "top_k": 1}]
     table = raydp.score(folder, asked, task=done.result.folder / "spec.yaml")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io.output import stderr
 from raydp.models import base_models as models
-from raydp.scores.requests import requests_from
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.driver import ending_of

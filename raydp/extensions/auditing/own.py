@@ -9,10 +9,10 @@ from typing import Any
 
 from raydp.analysis.statistics.correlations import ScorePair, score_correlations
 from raydp.extensions.auditing.source import AuditSubject
+from raydp.extensions.later_scores.requests import requests_of
+from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io.interrupted import Interrupted
 from raydp.io.output import stderr
-from raydp.plugins.registries import service
-from raydp.scores.requests import requests_of
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.source import PointsSource
@@ -65,15 +65,13 @@ def audit_own(source: AuditSubject) -> OwnAudit:
     Models that were measured in training keep their value.
 
     Raises:
-        ValueError: as the service `score_sweep`, or it is not installed.
+        ValueError: as `score_sweep`.
     """
     folder, spec, interrupted = SweepFolder.open(source.folder), source.spec, False
     # The sweep's own parameters of the score, if it has them.
     asked = next((score.as_dict() for score in spec.scores if score.name == SCORE), {"name": SCORE})
     try:
-        service("score_sweep", needed_by="raydp audit of a sweep's own models")(
-            folder, requests_of([asked]), console=stderr
-        )
+        score_sweep(folder, requests_of([asked]), console=stderr)
     except Interrupted:
         interrupted = True
     # Models without a value take no part in the correlations.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from raydp.extensions.later_scores.requests import requests_of
 from raydp.io.output import stderr
-from raydp.scores.requests import requests_of
 from raydp.sweep.api import sweep_folder
 
 ScoreLike = str | Mapping[str, object]

@@ -52,8 +52,8 @@ def score(
 
     if task is not None:
         draft_spec(task)  # mistakes are reported before heavy imports
+    from raydp.extensions.later_scores.requests import requests_from
     from raydp.io.output import print_json, stderr
-    from raydp.scores.requests import requests_from
 
     # The measurements that are asked for, by options or from a file.
     requests = requests_from(names, params or (), label=label, file=file)

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
+from raydp.extensions.later_scores.requests import ScoreRequest
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.sets import ADAPTER_CONFIG, TrainedModels
 from raydp.plugins.registries import resolve
 from raydp.scores.base import Context, Measurement
-from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec

@@ -7,11 +7,11 @@ from typing import NotRequired, TypedDict
 
 from rich.console import Console
 
+from raydp.extensions.later_scores.measurement import BegunMeasurement, log_to_mlflow, measure
+from raydp.extensions.later_scores.models import finished_runs
+from raydp.extensions.later_scores.requests import ScoreRequest
 from raydp.io.interrupted import Interrupted
-from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.measuring.measurement import BegunMeasurement, log_to_mlflow, measure
-from raydp.sweep.engine.measuring.models import finished_runs
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import run_id
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder

@@ -9,18 +9,85 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Console
+
 from raydp.analysis.seeds.allocation import NextSeed, SeedLimits, next_seed
+from raydp.plugins.registries import service
 from raydp.search_spaces import Configuration
+from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.search import constraints_of
-from raydp.sweep.store.measurements import is_logarithmic
+from raydp.sweep.store.folder import BASE_RUN
+from raydp.sweep.store.measurements import is_logarithmic, measurements_in
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
+from raydp.tasks.base import Task
 from raydp.training.trial_plan import TrialPlan
+
+
+class BeforeFurtherSeeds:
+    """A step between the first pass and further seeds, for a decision that the first pass leaves open.
+
+    This class does nothing. The service `finer_measurement` returns one that measures the trained
+    models again, which costs less than a run. Its state is in the sweep's folder, so that a resume
+    goes on with it.
+    """
+
+    def can_begin(self) -> bool:
+        """Return whether the step has something to do and has not begun."""
+        return False
+
+    def begin(self) -> None:
+        """Write into the folder that the step has begun. `settle` does the work."""
+
+    def is_open(self) -> bool:
+        """Return whether the step has begun and not ended. No further run is given out then."""
+        return False
+
+    def in_training(self, spec: SweepSpec) -> SweepSpec:
+        """Return the spec by which runs are trained from now on."""
+        return spec
+
+    def sentence(self, score: str | None) -> str | None:
+        """Return what was done for the score that selects, for seeds.json; None if nothing."""
+        return None
+
+    def settle(
+        self, context: SweepContext, task: Task, console: Console, *, retry: bool = False
+    ) -> bool:
+        """End adaptive seeds if the results ask for no further run; first end a step that is open.
+
+        Nothing happens in other sweeps, and before the first pass has ended.
+
+        Args:
+            retry: whether work that failed before is tried again.
+
+        Returns:
+            Whether an open step has ended, so that further runs may be asked for.
+
+        Raises:
+            KeyboardInterrupt: the user interrupts. A resume does what is left.
+        """
+        end_seeds(context, self)
+        return False
+
+
+def before_further_seeds(context: SweepContext, task: Task) -> BeforeFurtherSeeds:
+    """Return the step of the extension that measures more finely, else one that does nothing.
+
+    Raises:
+        ValueError: the sweep relies on a finer measurement, and the extension is not installed.
+    """
+    own = {score.name for score in context.spec.scores}
+    # Only a finer measurement has the label of a score that training measures.
+    begun = [m.label for m in measurements_in(context.folder) if m.label in own]
+    needed_by = f"the finer measurement scores/{begun[0]} of this sweep" if begun else None
+    step_fn = service("finer_measurement", needed_by=needed_by)
+    step = None if step_fn is None else step_fn(context.spec, context.folder, task)
+    return BeforeFurtherSeeds() if step is None else step
 
 
 @dataclass(kw_only=True)
@@ -32,17 +99,17 @@ class SeedSource(StepwiseSource):
     that how they ended is what the whole table says. A resumed sweep begins with the runs that were
     begun.
 
-    If the first pass leaves the decision open and the score can be measured more finely, the source
-    begins this measurement before any further seed, because a measurement costs less than a run,
-    and is finished. The seeds have not ended then: another source goes on with the new values.
+    If the first pass leaves the decision open and there is a step before further seeds, the source
+    begins the step and is finished. The seeds have not ended then: another source goes on with the
+    new values.
 
     Attributes:
         seeds: when further seeds end.
-        finer: the score with a smaller error; None if there is none.
+        before: the step before further seeds.
     """
 
     seeds: AdaptiveSeeds
-    finer: FinerScore | None = None
+    before: BeforeFurtherSeeds = field(default_factory=BeforeFurtherSeeds)
     _given: list[str] = field(default_factory=list)
     _waited_for: list[str] = field(default_factory=list)
     """The runs that were in progress when the other results said that the seeds may end."""
@@ -69,7 +136,7 @@ class SeedSource(StepwiseSource):
         cls,
         context: SweepContext,
         base_fn: Callable[[], RunResult | None],
-        finer: FinerScore | None,
+        before: BeforeFurtherSeeds,
     ) -> SeedSource:
         """Return the source of a sweep's runs, as its folder says; see the attributes."""
         spec, trials = context.spec, list(context.trials.values())
@@ -80,7 +147,7 @@ class SeedSource(StepwiseSource):
             trials=trials,
             base_fn=base_fn,
             seeds=spec.seeds,
-            finer=finer,
+            before=before,
         )
 
     def given(self) -> list[str]:
@@ -90,8 +157,8 @@ class SeedSource(StepwiseSource):
     def _choose(self) -> None:
         # Wait for the untrained model: the utility threshold may be relative to its loss.
         self.base_fn()
-        # An open measurement comes first. A further source goes on with the new values.
-        if self.finer is not None and self.finer.is_open():
+        # An open step comes first. A further source goes on with the new values.
+        if self.before.is_open():
             self.finished = True
             return
         # The allocation compares all configurations, so it waits until the first pass has ended.
@@ -103,13 +170,13 @@ class SeedSource(StepwiseSource):
         in_progress = [run_id for run_id in self._given if self.folder.result(run_id) is None]
         if in_progress and in_progress == self._waited_for:
             return  # no new result
-        # From all results: measure more finely, give out a further seed, wait, or end.
+        # From all results: begin the step before, give out a further seed, wait, or end.
         step = self._next()
-        if self.finer is not None and not self.finer.is_begun() and step.is_open:
+        if step.is_open and self.before.can_begin():
             if in_progress:  # a resumed sweep of an earlier version
                 self._waited_for = in_progress
             else:
-                self.finer.begin()
+                self.before.begin()
                 self.finished = True
         elif step.configuration is not None:
             runs = self._runs[step.configuration]
@@ -158,28 +225,9 @@ class SeedSource(StepwiseSource):
             further_runs=len(self._given) - len(self._first),
             cost_share=self._cost_share(),
             left_out=tuple(run_id for run_id in self._trials if run_id not in self._given),
-            measured_again=self._measured_again(),
+            measured_again=self.before.sentence(self.spec.select.score),
         )
         self.folder.seeds_end.write(end)
-
-    def _measured_again(self) -> str | None:
-        """Return a sentence on the finer measurement; None if there was none."""
-        if (
-            self.finer is None
-            or not self.finer.is_begun()
-            or self.finer.own.name != self.spec.select.score
-        ):
-            return None
-        lost = len(self.finer.failures())
-        kept = (
-            f" {lost} of the models could not be measured, and keep the value of their training."
-            if lost
-            else ""
-        )
-        return (
-            f"The first pass left the decision open, so {self.finer.own.name} was measured again "
-            f"with {self.finer.in_words()}.{kept}"
-        )
 
     def _cost_share(self) -> float:
         """Return the cost of the further runs that were given out, in costs of the first pass."""
@@ -192,3 +240,10 @@ class SeedSource(StepwiseSource):
     def _give(self, run_ids: Sequence[str]) -> None:
         self._given.extend(run_ids)
         self._waiting.extend(run_id for run_id in run_ids if not self.folder.has_ended(run_id))
+
+
+def end_seeds(context: SweepContext, before: BeforeFurtherSeeds) -> None:
+    """End the seeds, or begin the step before further ones, if the results ask for no further run."""
+    folder = context.folder
+    if isinstance(context.spec.seeds, AdaptiveSeeds) and folder.seeds_end() is None:
+        SeedSource.of(context, lambda: folder.result(BASE_RUN), before).next_run()

@@ -18,9 +18,8 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import SearchSource, StepwiseSource
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
-from raydp.sweep.engine.further_seeds import SeedSource
+from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, SeedSource
 from raydp.sweep.engine.listeners import RunListener
-from raydp.sweep.engine.measuring.finer import FinerScore
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
 from raydp.sweep.engine.ray_start import ray_phase, start_ray
 from raydp.sweep.engine.slots import Slots
@@ -53,7 +52,7 @@ def train(
     console: Console,
     *,
     open_listener: Callable[[], RunListener],
-    finer: FinerScore | None = None,
+    before: BeforeFurtherSeeds,
     shown: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Committer:
@@ -64,7 +63,7 @@ def train(
     Args:
         left: the runs without a result.
         open_listener: opens the listener of committed runs.
-        finer: the score with a smaller error, which may be measured before further seeds.
+        before: the step before further seeds.
         shown: whether step metrics, utility and scores go through Tune.
         callbacks: the user's callbacks of Ray Tune.
     """
@@ -79,10 +78,10 @@ def train(
         # The workers read the base model from Ray's object store: one copy on each node.
         with phase(console, "loading the base model"):
             settings = [*[NO_SETTINGS] * measure_base, *(t.settings for t in left)]
-            slots.share(_worker_inputs(context, task, settings, finer))
+            slots.share(_worker_inputs(context, task, settings, before))
         committer = _open_committer(context, open_listener, console)
         # A source chooses each run from the results so far, so no more runs than slots begin early.
-        source = _source(committer, finer)
+        source = _source(committer, before)
         run_ids = [t.run_id for t in left]
         out = OUT_PER_SLOT * slots.num_slots if source is None else slots.num_slots
         # These runs begin before Tune starts, whose trials then follow them. Of a list, all enter.
@@ -156,11 +155,10 @@ def _wait_for_workers(console: Console, slots: Slots, *, grows: bool) -> None:
 
 
 def _worker_inputs(
-    context: SweepContext, task: Task, settings: Sequence[Settings], finer: FinerScore | None
+    context: SweepContext, task: Task, settings: Sequence[Settings], before: BeforeFurtherSeeds
 ) -> WorkerInputs:
     """Load the base model for the runs with these settings, and return what every worker needs."""
-    # Once the score is measured more finely, new runs measure it so in training.
-    spec = context.spec if finer is None else finer.in_training(context.spec)
+    spec = before.in_training(context.spec)
     sweep_id, exchange = context.plan.sweep_id, exchange_at(spec.cluster.exchange)
     return WorkerInputs(
         spec=spec,
@@ -232,7 +230,7 @@ def _early_stopping(context: SweepContext) -> EarlyStopping | None:
     return early_stopping
 
 
-def _source(committer: Committer, finer: FinerScore | None) -> StepwiseSource | None:
+def _source(committer: Committer, before: BeforeFurtherSeeds) -> StepwiseSource | None:
     """Return the source that chooses the next run; None if every run is trained.
 
     A search and adaptive seeds have a source until they have ended.
@@ -240,7 +238,7 @@ def _source(committer: Committer, finer: FinerScore | None) -> StepwiseSource | 
     context = committer.context
     spec, folder, trials = context.spec, context.folder, list(context.trials.values())
     if isinstance(spec.seeds, AdaptiveSeeds) and folder.seeds_end() is None:
-        return SeedSource.of(context, committer.base, finer)
+        return SeedSource.of(context, committer.base, before)
     if spec.space.search is None or folder.search_end() is not None:
         return None
     return SearchSource(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
-from raydp.analysis.statistics.results import given
-from raydp.plugins.described import Plugin
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
-from raydp.scores.base import Measurement, params_of
-from raydp.scores.requests import ScoreRequest
+from raydp.scores.base import Measurement
 from raydp.sweep.store.folder import SweepFolder
-from raydp.sweep.store.json_files import read_json, read_state, write_json
+from raydp.sweep.store.json_files import read_json, read_state
 from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import Secret
 
@@ -51,61 +45,11 @@ class Measurements:
     """One measurement of a sweep's models: a score with its parameters, under a label.
 
     scores/<label>/measurement.json describes the measurement. <name>.json commits the result of one
-    model; the name is a run id or "base". The folder work/ belongs to the score (Context.folder).
+    model; the name is a run id or "base".
     """
 
     folder: SweepFolder
     label: str
-
-    @classmethod
-    def begin(
-        cls,
-        folder: SweepFolder,
-        request: ScoreRequest,
-        *,
-        seed: int | None,
-        models: list[str] | None,
-        replaces: bool = False,
-    ) -> Measurements:
-        """Begin a measurement, or resume an earlier one.
-
-        Args:
-            folder: the sweep's folder.
-            request: the score and its label.
-            seed: seed of the draws of every model. None uses each run's own seed, as in training.
-            models: the whole set of models, if a model's value depends on the others. If the set
-                has changed, earlier values are removed.
-            replaces: whether the values will replace those of training under this label. `complete`
-                ends it.
-
-        Raises:
-            ValueError: the label belongs to another score, other parameters or another seed.
-        """
-        measurements = cls(folder=folder, label=request.label)
-        before = measurements.about()
-        # A measurement that replaces values of training stays open over a resume.
-        is_open = replaces if before is None else before.get("open", False)
-        about = {
-            "label": request.label,
-            "score": request.plugin.as_dict(),
-            "seed": "run" if seed is None else seed,
-            "digest": digest_of(request.plugin, seed),
-            **given(models=None if models is None else sorted(models), open=is_open or None),
-        }
-        # A label stands for one measurement. Values of two under one label would be compared.
-        if before is not None and before["digest"] != about["digest"]:
-            raise ValueError(
-                f"label must be new for another measurement, got {request.label!r}, which is "
-                f"{before['score']} with seed {before['seed']}. Give --label, such as "
-                f"{request.label}-2."
-            )
-        if before is None or before.get("models") != about.get("models"):
-            # A killed earlier call may have left results without measurement.json. They are removed
-            # too, because it is not known what they measured.
-            shutil.rmtree(measurements.path, ignore_errors=True)
-        (measurements.path / "work").mkdir(parents=True, exist_ok=True)
-        write_json(measurements.path / ABOUT, about)
-        return measurements
 
     @property
     def path(self) -> Path:
@@ -120,13 +64,6 @@ class Measurements:
         about = self.about()
         return about is not None and about.get("open", False)
 
-    def complete(self) -> None:
-        """Let the values of a measurement that replaces those of training count from now on."""
-        about = self.about()
-        assert about is not None, "it is begun"
-        about.pop("open", None)
-        write_json(self.path / ABOUT, about)
-
     def finished(self, name: str) -> Measurement | None:
         """Return the measurement of a model; None if it has none."""
         result = read_json(self.path / f"{name}.json")
@@ -135,23 +72,6 @@ class Measurements:
             if result and result["status"] == "finished"
             else None
         )
-
-    def failure(self, name: str) -> str | None:
-        """Return why the measurement of a model failed; None if it did not fail."""
-        result = read_json(self.path / f"{name}.json")
-        return str(result["reason"]) if result and result["status"] == "failed" else None
-
-    def commit(self, name: str, result: Mapping[str, object]) -> None:
-        """Commit the result of a model, whole or not at all.
-
-        A finished measurement is never replaced.
-
-        Args:
-            name: the run id or "base".
-            result: {"status": "finished", "measurement"} or {"status": "failed", "reason"}.
-        """
-        if self.finished(name) is None:
-            write_json(self.path / f"{name}.json", result)
 
 
 def write_counts(folder: SweepFolder, secrets: Sequence[Secret]) -> None:
@@ -163,29 +83,13 @@ def write_counts(folder: SweepFolder, secrets: Sequence[Secret]) -> None:
     folder.secret_counts.write({secret.name: secret.count for secret in named})
 
 
-def digest_of(score: Plugin, seed: int | None) -> str:
-    """Return the hash of a score and of the seed of its draws; None for each run's own seed.
-
-    Defaults are left out, so that a new option changes no identity.
-    """
-    identity = {
-        "score": {"name": score.name, **params_of(score.params)},
-        "seed": "run" if seed is None else seed,
-    }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def measured_later(folder: SweepFolder) -> list[Measurements]:
     """Return the measurements after training whose values count, sorted by label."""
-    return [m for m in _all_measured(folder) if not m.is_open()]
+    return [m for m in measurements_in(folder) if not m.is_open()]
 
 
-def open_measurements(folder: SweepFolder) -> list[str]:
-    """Return the labels of measurements that replace values of training and are not complete."""
-    return [m.label for m in _all_measured(folder) if m.is_open()]
-
-
-def _all_measured(folder: SweepFolder) -> list[Measurements]:
+def measurements_in(folder: SweepFolder) -> list[Measurements]:
+    """Return the measurements after training, also one that is not complete, sorted by label."""
     labels = sorted(path.parent.name for path in (folder.path / SCORES).glob(f"*/{ABOUT}"))
     return [Measurements(folder=folder, label=label) for label in labels]
 

@@ -19,7 +19,7 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import (
     Measurements,
     measured_later,
-    open_measurements,
+    measurements_in,
     scores_of,
     variant_figures,
 )
@@ -212,7 +212,7 @@ def _optional(folder: SweepFolder, trials: Sequence[TrialPlan], statuses: Sequen
 
 def _open_note(folder: SweepFolder) -> str | None:
     """Return which scores are measured again, if this is not complete."""
-    labels = open_measurements(folder)
+    labels = [m.label for m in measurements_in(folder) if m.is_open()]
     if not labels:
         return None
     return f"trained models are measured again with {', '.join(labels)}; the new values count when all have them"

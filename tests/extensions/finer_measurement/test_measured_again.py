@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from raydp import Sweep
+from raydp.extensions.finer_measurement.finer import FinerScore
+from raydp.extensions.later_scores.measurements import WrittenMeasurements
+from raydp.extensions.later_scores.models import model_folders
 from raydp.io.interrupted import Interrupted
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Measurement
 from raydp.scores.memorisation.logprob import LogProbability
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import about
-from raydp.sweep.engine.measuring.finer import FinerScore
-from raydp.sweep.engine.measuring.models import model_folders
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import read_json, write_json
-from raydp.sweep.store.measurements import Measurements
 from raydp.sweep.store.points import counts, points_table
 from raydp.tracking import find_models
 from tests.builders.specs import SMALL_TASK, small_spec
@@ -68,7 +68,7 @@ class Seeds:
         """Finish what a new source gives out until it gives out no more, and return what it gave
         out."""
         source, ran = self.world.source(), []
-        source.finer = self.finer
+        source.before = self.finer
         while (run_id := source.next_run()) is not None:
             self.world.finish(run_id)
             ran.append(run_id)
@@ -133,7 +133,7 @@ def test_a_resume_waits_for_runs_in_progress_before_it_measures(tmp_path: Path) 
         seeds.world.finish(run_id)
     seeds.folder.trial("4-2").mkdir()
     source = seeds.world.source()
-    source.finer = seeds.finer
+    source.before = seeds.finer
     assert [source.next_run(), source.next_run()] == ["4-2", None]
     assert (source.finished, seeds.finer.is_begun()) == (False, False)
     seeds.world.finish("4-2")
@@ -169,16 +169,16 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
         "raydp.sweep.driver.train", lambda *_, **__: pytest.fail("nothing is left to train")
     )
     committed: list[str] = []
-    commit = Measurements.commit
+    commit = WrittenMeasurements.commit
 
-    def interrupted(self: Measurements, name: str, result: dict[str, object]) -> None:
+    def interrupted(self: WrittenMeasurements, name: str, result: dict[str, object]) -> None:
         if len(committed) == 2:
             raise KeyboardInterrupt
         committed.append(name)
         commit(self, name, result)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Measurements, "commit", interrupted)
+        patch.setattr(WrittenMeasurements, "commit", interrupted)
         with pytest.raises(Interrupted):
             Sweep(trained.content).run(resume=True)
     assert folder.seeds_end() is None
@@ -276,7 +276,7 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
         return folders, {**missing, lost: "the model is gone"}
 
     with monkeypatch.context() as patch:
-        patch.setattr("raydp.sweep.engine.measuring.measurement.model_folders", without_one)
+        patch.setattr("raydp.extensions.later_scores.measurement.model_folders", without_one)
         result = Sweep(trained.content).run(resume=True)
     assert not result.interrupted
     assert "1 of 7 models keep the value of their training: the model is gone" in caplog.text

@@ -17,15 +17,15 @@ import pytest
 import yaml
 
 from raydp import select
+from raydp.extensions.later_scores.measurements import WrittenMeasurements
+from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io.output import stderr
 from raydp.scores.base import Measurement
-from raydp.scores.requests import requests_from
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.reports import report
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import Measurements
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.tracking import find_models
 from tests.builders.specs import small_spec
@@ -141,7 +141,7 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
         database.execute("delete from logged_model_metrics where metric_name = 'score.air'")
     before = {p: p.stat().st_mtime_ns for p in (trained.folder.path / "scores").glob("air/*.json")}
     monkeypatch.setattr(
-        "raydp.sweep.engine.measuring.measurement.start_ray",
+        "raydp.extensions.later_scores.measurement.start_ray",
         lambda _: pytest.fail("nothing is left to measure"),
     )
     answer = trained.score(names="air", params=["num_samples=3"])
@@ -227,9 +227,9 @@ def test_a_distance_is_dropped_when_the_set_has_changed(scored: tuple[Any, ...])
     shutil.copytree(trained.folder.path / "scores", copied.path / "scores")
     names = [trial.run_id for trial in trained.trials]
     (request,) = requests_from("model_distance")
-    same = Measurements.begin(copied, request, seed=0, models=names)
+    same = WrittenMeasurements.begin(copied, request, seed=0, models=names)
     assert all(same.finished(name) for name in names)
-    fewer = Measurements.begin(copied, request, seed=0, models=names[1:])
+    fewer = WrittenMeasurements.begin(copied, request, seed=0, models=names[1:])
     assert not any(fewer.finished(name) for name in names)
 
 
@@ -237,7 +237,7 @@ def test_results_of_which_nobody_knows_what_they_measured_are_dropped(tmp_path: 
     """A kill while a measurement was dropped can leave results without their measurement.json."""
     folder = SweepFolder(path=tmp_path)
     (request,) = requests_from("vmr")
-    begun = Measurements.begin(folder, request, seed=0, models=None)
+    begun = WrittenMeasurements.begin(folder, request, seed=0, models=None)
     begun.commit(
         "run",
         {
@@ -245,9 +245,9 @@ def test_results_of_which_nobody_knows_what_they_measured_are_dropped(tmp_path: 
             "measurement": Measurement.over_secrets([1.0], ids=["a"]).document(),
         },
     )
-    assert Measurements.begin(folder, request, seed=0, models=None).finished("run")
+    assert WrittenMeasurements.begin(folder, request, seed=0, models=None).finished("run")
     (begun.path / "measurement.json").unlink()
-    assert Measurements.begin(folder, request, seed=1, models=None).finished("run") is None
+    assert WrittenMeasurements.begin(folder, request, seed=1, models=None).finished("run") is None
 
 
 def test_a_sweep_refuses_a_score_of_a_set_before_training(tmp_path: Path) -> None:

@@ -12,18 +12,18 @@ from functools import partial
 from rich.console import Console
 
 from raydp import tracking
+from raydp.extensions.later_scores.measurements import WrittenMeasurements
+from raydp.extensions.later_scores.models import FETCHED, model_folders
+from raydp.extensions.later_scores.progress import MeasurementProgress
+from raydp.extensions.later_scores.requests import ScoreRequest
+from raydp.extensions.later_scores.scorers import Job, ScorerInputs, run_jobs
 from raydp.io.output import phase
 from raydp.models import sharing
 from raydp.scores.base import OneByOne
-from raydp.scores.requests import ScoreRequest
 from raydp.search_spaces.settings import NO_SETTINGS
 from raydp.spec.document import SweepSpec
-from raydp.sweep.engine.measuring.models import FETCHED, model_folders
-from raydp.sweep.engine.measuring.scorers import Job, ScorerInputs, run_jobs
-from raydp.sweep.engine.progress import MeasurementProgress
 from raydp.sweep.engine.ray_start import ray_phase, start_ray, stop_ray
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import Measurements
 from raydp.tasks.base import Task
 from raydp.tasks.wrappers.twins import TwinTask
 
@@ -40,7 +40,7 @@ class BegunMeasurement:
     """
 
     request: ScoreRequest
-    measurements: Measurements
+    measurements: WrittenMeasurements
     seeds: dict[str, int]
     runs: dict[str, int]
 
@@ -66,7 +66,7 @@ class BegunMeasurement:
         of_runs = {name: runs.get(name, spec.seed_labels[0]) for name in names}
         seeds = of_runs if same_for_all is None else dict.fromkeys(names, same_for_all)
         models = names if score.of_a_set else None
-        measurements = Measurements.begin(folder, request, seed=same_for_all, models=models)
+        measurements = WrittenMeasurements.begin(folder, request, seed=same_for_all, models=models)
         return cls(request=request, measurements=measurements, seeds=seeds, runs=of_runs)
 
     @property

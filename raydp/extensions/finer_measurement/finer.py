@@ -1,22 +1,34 @@
-"""The score that a sweep selects by, with a smaller error, for use before further seeds."""
+"""The score that a sweep selects by, with a smaller error, measured before further seeds.
+
+It helps where measurements, and not seeds, are what a decision lacks.
+"""
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rich.console import Console
+
+from raydp.extensions.later_scores.measurement import BegunMeasurement, log_to_mlflow, measure
+from raydp.extensions.later_scores.measurements import WrittenMeasurements, digest_of
+from raydp.extensions.later_scores.requests import ScoreRequest
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Measurement, params_of
-from raydp.scores.requests import ScoreRequest
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections.seeds import AdaptiveSeeds
+from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, end_seeds
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import Measurements, digest_of
+from raydp.sweep.store.measurements import Measurements
 from raydp.tasks.base import Task
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinerScore:
+class FinerScore(BeforeFurtherSeeds):
     """A score of a sweep with adaptive seeds, and the parameters with which its error is smaller.
 
     If the first pass leaves the decision open, the models that are trained are measured by it under
@@ -57,12 +69,16 @@ class FinerScore:
         return ScoreRequest(label=self.own.name, plugin=self.finer)
 
     @property
-    def measurements(self) -> Measurements:
-        return Measurements(folder=self.folder, label=self.own.name)
+    def measurements(self) -> WrittenMeasurements:
+        return WrittenMeasurements(folder=self.folder, label=self.own.name)
+
+    def can_begin(self) -> bool:
+        """Return whether the models were never measured so."""
+        return not self.is_begun()
 
     def begin(self) -> None:
         """Write down that the models are to be measured."""
-        Measurements.begin(self.folder, self.request, seed=None, models=None, replaces=True)
+        WrittenMeasurements.begin(self.folder, self.request, seed=None, models=None, replaces=True)
 
     def is_lost(self) -> bool:
         """Return whether the models were measured, and the folder no longer says so."""
@@ -114,6 +130,79 @@ class FinerScore:
             for name in now
             if now[name] != before[name]
         )
+
+    def sentence(self, score: str | None) -> str | None:
+        if not self.is_begun() or self.own.name != score:
+            return None
+        lost = len(self.failures())
+        kept = (
+            f" {lost} of the models could not be measured, and keep the value of their training."
+            if lost
+            else ""
+        )
+        return (
+            f"The first pass left the decision open, so {self.own.name} was measured again "
+            f"with {self.in_words()}.{kept}"
+        )
+
+    def settle(
+        self, context: SweepContext, task: Task, console: Console, *, retry: bool = False
+    ) -> bool:
+        folder = self.folder
+        # Runs or the recorded end rely on finer values that the folder has lost: measure again.
+        if self.is_lost():
+            folder.seeds_end.remove()
+            self.begin()
+        end_seeds(context, self)  # nothing happens while a measurement is open
+        if not self.is_begun():
+            return False
+        was_open, begun, failure = self.is_open(), self._begun(context), self.measurements.failure
+        done = begun.finished()
+        # Measure models without a value. Models that failed before are tried again only on request.
+        if any(name not in done and (retry or failure(name) is None) for name in begun.seeds):
+            self._measure(context, task, begun, console)
+            # they may have ended without the values of models that could not be measured
+            folder.seeds_end.remove()
+        self.measurements.complete()
+        _, note = log_to_mlflow(folder, context.spec, begun.trained(), [begun], console)
+        if note is not None:
+            LOGGER.warning("%s", note)
+        end_seeds(context, self)
+        return was_open
+
+    def _begun(self, context: SweepContext) -> BegunMeasurement:
+        """Return the measurement that the source of the seeds has begun."""
+        # The untrained model is measured with the first seed.
+        first = context.spec.seed_labels[0]
+        seeds = {
+            name: first if name == BASE_RUN else context.trials[name].seed for name in self.models()
+        }
+        return BegunMeasurement(
+            request=self.request, measurements=self.measurements, seeds=seeds, runs=seeds
+        )
+
+    def _measure(
+        self, context: SweepContext, task: Task, begun: BegunMeasurement, console: Console
+    ) -> None:
+        """Measure the models that are left.
+
+        One that cannot be measured keeps the value of its training.
+        """
+        console.print(
+            f"the first pass leaves the decision open: measuring {self.own.name} again with "
+            f"{self.in_words()}",
+            markup=False,
+        )
+        # `measure` catches the interruption to stop Ray. Raise it again.
+        if not measure(self.folder, context.spec, task, begun.trained(), [begun], None, console):
+            raise KeyboardInterrupt
+        if failures := self.failures():
+            LOGGER.warning(
+                "%d of %d models keep the value of their training: %s",
+                len(failures),
+                len(begun.seeds),
+                failures[0],
+            )
 
     def _is_of_training(self, name: str) -> bool:
         result = self.folder.result(name)

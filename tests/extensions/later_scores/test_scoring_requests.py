@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydp.scores.requests import ScoreRequest, requests_from
+from raydp.extensions.later_scores.requests import ScoreRequest, requests_from
 
 
 def test_requests_of_a_command() -> None:

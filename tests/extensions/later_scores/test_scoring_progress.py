@@ -9,11 +9,11 @@ import time
 import pytest
 from rich.console import Console
 
+from raydp.extensions.later_scores import scorers
+from raydp.extensions.later_scores.progress import MeasurementProgress
+from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io import waiting
-from raydp.scores.requests import requests_from
-from raydp.sweep.engine.measuring import scorers
-from raydp.sweep.engine.progress import MeasurementProgress
 from tests.sweep.trained import Trained
 
 pytestmark = pytest.mark.xdist_group("scoring")

@@ -1,1 +1,0 @@
-"""Measurements of the models of a sweep after training."""
