@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from raydp.extensions.private_selection.release import require_whole_model
 from raydp.models.base_models import weight_hash
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine import worker
@@ -25,7 +26,7 @@ from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds
 from raydp.sweep.engine.training import _worker_inputs
 from raydp.sweep.engine.tune.callbacks import CommitCallback
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.store import folder as folder_module
+from raydp.sweep.store import written_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.results import RunResult, Status
@@ -75,8 +76,8 @@ def test_a_spec_is_read_once_until_its_file_is_written_again(
         read.append(path)
         return own(path, field)
 
-    own = folder_module.read_yaml
-    monkeypatch.setattr(folder_module, "read_yaml", read_yaml)
+    own = written_spec.read_yaml
+    monkeypatch.setattr(written_spec, "read_yaml", read_yaml)
     first = folder.method()
     first["max_grad_norm"] = first["other"] = "changed"
     assert folder.method()["max_grad_norm"] != "changed"
@@ -289,10 +290,10 @@ def test_weights_that_were_damaged_are_found_before_and_after_the_commit(
     assert folder.result("run") is None
     folder.commit(saved(folder, "attempt-2"))
     assert folder.fail_if_damaged("run").finished
-    folder.require_whole_model("run")
+    require_whole_model(folder, "run")
     damage(folder.model("run") / f"model-{number}.safetensors", kind)
     with pytest.raises(ValueError, match=r"^SWEEP must keep the weights of its chosen run"):
-        folder.require_whole_model("run")
+        require_whole_model(folder, "run")
     assert folder.fail_if_damaged("run").status == "failed"
     assert not folder.has_ended("run")  # a resume trains it again
     folder.commit(saved(folder, "attempt-3"))

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from raydp import Sweep
 from raydp.extensions.run_logs.loggers import RunLog, TensorBoardLog
-from raydp.extensions.run_logs.packages import log_commands
+from raydp.extensions.run_logs.packages import log_commands, logs_of
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.tune.callbacks import GuardedCallback, ending
 from raydp.sweep.planning.inputs import build_task
@@ -47,7 +47,8 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.mark.slow
 def test_tensorboard_reads_what_the_points_say(explored: Explored) -> None:
     folders = {
-        path.name.rpartition("-")[2]: path for path in explored.folder.tensorboard_logs.iterdir()
+        path.name.rpartition("-")[2]: path
+        for path in logs_of(explored.folder, "tensorboard").iterdir()
     }
     assert len(folders) == 5
     assert len(explored.points) == 4, "one of the runs has failed"
@@ -71,7 +72,7 @@ def test_tensorboard_reads_what_the_points_say(explored: Explored) -> None:
 
 @pytest.mark.slow
 def test_wandb_has_what_the_points_say(explored: Explored) -> None:
-    runs = {run.config["run_id"]: run for run in wandb_runs(explored.folder.wandb_logs)}
+    runs = {run.config["run_id"]: run for run in wandb_runs(logs_of(explored.folder, "wandb"))}
     assert runs.keys() == {trial.run_id for trial in explored.folder.plan().trials}
     for point in explored.points:
         run = runs[point["run_id"]]
@@ -116,7 +117,7 @@ def test_nothing_is_sent_and_the_files_hold_no_secret_key_machine_or_path(
         "noise_multiplier",
         "seed",
     }
-    for run in wandb_runs(explored.folder.wandb_logs):
+    for run in wandb_runs(logs_of(explored.folder, "wandb")):
         assert str(explored.folder.path).encode() not in run.path.read_bytes()
         assert run.host == "-"
         assert set(run.config) - own == set()
@@ -128,7 +129,7 @@ def test_the_commands_are_printed_and_name_the_folders(explored: Explored) -> No
     board, sync = log_commands(explored.folder, LOGGERS)
     assert board == f"tensorboard --logdir {explored.folder.path}/logs/tensorboard"
     assert sync == f"wandb sync {explored.folder.path}/logs/wandb/offline-run-*"
-    assert len(list(explored.folder.wandb_logs.glob("offline-run-*"))) == 5
+    assert len(list(logs_of(explored.folder, "wandb").glob("offline-run-*"))) == 5
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_a_resumed_sweep_logs_the_runs_that_were_left_and_survives_a_broken_logg
     monkeypatch.setattr(TBXLoggerCallback, "log_trial_result", full)
     result = Sweep(small_spec(tmp_path, tracking=tracking(tmp_path, *LOGGERS))).run(resume=True)
     assert (result.counts.finished, result.counts.failed) == (2, 0)
-    (run,) = wandb_runs(trained.folder.wandb_logs)
+    (run,) = wandb_runs(logs_of(trained.folder, "wandb"))
     assert run.config["run_id"] != trained.trials[0].run_id
     said = "TensorBoardLog failed and is not called again (OSError: no space left on device)"
     assert caplog.text.count(said) == 1
@@ -184,7 +185,7 @@ def test_a_run_that_is_resumed_continues_its_curve(tmp_path: Path) -> None:
     again = GuardedCallback(TensorBoardLog(folder))
     report(again, trial(trial_id="t2"), 4)
     again.on_trial_complete(iteration=0, trials=[], trial=trial(trial_id="t2"))
-    (run,) = folder.tensorboard_logs.iterdir()
+    (run,) = logs_of(folder, "tensorboard").iterdir()
     assert run.name == "b8_T5_model.name=a_b-a1b2c3d4"
     assert events(run) == {"loss": [(1, 1.0), (3, 3.0), (4, 4.0)]}
 

@@ -150,6 +150,13 @@ def _included(half: HalfTask, folder: SweepFolder, whole: Divisible) -> NDArray[
     return included
 
 
+def kept_arrays(folder: SweepFolder, name: str, run_id: str | None) -> Path:
+    """Return the file of a model's losses in its sweep's folder; None for the base model."""
+    return (
+        folder.path / f"base-{name}.npz" if run_id is None else folder.trial(run_id) / f"{name}.npz"
+    )
+
+
 def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> Iterator[Losses]:
     """Yield the losses of the base model, the target and the shadows.
 
@@ -158,8 +165,8 @@ def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> 
     name = f"mia-{pool.digest()}"
     # Compute the losses that are not stored yet.
     kept = [
-        folders[0].kept_arrays(name, None),
-        *(f.kept_arrays(name, run_id_of(f)) for f in folders),
+        kept_arrays(folders[0], name, None),
+        *(kept_arrays(f, name, run_id_of(f)) for f in folders),
     ]
     missing = [path for path in kept if not path.is_file()]
     if missing:

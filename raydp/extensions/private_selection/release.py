@@ -26,6 +26,7 @@ from raydp.sweep.engine.recorder import Recorder, patiently
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts, points_table, write_tables
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.runs import is_damaged
 from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.base import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord
@@ -206,7 +207,7 @@ class Releaser(Recorder):
     def release_run(self, run_id: str) -> ReleasedModels:
         """Register the run's model, and write the model's cost to the folder and onto its card."""
         # The choice stands, so a damaged model is an error and no failed run.
-        self.context.folder.require_whole_model(run_id)
+        require_whole_model(self.context.folder, run_id)
         self.deliver(self.context.trials[run_id])
         together = self._together(run_id)
         self.context.folder.released.write(together)
@@ -247,3 +248,17 @@ class Releaser(Recorder):
         metrics = {name: record.metrics[name] for name in PUBLIC_METRICS if name in record.metrics}
         # Step metrics and times depend on the private data in ways that ε does not cover.
         return replace(record, step_metrics=(), metrics=metrics, seconds=None)
+
+
+def require_whole_model(folder: SweepFolder, run_id: str) -> None:
+    """Check the weights of the chosen run, because the choice may not change any more.
+
+    Raises:
+        ValueError: the weights changed since they were saved.
+    """
+    result = folder.result(run_id)
+    if result is not None and is_damaged(folder.model(run_id), result):
+        raise ValueError(
+            "SWEEP must keep the weights of its chosen run, got others in "
+            f"{str(folder.model(run_id))!r}. Restore them from a copy, and continue with --resume."
+        )

@@ -15,6 +15,7 @@ from ray.air.constants import TRAINING_ITERATION
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from ray.tune.result import AUTO_RESULT_KEYS
 
+from raydp.extensions.run_logs.packages import logs_of
 from raydp.spec.sections import TrackingSpec
 from raydp.sweep.store.folder import SweepFolder
 
@@ -131,7 +132,7 @@ class TensorBoardLog(RunLog):
 
     def __init__(self, folder: SweepFolder) -> None:
         super().__init__(TBXLoggerCallback(), folder.path.name)
-        self._folder = folder.tensorboard_logs.resolve()
+        self._folder = logs_of(folder, "tensorboard").resolve()
 
     def place(self, trial: Trial) -> str:
         return str(self._folder / f"{_file_name(str(trial))}-{trial.config['run_id'][:8]}")
@@ -199,7 +200,7 @@ class WandbLog(RunLog):
     """
 
     def __init__(self, folder: SweepFolder, project: str) -> None:
-        logs = folder.wandb_logs.resolve()
+        logs = logs_of(folder, "wandb").resolve()
         logs.mkdir(parents=True, exist_ok=True)
         super().__init__(WandbRuns(logs, project), folder.path.name)
 

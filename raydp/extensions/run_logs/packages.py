@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 from raydp.io.shell import shell_line
 from raydp.sweep.store.folder import SweepFolder
@@ -26,6 +27,11 @@ def check_loggers(loggers: Sequence[str]) -> None:
             )
 
 
+def logs_of(folder: SweepFolder, logger: str) -> Path:
+    """Return the folder of a sweep's run logs, which Weights & Biases wants under this name."""
+    return folder.path / "logs" / logger
+
+
 def log_commands(folder: SweepFolder, loggers: Sequence[str]) -> list[str]:
     """Return shell commands that show the run logs of a sweep. `wandb sync` uploads them."""
     commands = []
@@ -33,7 +39,9 @@ def log_commands(folder: SweepFolder, loggers: Sequence[str]) -> list[str]:
         viewer = (
             "" if importlib.util.find_spec("tensorboard") else "  # pip install '.[tensorboard]'"
         )
-        commands.append(f"{shell_line('tensorboard', '--logdir', folder.tensorboard_logs)}{viewer}")
+        commands.append(
+            f"{shell_line('tensorboard', '--logdir', logs_of(folder, 'tensorboard'))}{viewer}"
+        )
     if "wandb" in loggers:
-        commands.append(f"{shell_line('wandb', 'sync', folder.wandb_logs)}/offline-run-*")
+        commands.append(f"{shell_line('wandb', 'sync', logs_of(folder, 'wandb'))}/offline-run-*")
     return commands

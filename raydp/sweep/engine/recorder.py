@@ -23,9 +23,10 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.deliveries import check_deliveries
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.searched import searched
-from raydp.sweep.store.folder import BASE_RUN, DAMAGED
+from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import measured_later, scores_of, variant_figures
 from raydp.sweep.store.results import RunResult
+from raydp.sweep.store.runs import DAMAGED
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
 from raydp.tasks.base import TaskFacts

@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError
 
-from raydp.io.files import digest_of, make_private, write_atomically
-from raydp.io.yaml import read_yaml
+from raydp.io.files import make_private, write_atomically
 from raydp.plugins.registries import resolve
 from raydp.spec.document import SweepSpec
-from raydp.spec.reading import load_spec
-from raydp.spec.sections import (
-    AdaptiveSeeds,
-    PrecisionArguments,
-    PrivacySpec,
-    SelectSpec,
-    TrackingSpec,
-)
+from raydp.spec.sections import AdaptiveSeeds
 from raydp.spec.sections.privacy import IGNORED
 from raydp.sweep.store.disclosure import Disclosure
 from raydp.sweep.store.json_files import Document, read_json, read_state, write_json
 from raydp.sweep.store.noise_key import fingerprint, read_key, write_key
-from raydp.sweep.store.results import RunResult
-from raydp.sweep.store.state import Delivery, DriverProgress, Plan, SearchEnd, SeedsEnd
+from raydp.sweep.store.runs import RunFiles
+from raydp.sweep.store.state import DriverProgress, Plan, SearchEnd, SeedsEnd
 from raydp.sweep.store.summary import ReleasedModels, SweepSummary
-from raydp.sweep.store.transfer import SharedFolder
-
-S = TypeVar("S", bound=BaseModel)
+from raydp.sweep.store.written_spec import WrittenSpec
 
 MOST_NAMED = 20
 """The largest number of sweeps or files that a message names."""
-
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
 CURRENT_SECONDS = 60.0
@@ -63,28 +47,12 @@ PASSING = {
     "ray",
 }
 """Entries of the folder that are not a part of its state at the end of the sweep."""
-DAMAGED = "the weights of its model changed after training: a file is damaged, or was replaced"
-"""Reason of a run whose model is not the one that its worker saved."""
 NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluate_every"}
 """Sections of the spec that may change before a resume: they do not change what is trained."""
 
 
-@lru_cache(maxsize=16)
-def _spec_of(file: Path, *state: int) -> Any:
-    """Return the content of a spec.yaml.
-
-    A command needs it some thirty times, and YAML is read slowly.
-
-    Args:
-        file: the file.
-        state: size, time of the last change and inode, so that a file that was written again is
-            read again.
-    """
-    return read_yaml(file, "SPEC")
-
-
 @dataclass(frozen=True, kw_only=True)
-class SweepFolder:
+class SweepFolder(WrittenSpec, RunFiles):
     """The folder of one sweep, storage/name.
 
     Only the modules of `raydp.sweep.store` name and read its files.
@@ -122,8 +90,6 @@ class SweepFolder:
 
     A folder with a spec.yaml is a sweep.
     """
-
-    path: Path
 
     search_end = Document("search.json", SearchEnd.from_json, SearchEnd.to_json)
     """How the sweep's search ended; None before its end, or if there is no search."""
@@ -328,52 +294,6 @@ class SweepFolder:
             )
         return cls(path=path)
 
-    @property
-    def spec_file(self) -> Path:
-        """Return the file of the spec that the sweep was started with."""
-        return self.path / "spec.yaml"
-
-    def spec(self) -> SweepSpec:
-        """Return the spec that the sweep was started with."""
-        return load_spec(self.spec_file)
-
-    def _section(self, name: str, cls: type[S]) -> S:
-        """Read one section of the sweep's spec.
-
-        Reading the whole spec imports its plug-ins, which takes seconds.
-        """
-        try:
-            return cls.model_validate(self._written()[name])
-        except (ValidationError, LookupError, TypeError):
-            self.spec()  # raises an error that names the mistakes
-            raise
-
-    def select(self) -> SelectSpec:
-        """Return the section `select` of the sweep's spec."""
-        return self._section("select", SelectSpec)
-
-    def precision(self) -> PrecisionArguments:
-        """Return the confidence and tolerance that the spec gives to its decision, if any."""
-        seeds = self._written().get("seeds")
-        return self._section("seeds", AdaptiveSeeds).precision() if isinstance(seeds, dict) else {}
-
-    def first_seeds(self) -> tuple[int, ...] | None:
-        """Return the seeds of the first pass; None if the sweep's seeds are a list."""
-        adaptive = isinstance(self._written().get("seeds"), dict)
-        return self._section("seeds", AdaptiveSeeds).first_labels if adaptive else None
-
-    def tracking(self) -> TrackingSpec:
-        """Return the section `tracking` of the sweep's spec."""
-        return (
-            self._section("tracking", TrackingSpec)
-            if "tracking" in self._written()
-            else TrackingSpec()
-        )
-
-    def privacy(self) -> PrivacySpec:
-        """Return the section `privacy` of the sweep's spec."""
-        return self._section("privacy", PrivacySpec)
-
     def disclosure(self) -> Disclosure:
         """Return what may be told of the sweep's runs, by the policy of its `privacy.tuning`."""
         tuning = self.privacy().tuning
@@ -381,29 +301,6 @@ class SweepFolder:
             return Disclosure()
         disclosure: Disclosure = resolve("policies", tuning).disclosure(self.decision())
         return disclosure
-
-    def method(self) -> dict[str, object]:
-        """Return the method as the spec has it: its name and parameters."""
-        return dict(self._written()["method"])
-
-    def names(self) -> dict[str, str | None]:
-        """Return the names of "sweep", "model", "task", "method" and "search" (None for a grid)."""
-        written = self._written()
-        search = written["space"].get("search")
-        return {
-            "sweep": written["name"],
-            **{section: written[section]["name"] for section in ("model", "task", "method")},
-            "search": search["name"] if isinstance(search, dict) else None,
-        }
-
-    def _written(self) -> Any:
-        with suppress(OSError):  # a missing file has a message of its own
-            found = self.spec_file.stat()
-            # Callers may change what they get, and the cached content must stay.
-            return deepcopy(
-                _spec_of(self.spec_file.resolve(), found.st_size, found.st_mtime_ns, found.st_ino)
-            )
-        return read_yaml(self.spec_file, "SPEC")
 
     @property
     def _key_file(self) -> Path:
@@ -441,30 +338,6 @@ class SweepFolder:
         for run_id in self.deliveries():
             self.remove_delivery(run_id)
         write_json(self.path / "tracking.json", {"parent_run": run})
-
-    def delivery(self, run_id: str) -> Delivery | None:
-        """Return the delivery of a run to MLflow; None before it."""
-        return read_state(self.trial(run_id) / "tracked.json", Delivery.from_json)
-
-    def set_delivery(self, run_id: str, delivery: Delivery) -> None:
-        """Write that a run was delivered to MLflow."""
-        write_json(self.trial(run_id) / "tracked.json", delivery.to_json())
-
-    def deliveries(self) -> dict[str, Delivery]:
-        """Return the deliveries to MLflow by run."""
-        runs = sorted(path.parent.name for path in (self.path / "trials").glob("*/tracked.json"))
-        return {
-            run_id: delivery for run_id in runs if (delivery := self.delivery(run_id)) is not None
-        }
-
-    def remove_delivery(self, run_id: str) -> None:
-        """Remove the mark of a delivery, so that the run is delivered again."""
-        (self.trial(run_id) / "tracked.json").unlink()
-
-    def model_uri(self, run_id: str) -> str | None:
-        """Return the URI of a run's registered model; None if there is none."""
-        delivery = self.delivery(run_id)
-        return None if delivery is None else delivery.model_uri
 
     def progress(self) -> DriverProgress | None:
         """Return how far the sweep is; None if no driver has written it in the last minute.
@@ -574,18 +447,6 @@ class SweepFolder:
                 names = [name for name in names if name not in PASSING]
             yield from (Path(folder, name) for name in names)
 
-    def trial(self, run_id: str) -> Path:
-        """Return the folder of one run."""
-        return self.path / "trials" / run_id
-
-    def model(self, run_id: str) -> Path:
-        """Return the folder of a run's trained model, which exists once the run is committed."""
-        return self.trial(run_id) / "model"
-
-    def remove_model(self, run_id: str) -> None:
-        """Remove a run's trained model, if there is one."""
-        shutil.rmtree(self.model(run_id), ignore_errors=True)
-
     @property
     def report(self) -> Path:
         """Return the file of the sweep's report."""
@@ -596,17 +457,6 @@ class SweepFolder:
         """Return the folder of Ray Train and Tune, as an absolute path."""
         return self.path.resolve() / "ray"
 
-    def kept_arrays(self, name: str, run_id: str | None) -> Path:
-        """Return the file of arrays that a command keeps of a model.
-
-        Args:
-            name: identity of the arrays.
-            run_id: the run whose model the arrays are of; None for the untrained base model.
-        """
-        return (
-            self.path / f"base-{name}.npz" if run_id is None else self.trial(run_id) / f"{name}.npz"
-        )
-
     def times(self) -> tuple[float, float]:
         """Return when the sweep began and when its results last changed (epoch seconds)."""
         # a resume may write the second one again
@@ -614,132 +464,6 @@ class SweepFolder:
         files = [*started, self.path / "summary.json", *self.path.glob("trials/*/result.json")]
         times = [file.stat().st_mtime for file in files if file.is_file()]
         return times[0], max(times)
-
-    @property
-    def tensorboard_logs(self) -> Path:
-        """The folder of the run logs for TensorBoard."""
-        return self.path / "logs" / "tensorboard"
-
-    @property
-    def wandb_logs(self) -> Path:
-        """The folder of the run logs for Weights & Biases, which gives its last part the name."""
-        return self.path / "logs" / "wandb"
-
-    def files(self, run_id: str) -> SharedFolder:
-        """Return the files of one run, for a worker that sees this folder."""
-        return SharedFolder(folder=self.trial(run_id), run_id=run_id)
-
-    def result(self, run_id: str, *, history: bool = True) -> RunResult | None:
-        """Return the committed result of a run; None before the commit.
-
-        Args:
-            run_id: the run.
-            history: whether the rows of the steps are read. Without them a file is read several
-                times as fast.
-        """
-        return read_state(
-            self.trial(run_id) / "result.json",
-            lambda document: RunResult.from_json(document, run_id),
-            without=None if history else "history",
-        )
-
-    def is_finished(self, run_id: str) -> bool:
-        """Return whether a run has finished: it did its last step and was measured."""
-        result = self.result(run_id)
-        return result is not None and result.finished
-
-    def checkpointed(self) -> dict[str, int]:
-        """Return run_id -> steps in the newest checkpoint, of the runs without a result."""
-        files = sorted(self.path.glob("trials/*/checkpoints/step-*.safetensors"))
-        # The newest checkpoint of a run comes last, and stays.
-        steps = {file.parents[1].name: int(file.stem.removeprefix("step-")) for file in files}
-        return {run_id: step for run_id, step in steps.items() if not self.has_ended(run_id)}
-
-    def has_ended(self, run_id: str) -> bool:
-        """Return whether a run must not run again: it has finished, or it was stopped early."""
-        result = self.result(run_id, history=False)
-        return result is not None and result.status != "failed"
-
-    def commit(self, result: RunResult) -> None:
-        """Commit a run's result once. A second call changes nothing.
-
-        If the run did not fail, its attempts and checkpoints are removed.
-
-        Raises:
-            FileNotFoundError: the model of the attempt that the result names is not visible here
-                whole (yet).
-            ValueError: the folder of the trials is gone, or a finished result lacks its figures.
-        """
-        folder = self.trial(result.run_id)
-        # Refuse a result that no selection could use.
-        if result.finished and result.utility_loss is None:
-            raise ValueError(
-                f"utility_loss must be a number in the finished result of run {result.run_id!r}, "
-                "got none. Train the run again with --resume."
-            )
-        self.require_trials()
-        # A run is committed once. A later result changes nothing.
-        if self.has_ended(result.run_id):
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        attempt = result.attempt
-        model = folder / str(attempt) / "model"
-        # If only the final place has the model, an earlier call was killed after the rename.
-        saved = model if model.is_dir() else folder / "model"
-        # Check that the model is whole before it replaces anything.
-        if attempt is not None and (not saved.is_dir() or _is_damaged(saved, result)):
-            raise FileNotFoundError(
-                errno.ENOENT, "the trained model is not there as it was saved", str(model)
-            )
-        # First the model, then result.json, which is the commit, and cleaning up as last.
-        if saved == model:
-            shutil.rmtree(folder / "model", ignore_errors=True)
-            model.rename(folder / "model")
-        write_json(folder / "result.json", replace(result, attempt=None).to_json())
-        if result.status != "failed":
-            for leftover in [*folder.glob("attempt-*"), *folder.glob("checkpoints*")]:
-                shutil.rmtree(leftover, ignore_errors=True)
-
-    def fail_if_damaged(self, run_id: str) -> RunResult | None:
-        """Return the result of a run, which has failed if the weights of its model have changed.
-
-        A resume trains a failed run again.
-        """
-        result = self.result(run_id)
-        if result is None or not result.finished or not _is_damaged(self.model(run_id), result):
-            return result
-        failed = RunResult(run_id=run_id, status="failed", reason=DAMAGED, attempts=result.attempts)
-        write_json(self.trial(run_id) / "result.json", failed.to_json())
-        return failed
-
-    def require_whole_model(self, run_id: str) -> None:
-        """Check the weights of the run that was chosen for good (`decision`).
-
-        The choice may not change any more.
-
-        Raises:
-            ValueError: the weights changed since they were saved.
-        """
-        result = self.result(run_id)
-        if result is not None and _is_damaged(self.model(run_id), result):
-            raise ValueError(
-                "SWEEP must keep the weights of its chosen run, got others in "
-                f"{str(self.model(run_id))!r}. Restore them from a copy, and continue with "
-                "--resume."
-            )
-
-    def require_trials(self) -> None:
-        """Check that the folder of the runs is where it was.
-
-        Raises:
-            ValueError: it was moved or removed.
-        """
-        trials = self.path / "trials"
-        if not trials.is_dir():
-            raise ValueError(
-                f"SWEEP must keep its folder {str(trials)!r}, got it moved or removed. Put it "
-                "back, or make an empty one to train every run again, and continue with --resume."
-            )
 
     def is_untouched(self) -> bool:
         """Return whether no run has a folder.
@@ -764,16 +488,6 @@ class SweepFolder:
             entry.rmdir() if entry.is_dir() else entry.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             self.path.rmdir()
-
-
-def _is_damaged(model: Path, result: RunResult) -> bool:
-    """Return whether the weights in a folder are not those that the worker saved.
-
-    A change of one bit is found.
-    """
-    return result.weight_hash is not None and result.weight_hash != digest_of(
-        model.glob("*.safetensors")
-    )
 
 
 def _adds_seeds(started: SweepSpec, spec: SweepSpec) -> bool:

@@ -16,7 +16,7 @@ import yaml
 
 from raydp.cli.arguments import configuration_of
 from raydp.extensions.membership.metrics import auc
-from raydp.extensions.membership.shadow_attack import Pool, _write, losses_of
+from raydp.extensions.membership.shadow_attack import Pool, _write, kept_arrays, losses_of
 from raydp.extensions.membership.shadow_training import first_configuration, shadow_specs
 from raydp.extensions.membership.shadows import Losses, shadow_attacks
 from raydp.models import base_models as models
@@ -242,8 +242,8 @@ def test_a_configuration_that_is_none_is_named(text):
 
 def test_losses_that_an_earlier_version_kept_are_found(tmp_path: Path) -> None:
     folder = SweepFolder(path=tmp_path / "s")
-    assert folder.kept_arrays("mia-1a", None) == tmp_path / "s/base-mia-1a.npz"
-    assert folder.kept_arrays("mia-1a", "r") == tmp_path / "s/trials/r/mia-1a.npz"
+    assert kept_arrays(folder, "mia-1a", None) == tmp_path / "s/base-mia-1a.npz"
+    assert kept_arrays(folder, "mia-1a", "r") == tmp_path / "s/trials/r/mia-1a.npz"
 
 
 def test_losses_of_private_examples_are_their_owners_alone(tmp_path: Path) -> None:
