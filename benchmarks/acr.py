@@ -29,13 +29,13 @@ import torch
 from machine import describe
 from plain_miniprompt import Plain
 
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.extensions.prompt_search.gcg import Budget, PromptSearch
 from raydp.extensions.prompt_search.objective import Objective
 from raydp.extensions.prompt_search.score import AdversarialCompression
 from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 from raydp.models.base_models import LoadedModel, load_base
 from raydp.models.finding import SMOLLM2
-from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
 from raydp.scores.language.decoding import evaluating
 from raydp.spec.reading import load_spec

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.models import adapters, sharing
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import check_quantization, quantise
-from raydp.models.sets import TrainedModels
 from raydp.spec.sections import AdapterSpec, ModelSpec
 from raydp.tracking.models.loading import load_folder
 from tests.builders.models import plain_gpt2

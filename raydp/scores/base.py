@@ -79,7 +79,7 @@ class Measurement:
 class ModelSet(Protocol):
     """Models that share a base. Only one of them is in memory at a time.
 
-    Implemented by `raydp.models.sets.TrainedModels`.
+    Implemented by `TrainedModels` of the extension `later_scores`.
 
     Attributes:
         names: the name of each model in records: a run id or a folder's name.

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from raydp.extensions.later_scores.sets import put_adapter, weights_of
 from raydp.models.base_models import trained_form, weight_hash
-from raydp.models.sets import ADAPTER_CONFIG, put_adapter, weights_of
 from raydp.search_spaces.names import kind_of
 from raydp.spec.sections import AdapterSpec, ModelSpec
+from raydp.tracking.portable import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from peft import PeftModel

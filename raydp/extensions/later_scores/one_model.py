@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from raydp.extensions.later_scores.requests import ScoreRequest
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
-from raydp.models.sets import ADAPTER_CONFIG, TrainedModels
 from raydp.plugins.registries import resolve
 from raydp.scores.base import Context, Measurement
 from raydp.spec.document import SweepSpec
@@ -23,6 +23,7 @@ from raydp.spec.sections.privacy import IGNORED
 from raydp.tasks.base import Task, task_of
 from raydp.tasks.wrappers.twins import for_seed
 from raydp.tracking import fetch_model, log_scores, show_model
+from raydp.tracking.portable import ADAPTER_CONFIG
 
 
 def score_model(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
+from raydp.extensions.later_scores.sets import TrainedModels, adapter_kind
 from raydp.models import sharing
-from raydp.models.sets import TrainedModels, adapter_kind
 from raydp.plugins.described import Plugin
 from raydp.scores.base import Context
 from raydp.spec.sections.cluster import ClusterSpec

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.extensions.membership.half import Divisible, HalfTask
 from raydp.extensions.membership.metrics import best_accuracy, curve_figures
 from raydp.extensions.membership.mia import fresh, sample
@@ -22,7 +23,6 @@ from raydp.io.damaged import NUMERIC_ARRAYS, naming
 from raydp.io.files import write_atomically
 from raydp.io.output import stderr
 from raydp.models import base_models as models
-from raydp.models.sets import TrainedModels
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import Hyperparameters
 from raydp.spec.document import SweepSpec

@@ -15,12 +15,12 @@ import torch
 import yaml
 
 from raydp.cli.arguments import configuration_of
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.extensions.membership.metrics import auc
 from raydp.extensions.membership.shadow_attack import Pool, _write, kept_arrays, losses_of
 from raydp.extensions.membership.shadow_training import first_configuration, shadow_specs
 from raydp.extensions.membership.shadows import Losses, shadow_attacks
 from raydp.models import base_models as models
-from raydp.models.sets import TrainedModels
 from raydp.search_spaces.configuration import Configuration, point_of
 from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec

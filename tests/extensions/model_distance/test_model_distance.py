@@ -11,20 +11,31 @@ import numpy as np
 import pytest
 import torch
 
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.extensions.model_distance.score import (
     ModelDistance,
     functional_distances,
     parameter_distances,
 )
 from raydp.models import base_models as models
-from raydp.models.sets import TrainedModels
 from raydp.scores.base import Context
 from raydp.spec.sections import AdapterSpec
 from raydp.tasks.base import TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE
-from tests.test_model_sets import BESIDE, DORA, FULL, IA3, LORA, PREFIX, PROMPT, alone, base, train
+from tests.extensions.later_scores.test_model_sets import (
+    BESIDE,
+    DORA,
+    FULL,
+    IA3,
+    LORA,
+    PREFIX,
+    PROMPT,
+    alone,
+    base,
+    train,
+)
 
 NAMES = ("a", "b", "c")
 

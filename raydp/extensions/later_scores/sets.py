@@ -20,13 +20,13 @@ from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.spec.sections.model import AdapterSpec
+from raydp.tracking.portable import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from peft import PeftConfig
     from torch.nn.modules.module import _IncompatibleKeys
     from transformers import PreTrainedTokenizerBase
 
-ADAPTER_CONFIG = "adapter_config.json"
 ABOUT_THE_FILE = {"base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 """Fields that may differ between two adapters of one kind."""
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.models import adapters
 from raydp.models import base_models as models
-from raydp.models.sets import TrainedModels
 from raydp.spec.sections import AdapterSpec, ModelSpec
 
 LORA = AdapterSpec(r=2, alpha=4)
