@@ -33,7 +33,6 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "builtin": "raydp.tasks.text.builtin:BuiltinTask",
         "planted": "raydp.tasks.wrappers.planted:PlantedTask",
         "text": "raydp.tasks.text.any_text:TextTask",
-        "without": "raydp.tasks.wrappers.without:WithoutTask",
     },
     "methods": {
         "dp_adam": "raydp.methods.dp:DPAdam",

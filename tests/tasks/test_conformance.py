@@ -87,13 +87,6 @@ class TestPlanted(Wrapping):
         return {"copies": [1, 3, 0]}
 
 
-class TestWithout(Wrapping):
-    name = "without"
-
-    def options(self) -> dict[str, Any]:
-        return {"secrets": "all"}
-
-
 def test_every_registered_task_runs_the_suite() -> None:
     suites = [*TaskConformance.__subclasses__(), *Wrapping.__subclasses__()]
     assert {suite.name for suite in suites if suite is not Wrapping} >= of_core("tasks")
