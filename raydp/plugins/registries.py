@@ -41,7 +41,6 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "scores": {
         "air": "raydp.scores.memorisation.air:AttributeInference",
-        "exposure": "raydp.scores.memorisation.exposure:Exposure",
         "extraction": "raydp.scores.memorisation.extraction:ExtractionProbability",
         "logprob": "raydp.scores.memorisation.logprob:LogProbability",
         "vmr": "raydp.scores.memorisation.vmr:VerbatimMemorization",

@@ -43,7 +43,6 @@ WORDS = {
 SEAMS: dict[str, set[str]] = {
     "auditing": {
         "analysis/surface/outlook.py",
-        "raydp/scores/memorisation/exposure.py",
         "raydp/tasks/wrappers/planted.py",
         "raydp/tasks/wrappers/twins.py",
     },

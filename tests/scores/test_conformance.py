@@ -6,7 +6,6 @@ from raydp.analysis.tables.per_secret import LOGARITHMIC, RATES
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import own_names, resolve
 from raydp.scores.memorisation.air import AttributeInference
-from raydp.scores.memorisation.exposure import Exposure
 from raydp.scores.memorisation.extraction import ExtractionProbability
 from raydp.scores.memorisation.logprob import LogProbability
 from raydp.scores.memorisation.vmr import (
@@ -42,18 +41,6 @@ class TestNearVerbatimMemorization(ScoreConformance):
 
 class TestExtractionProbability(ScoreConformance):
     name, score, kind = "extraction", ExtractionProbability(), "verbatim"
-
-
-class TestExposure(ScoreConformance):
-    name, score, kind = "exposure", Exposure(), "verbatim"
-
-
-class TestSampledExposure(ScoreConformance):
-    name, score, kind = (
-        "exposure",
-        Exposure(max_enumerated=2, num_samples=200, extrapolate=True),
-        "verbatim",
-    )
 
 
 class TestAttributeInference(ScoreConformance):

@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import Field
 from scipy.special import gammaln
 
+from raydp.extensions.exposure.alternatives import log_probabilities_of
+from raydp.extensions.exposure.skew_normal import log_tail
 from raydp.scores.base import Measurement, OneByOne
-from raydp.scores.language.alternatives import log_probabilities_of
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
-from raydp.scores.memorisation.skew_normal import log_tail
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy import stats
 
+from raydp.extensions.exposure.alternatives import log_probabilities_of
+from raydp.extensions.exposure.score import Exposure
+from raydp.extensions.exposure.skew_normal import log_survival, log_tail
 from raydp.models.base_models import LoadedModel
-from raydp.scores.language.alternatives import log_probabilities_of
 from raydp.scores.language.encoding import EncodedSecret
 from raydp.scores.language.teacher_forcing import log_probability, over_continuations
-from raydp.scores.memorisation.exposure import Exposure
-from raydp.scores.memorisation.skew_normal import log_survival, log_tail
 from raydp.tasks.base import Secret
 from raydp.tasks.secret import Digits
 from raydp.testing.models import llama
@@ -61,7 +61,7 @@ class Words:
 
 @pytest.mark.parametrize("max_rows", [1, 7, 10_000])
 def test_the_tree_gives_the_log_probabilities_of_each_by_itself(untrained, monkeypatch, max_rows):
-    monkeypatch.setattr("raydp.scores.language.alternatives.MAX_TOKENS", max_rows)
+    monkeypatch.setattr("raydp.extensions.exposure.alternatives.MAX_TOKENS", max_rows)
     rng = np.random.default_rng(0)
     sequences = [
         tuple(rng.integers(2, 6, size).tolist()) for size in rng.integers(1, 5, 60)
