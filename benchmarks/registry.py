@@ -28,11 +28,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from raydp.extensions.publishing.signing import SigningKey, new_key
 from raydp.models.base_models import weight_hash
 from raydp.models.finding import TINY
 from raydp.tracking import MLflowTracker, TrialRecord, find_models, set_alias
 from raydp.tracking.sealing.seal import SEAL_TAG, Seal
-from raydp.tracking.sealing.signing import SigningKey, new_key
 
 NAME = "many"
 RUN_TABLES = ("params", "metrics", "latest_metrics", "tags")

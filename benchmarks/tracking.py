@@ -25,8 +25,8 @@ from machine import describe
 from many_trials import server
 from registry import NAME, trial
 
+from raydp.extensions.publishing.signing import new_key
 from raydp.tracking import MLflowTracker
-from raydp.tracking.sealing.signing import new_key
 
 WARM_UP = 3
 STEPS = [{"step": step, "loss": 2.0 - step, "gradient_norm": 0.5} for step in range(3)]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from raydp.analysis.added import OWN
+from raydp.tracking import new_key
 from tests.builders.specs import small_spec
 from tests.extensions.finer_measurement.test_measured_again import SPEC
 
@@ -81,7 +82,7 @@ def test_commands_of_extensions_are_not_there(core: Path) -> None:
         core
     )
     assert "promote" in commands(core, "models")
-    assert not {"export", "push"} & commands(core, "models")
+    assert not {"export", "push", "keygen", "seal"} & commands(core, "models")
 
 
 def test_the_embedded_sweep_is_planned_as_with_the_extensions(core: Path) -> None:
@@ -149,10 +150,24 @@ def test_a_spec_with_loggers_says_that_their_extension_is_not_installed(
         assert "not installed" in said
 
 
+def test_a_spec_with_a_signing_key_says_that_its_extension_is_not_installed(
+    core: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "signed.yaml"
+    new_key(tmp_path / "team.key")
+    tracking = {"uri": f"sqlite:///{tmp_path}/m.db", "signing_key": str(tmp_path / "team.key")}
+    spec.write_text(yaml.safe_dump(small_spec(tmp_path, tracking=tracking)))
+    for command in ("plan", "sweep"):
+        said = run(core, "raydp", command, str(spec), code=2)
+        assert "tracking.signing_key must be left out without the extension" in said
+        assert "not installed" in said
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
     [
         (("plan", "--simulate", "nodes=2"), "--simulate"),
+        (("models", "find", "--trusted-key", "ed25519:AAAA"), "--trusted-key"),
         (
             (
                 "profile",

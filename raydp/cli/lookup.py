@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -182,52 +181,6 @@ def models_promote(
         **{k: made[k] for k in ("alias", "reason", "by", "at", "previous_version")},
     }
     print_json(answer) if json else stdout.print(f"{model} is now {alias!r}", markup=False)
-
-
-@models_app.command("keygen")
-def models_keygen(
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="File of the private key; FILE.pub is the public one."),
-    ],
-    json: Json = False,
-) -> None:
-    """Make a key to sign models with: tracking.signing_key names it, --trusted-key takes its public
-    half."""
-    from raydp.io.output import print_json, stdout
-    from raydp.tracking import new_key
-
-    public = new_key(output)
-    answer = {"signing_key": output, "trusted_key": public}
-    print_json(answer) if json else stdout.print(
-        f"{output} (keep it secret), {output}.pub: {public}", markup=False
-    )
-
-
-@models_app.command("seal")
-def models_seal(
-    model: Model,
-    signing_key: Annotated[
-        Path | None, typer.Option(help="Private key; without it the seal is not signed.")
-    ] = None,
-    unseen: Annotated[
-        bool,
-        typer.Option(
-            "--unseen", help="Also where there is no seal, or one that the files do not fit."
-        ),
-    ] = False,
-    uri: Uri = DEFAULT_URI,
-    json: Json = False,
-) -> None:
-    """Sign a model after a review, or seal one that was registered without."""
-    from raydp.io.output import print_json, stdout
-    from raydp.tracking import seal_model
-
-    made = seal_model(model, tracking_uri=uri, signing_key=signing_key, unseen=unseen)
-    by = made["signed_by"] or "nobody: no --signing-key was given"
-    print_json({"model": model, **made}) if json else stdout.print(
-        f"{model} is sealed, signed by {by}", markup=False
-    )
 
 
 @spaces_app.command("list")

@@ -24,50 +24,27 @@ _LAZY = {
     "Tracker": "raydp.tracking.base",
     "TrialRecord": "raydp.tracking.records",
     "UnreachableError": "raydp.tracking.address",
-    "check_signing_key": "raydp.tracking.sealing.signing",
     "check_store": "raydp.tracking.address",
     "delivering": "raydp.tracking.delivery",
     "fetch_model": "raydp.tracking.later",
     "find_models": "raydp.tracking.registry",
     "load_model": "raydp.tracking.models.loading",
+    "load_signer": "raydp.tracking.sealing.seal",
     "load_tokenizer": "raydp.tracking.models.loading",
     "log_scores": "raydp.tracking.later",
     "open_tracker": "raydp.tracking.opening",
-    "new_key": "raydp.tracking.sealing.signing",
     "promote_model": "raydp.tracking.registry",
-    "seal_model": "raydp.tracking.models.resealing",
     "set_alarms": "raydp.tracking.alarms",
     "set_alias": "raydp.tracking.registry",
     "show_model": "raydp.tracking.registry",
 }
-__all__ = [
-    "MLflowTracker",
-    "NotDeliveredError",
-    "Pauses",
-    "Tracker",
-    "TrialRecord",
-    "UnreachableError",
-    "check_signing_key",
-    "check_store",
-    "delivering",
-    "export_model",
-    "fetch_model",
-    "find_models",
-    "load_model",
-    "load_tokenizer",
-    "log_scores",
-    "new_key",
-    "open_tracker",
-    "promote_model",
-    "seal_model",
-    "set_alarms",
-    "set_alias",
-    "show_model",
-]
+_SERVICES = ("export_model", "new_key", "seal_model")
+"""Functions of extensions, called by name."""
+__all__ = sorted([*_LAZY, *_SERVICES])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "export_model":
+    if name in _SERVICES:
         from raydp.plugins.registries import service
 
         return service(name, needed_by=f"raydp.tracking.{name}")

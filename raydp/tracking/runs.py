@@ -18,7 +18,7 @@ from raydp.tracking.promotions import MAX_REASON_CHARS, aliases_of, take_away
 from raydp.tracking.recorded import RecordedRun, recorded_runs
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
-from raydp.tracking.sealing.signing import SigningKey
+from raydp.tracking.sealing.seal import load_signer
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.trials import TrialWriter
 
@@ -63,7 +63,7 @@ class MLflowTracker:
                 f"{registered_model!r}. Rename it."
             )
         # A key that cannot be used must stop the sweep before it trains.
-        self.key = SigningKey.load(Path(signing_key)) if signing_key is not None else None
+        self.key = load_signer(signing_key)
         self.registered_model = registered_model
         with delivering():
             self.store: Store = open_store(uri, create=True)

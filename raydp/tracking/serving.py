@@ -19,7 +19,7 @@ from raydp.tracking.models.fetching import recorded_base
 from raydp.tracking.models.loading import load_folder, tokenizer_in
 from raydp.tracking.models.plain import TextGenerator
 from raydp.tracking.sealing.folders import copy_problem
-from raydp.tracking.sealing.signing import trusted_keys
+from raydp.tracking.sealing.seal import public_keys
 
 OPTIONS = ("base", "dtype", "trusted_keys")
 
@@ -42,10 +42,9 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ob
             "it."
         )
     # Check a private copy, and load from it.
-    keys = options.get("trusted_keys")
     with tempfile.TemporaryDirectory(prefix="raydp-") as scratch:
         folder = Path(scratch) / "model"  # the sealed files alone
-        public = None if keys is None else trusted_keys(keys)
+        public = public_keys(options.get("trusted_keys"))
         problem = copy_problem(Path(path), folder, None, public, exported=True)
         if problem is not None:
             raise ValueError(

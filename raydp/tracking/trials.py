@@ -34,8 +34,7 @@ from raydp.tracking.recorded import (
     versions_of_runs,
 )
 from raydp.tracking.records import TrialRecord, as_params, clean_key
-from raydp.tracking.sealing.seal import SEAL_TAG
-from raydp.tracking.sealing.signing import SigningKey
+from raydp.tracking.sealing.seal import SEAL_TAG, Signer
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
 from raydp.tracking.transactions import has_transactions, one_transaction
 
@@ -71,7 +70,7 @@ class TrialWriter:
     registered_model: str
     parent_id: str
     sweep: str
-    key: SigningKey | None = None
+    key: Signer | None = None
     _made: set[str] = field(default_factory=set, init=False)
     """The name of the registered model, once this writer has made or found it."""
 

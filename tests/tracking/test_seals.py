@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from raydp.analysis.added import entries
+from raydp.extensions.publishing.signing import SigningKey
 from raydp.search_spaces import Configuration
 from raydp.tracking import (
     find_models,
     load_model,
     load_tokenizer,
     promote_model,
-    seal_model,
     set_alarms,
     set_alias,
     show_model,
@@ -22,7 +23,6 @@ from raydp.tracking.later import fetch_model
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.sealing.folders import hashes_of
 from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of
-from raydp.tracking.sealing.signing import SigningKey
 from tests.marks import slow_after, slow_unless
 
 from .conftest import open_tracker
@@ -339,26 +339,32 @@ def test_only_a_valid_model_counts_towards_the_limit(signed, keys):
     assert (table.version.tolist(), table.attrs["left_out"]) == ([2], {"not signed": 1})
 
 
-def test_a_review_signs_with_another_key(signed, keys, base_folder):
-    made = seal_model("models:/demo/1", tracking_uri=signed.store.uri, signing_key=keys["other"][0])
-    assert made["signed_by"] == keys["other"][1]
-    assert found(signed, trusted_keys=[keys["other"][1]], verify=True)[0] == [1]
-    both = [public for _, public in keys.values()]
-    assert found(signed, trusted_keys=both, verify=True)[0] == [1, 2]
+def test_a_signed_model_is_refused_where_nothing_checks_signatures(
+    signed, keys, base_folder, monkeypatch
+):
+    """Neither its tags nor its files can say whether the signature is the team's."""
+    load_model("models:/demo/1", tracking_uri=signed.store.uri, base=str(base_folder))
+    monkeypatch.delitem(entries("raydp.services"), "signature_fits")
+    monkeypatch.delitem(entries("raydp.services"), "trusted_keys")
+    why = "signed, and no extension that checks signatures is installed"
+    uri, whole = signed.store.uri, {f"{why} (install raydp-tune whole)": 2}
+    assert found(signed, max_epsilon=8) == ([], whole)
+    assert found(signed, max_epsilon=8, verify=True) == ([], whole)
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ValueError, match=f"MODEL must .*{why}"):
+            load("models:/demo/1", tracking_uri=uri, base=str(base_folder))
+    with pytest.raises(ValueError, match=f"alias must not be privacy-preferred .*{why}"):
+        promote_model("models:/demo/1", "privacy-preferred", "because", tracking_uri=uri)
+    with pytest.raises(ValueError, match=r"--trusted-key must be left out without the extension"):
+        find_models(uri, trusted_keys=[keys["team"][1]])
+    remove_the_signature(signed, keys)
+    assert found(signed, max_epsilon=8)[0] == [1], "an unsigned seal needs no extension"
 
 
-def test_what_was_changed_is_not_signed_by_a_review_unless_it_says_so(signed, keys):
-    change_weights(signed, keys)
-    where = {"tracking_uri": signed.store.uri, "signing_key": keys["team"][0]}
-    with pytest.raises(ValueError, match="files differ from the card's"):
-        seal_model("models:/demo/1", **where)
-    seal_model("models:/demo/1", unseen=True, **where)
-    assert found(signed, trusted_keys=[keys["team"][1]], verify=True)[0] == [1, 2]
-    change_epsilon_in_the_card(signed, keys)
-    with pytest.raises(
-        ValueError, match=r"MODEL must say the same in its card and its tags, .*epsilon"
-    ):
-        seal_model("models:/demo/1", unseen=True, **where)
+def test_a_key_that_nothing_signs_by_is_refused(uri, keys, monkeypatch):
+    monkeypatch.delitem(entries("raydp.services"), "load_signer")
+    with pytest.raises(ValueError, match=r"tracking\.signing_key must be left out without"):
+        open_tracker(uri, signing_key=keys["team"][0])
 
 
 def test_a_new_card_is_sealed_again(uri, record, keys, adapter):

@@ -1,4 +1,4 @@
-"""Publish models: folders for other programs, the Hugging Face hub and OpenSSF signatures.
+"""Sign models, and publish them: folders for other programs, the Hugging Face hub, OpenSSF signatures.
 
 See docs/registry.md.
 """

@@ -1,4 +1,4 @@
-"""`raydp models export` and `push`: a registered model in a folder, or on the Hugging Face hub."""
+"""`raydp models export`, `keygen`, `seal` and `push`: signed models in folders or on the hub."""
 
 from __future__ import annotations
 
@@ -132,5 +132,51 @@ def push(
     print_json(answer) if json else stdout.print(f"{model} is at {where}", markup=False)
 
 
-EXPORT = ExtraCommand(run=export, panel=MODELS, group="models", before="keygen")
+def keygen(
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="File of the private key; FILE.pub is the public one."),
+    ],
+    json: Json = False,
+) -> None:
+    """Make a key to sign models with: tracking.signing_key names it, --trusted-key takes its public
+    half."""
+    from raydp.extensions.publishing.signing import new_key
+    from raydp.io.output import print_json, stdout
+
+    public = new_key(output)
+    answer = {"signing_key": output, "trusted_key": public}
+    print_json(answer) if json else stdout.print(
+        f"{output} (keep it secret), {output}.pub: {public}", markup=False
+    )
+
+
+def seal(
+    model: Model,
+    signing_key: Annotated[
+        Path | None, typer.Option(help="Private key; without it the seal is not signed.")
+    ] = None,
+    unseen: Annotated[
+        bool,
+        typer.Option(
+            "--unseen", help="Also where there is no seal, or one that the files do not fit."
+        ),
+    ] = False,
+    uri: Uri = DEFAULT_URI,
+    json: Json = False,
+) -> None:
+    """Sign a model after a review, or seal one that was registered without."""
+    from raydp.extensions.publishing.resealing import seal_model
+    from raydp.io.output import print_json, stdout
+
+    made = seal_model(model, tracking_uri=uri, signing_key=signing_key, unseen=unseen)
+    by = made["signed_by"] or "nobody: no --signing-key was given"
+    print_json({"model": model, **made}) if json else stdout.print(
+        f"{model} is sealed, signed by {by}", markup=False
+    )
+
+
+EXPORT = ExtraCommand(run=export, panel=MODELS, group="models")
+KEYGEN = ExtraCommand(run=keygen, panel=MODELS, group="models", before="push")
 PUSH = ExtraCommand(run=push, panel=MODELS, group="models")
+SEAL = ExtraCommand(run=seal, panel=MODELS, group="models", before="push")

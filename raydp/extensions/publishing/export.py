@@ -12,6 +12,7 @@ from typing import Any
 from raydp.analysis.statistics.results import given
 from raydp.extensions.publishing.openssf import OpenSSFSigner
 from raydp.extensions.publishing.readme import ModelCard
+from raydp.extensions.publishing.signing import SigningKey
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.tracking.delivery import answering
 from raydp.tracking.models.fetching import checked_folder, recorded_base
@@ -36,7 +37,6 @@ from raydp.tracking.sealing.seal import (
     Seal,
     hash_of,
 )
-from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import open_store, resolve_uri
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from raydp.extensions.publishing.signing import private_key
 from raydp.tracking.sealing.seal import OPENSSF_FILE
-from raydp.tracking.sealing.signing import private_key
 
 REMEDY = "Make one by `openssl ecparam -name prime256v1 -genkey -noout -out FILE`."
 

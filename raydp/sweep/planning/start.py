@@ -22,7 +22,7 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import exchange_at
 from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file
 from raydp.tasks.users import BY_COLUMN
-from raydp.tracking import UnreachableError, check_signing_key, check_store
+from raydp.tracking import UnreachableError, check_store, load_signer
 
 TASK_FILES = ("path", "heldout_path", "secrets", "controls")
 """Parameters of tasks that may name a file."""
@@ -86,7 +86,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
         lambda: _check_files(spec),
         lambda: check_found(spec.model),
         lambda: _check_store(spec),
-        lambda: check_signing_key(spec.tracking.signing_key),
+        lambda: load_signer(spec.tracking.signing_key),
         lambda: _check_working_dir(spec.cluster.working_dir),
         *driver,
         *here,

@@ -47,10 +47,10 @@ from raydp.tracking.sealing.seal import (
     SEAL_FILE,
     SEAL_TAG,
     Seal,
+    Signer,
     hash_of,
     statement,
 )
-from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.store import Store, artifact_bytes
 
 CARD_FILE = "privacy.md"
@@ -98,7 +98,7 @@ class Folder:
         hashes = hashes_of(written) | {path.name: hash_of_file(path) for path in kept}
         return cls(written=written, as_they_are=tuple(kept), hashes=hashes)
 
-    def seal(self, trial: TrialRecord, model_id: str, key: SigningKey | None) -> Seal:
+    def seal(self, trial: TrialRecord, model_id: str, key: Signer | None) -> Seal:
         """Make the seal over all files, and write seal.json."""
         sealed = _sealed(trial, model_id, self.hashes, key)
         (self.written / SEAL_FILE).write_text(sealed.file(self.hashes), encoding="utf-8")
@@ -110,7 +110,7 @@ def upload(
     model_id: str,
     mlflow_run_id: str,
     trial: TrialRecord,
-    key: SigningKey | None,
+    key: Signer | None,
 ) -> str:
     """Upload a trial's model folder to a logged model, and return its seal for the tag SEAL_TAG.
 
@@ -126,9 +126,7 @@ def upload(
     return sealed.tag()
 
 
-def replace_cards(
-    store: Store, model: LoggedModel, trial: TrialRecord, key: SigningKey | None
-) -> None:
+def replace_cards(store: Store, model: LoggedModel, trial: TrialRecord, key: Signer | None) -> None:
     """Replace privacy.json, privacy.md and the seal. Do nothing if they are unchanged.
 
     The other files' hashes come from the trial's own folder. If the folder is gone, they come from
@@ -257,9 +255,7 @@ def _write_cards(trial: TrialRecord, folder: Path) -> None:
     (folder / BASE_FILE).write_text(to_json(trial.base), encoding="utf-8")
 
 
-def _sealed(
-    trial: TrialRecord, model_id: str, hashes: dict[str, str], key: SigningKey | None
-) -> Seal:
+def _sealed(trial: TrialRecord, model_id: str, hashes: dict[str, str], key: Signer | None) -> Seal:
     said = statement(
         model_id=model_id,
         run_id=trial.run_id,
@@ -272,7 +268,7 @@ def _sealed(
 
 
 def _sealed_hashes(
-    store: Store, model: LoggedModel, old: Seal | None, key: SigningKey | None
+    store: Store, model: LoggedModel, old: Seal | None, key: Signer | None
 ) -> dict[str, str]:
     """Return the hashes of a model's files from its earlier seal."""
     text = (artifact_bytes(store, model.artifact_location, SEAL_FILE) or b"").decode(

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from raydp.plugins.registries import service
 from raydp.tracking.records import PRIVACY_TAGS, as_params
-from raydp.tracking.sealing.signing import SigningKey, signature_fits
 
 SEAL_FILE = "seal.json"
 SEAL_TAG = "raydp.seal"
@@ -35,6 +36,41 @@ _PURPOSE = b"raydp seal 1\n"
 """Prefix of a signed message, so that a signature cannot be mistaken for one of another purpose."""
 
 
+class Signer(Protocol):
+    """A private key that signs seals. An extension has the team's Ed25519 key."""
+
+    @property
+    def public(self) -> str:
+        """The public half, as text."""
+
+    def sign(self, message: bytes) -> str:
+        """Return a signature in base64. Equal messages have equal signatures."""
+
+
+def load_signer(path: str | Path | None) -> Signer | None:
+    """Return the private key in a file; None without a file.
+
+    Raises:
+        ValueError: the file holds no key, others can read it, or no extension signs.
+    """
+    if path is None:
+        return None
+    signer: Signer = service("load_signer", needed_by="tracking.signing_key")(Path(path))
+    return signer
+
+
+def public_keys(given: Iterable[str | Path] | None) -> frozenset[str] | None:
+    """Return the trusted public keys of texts and files; None if none are given.
+
+    Raises:
+        ValueError: an item is not a public key, or no extension checks signatures.
+    """
+    if given is None:
+        return None
+    keys: frozenset[str] = service("trusted_keys", needed_by="--trusted-key")(given)
+    return keys
+
+
 @dataclass(frozen=True, kw_only=True)
 class Seal:
     """A statement with its signature.
@@ -52,7 +88,7 @@ class Seal:
     signature: str | None = None
 
     @classmethod
-    def make(cls, statement: Mapping[str, object], key: SigningKey | None) -> Seal:
+    def make(cls, statement: Mapping[str, object], key: Signer | None) -> Seal:
         """Make a seal of a statement. It is signed if there is a key."""
         if key is None:
             return cls(statement=statement)
@@ -104,11 +140,10 @@ class Seal:
             return None if keys is None and self.key is self.signature else NOT_SIGNED
         if keys is not None and self.key not in keys:
             return OTHER_KEY
-        return (
-            None
-            if signature_fits(self.key, self.signature, _message(self.statement))
-            else BAD_SIGNATURE
-        )
+        # A signature that nobody can check is no signature.
+        if (fits := service("signature_fits", needed_by=None)) is None:
+            return UNCHECKED
+        return None if fits(self.key, self.signature, _message(self.statement)) else BAD_SIGNATURE
 
     def _document(self) -> dict[str, object]:
         return {"statement": self.statement, "key": self.key, "signature": self.signature}
@@ -119,6 +154,9 @@ NO_FILES = "its files are gone"
 NOT_SIGNED = "not signed"
 OTHER_KEY = "signed by a key that is not trusted"
 BAD_SIGNATURE = "signature does not fit"
+UNCHECKED = (
+    "signed, and no extension that checks signatures is installed (install raydp-tune whole)"
+)
 OTHER_MODEL = "card of another model"
 OTHER_FIGURES = "figures differ from the card's"
 OTHER_FILES = "files differ from the card's"

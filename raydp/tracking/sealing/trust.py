@@ -17,8 +17,8 @@ from raydp.tracking.sealing.seal import (
     OTHER_MODEL,
     SEAL_TAG,
     Seal,
+    public_keys,
 )
-from raydp.tracking.sealing.signing import trusted_keys
 from raydp.tracking.store import Store, artifact
 
 ALARM_TAG = "audit_alarm"
@@ -50,7 +50,7 @@ class Trust:
         Raises:
             ValueError: an item is not a public key.
         """
-        public = None if keys is None else trusted_keys(keys)
+        public = public_keys(keys)
         if public is not None and not public:
             raise ValueError(
                 "trusted_keys must name at least one key, got none. Leave it out to trust any."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from mlflow.entities import LoggedModel
-
+from raydp.extensions.publishing.signing import SigningKey
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.tracking.delivery import answering
 from raydp.tracking.models.fetching import recorded_base
@@ -21,7 +21,6 @@ from raydp.tracking.sealing.seal import (
     guarantee_of,
     statement,
 )
-from raydp.tracking.sealing.signing import SigningKey
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import artifact, open_store, resolve_uri
 
@@ -64,7 +63,8 @@ def seal_model(
         else:
             Trust().copy_checked(folder, copy, model, uri)
         hashes = hashes_of(copy)
-        sealed = Seal.make(_statement_of(copy, model, hashes, uri), key)
+        about = _statement_of(copy, model.model_id, model.tags, model.params, hashes, uri)
+        sealed = Seal.make(about, key)
         written = Path(scratch) / SEAL_FILE
         written.write_text(sealed.file(hashes), encoding="utf-8")
         store.client.log_model_artifact(model.model_id, str(written))
@@ -75,11 +75,16 @@ def seal_model(
 
 
 def _statement_of(
-    folder: Path, model: LoggedModel, hashes: dict[str, str], uri: str
+    folder: Path,
+    model_id: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, str],
+    hashes: Mapping[str, str],
+    uri: str,
 ) -> dict[str, object]:
     """Return the statement of a seal for the files in a folder.
 
-    Card and registry must state the same guarantee.
+    The card and the tags of the registry must state the same guarantee.
     """
     # A model without a guarantee on paper has nothing that a seal could bind.
     missing = [name for name in (PRIVACY_FILE, BASE_FILE) if name not in hashes]
@@ -91,19 +96,17 @@ def _statement_of(
     # A signature must not confirm a registry that says something else than the card.
     privacy = json.loads((folder / PRIVACY_FILE).read_text(encoding="utf-8"))
     figures = guarantee_of(privacy)
-    differing = sorted(name for name, text in figures.items() if model.tags.get(name) != text)
+    differing = sorted(name for name, text in figures.items() if tags.get(name) != text)
     if differing:
         raise ValueError(
             f"MODEL must say the same in its card and its tags, got {uri} with other "
             f"{', '.join(differing)}. Find out which is right before you seal it."
         )
     return statement(
-        model_id=model.model_id,
-        run_id=model.tags["run_id"],
+        model_id=model_id,
+        run_id=tags["run_id"],
         configuration={
-            name: model.params[name]
-            for name in (*HYPERPARAMETERS, "seed", "settings")
-            if name in model.params
+            name: params[name] for name in (*HYPERPARAMETERS, "seed", "settings") if name in params
         },
         privacy=privacy,
         base_weight_hash=recorded_base(folder)["weight_hash"],

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from raydp.extensions.publishing.signing import SigningKey, signature_fits, trusted_keys
 from raydp.tracking import find_models, new_key
 from raydp.tracking.sealing.seal import Seal
-from raydp.tracking.sealing.signing import SigningKey, signature_fits, trusted_keys
-
-from .conftest import open_tracker
+from tests.tracking.conftest import open_tracker
 
 
 def test_the_key_is_its_owner_s_and_is_never_told(keys, uri, record, tmp_path, capfd):

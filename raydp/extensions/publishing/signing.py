@@ -27,7 +27,7 @@ _PUBLIC_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
-    """A private key. Its repr never shows the key.
+    """A private key, the `Signer` of `raydp.tracking`. Its repr never shows the key.
 
     Attributes:
         public: the public half, as `ed25519:` and base64.
@@ -84,16 +84,6 @@ def private_key(path: Path, name: str, remedy: str) -> PrivateKeyTypes | None:
         return load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may quote the file
         return None
-
-
-def check_signing_key(path: str | Path | None) -> None:
-    """Check that a key can be read, if a key is given.
-
-    Raises:
-        ValueError: as `SigningKey.load`.
-    """
-    if path is not None:
-        SigningKey.load(Path(path))
 
 
 def new_key(path: Path) -> str:
