@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from importlib.metadata import entry_points
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.added import entries
 from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
-from raydp.analysis.selection.knee import nearest_to_both_ends
 from raydp.analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import loss_posterior, score_posterior
@@ -283,11 +282,6 @@ def dominates(layout: Layout, position: NDArray[np.intp]) -> Pools:
     return dominating
 
 
-def _knee(layout: Layout, pools: Pools) -> Pools:
-    """Keep the members that are nearest to the lowest loss and the lowest score at once."""
-    return nearest_to_both_ends(layout.utility_loss, layout.score, pools)
-
-
 def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
     """Keep each pool's members of the least rank in their group."""
     # Sorted by group, every group is one segment of reduceat.
@@ -302,9 +296,6 @@ def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
 Rule = tuple[RuleStep, ...]
 
 _LOWEST_LOSS, _LOWEST_SCORE = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
-_LOWEST_SCORE_STEP = RuleStep(
-    name="lowest score", text="keep the lowest measured score", keep=_LOWEST_SCORE
-)
 WORST_UTILITY: Rule = (
     RuleStep(
         name="worst utility",
@@ -315,7 +306,9 @@ WORST_UTILITY: Rule = (
 BEST_UTILITY: Rule = (
     RuleStep(name="best utility", text="keep the lowest utility loss", keep=_LOWEST_LOSS),
 )
-ORACLE: Rule = (_LOWEST_SCORE_STEP,)
+ORACLE: Rule = (
+    RuleStep(name="lowest score", text="keep the lowest measured score", keep=_LOWEST_SCORE),
+)
 PROCEDURE: Rule = (
     RuleStep(
         name="updates",
@@ -376,14 +369,6 @@ INFORMED: Rule = (
 A configuration's regret is its score minus the lowest of the pool. The lowest is the same for all
 members, so the member with the lowest expected score has the least expected regret.
 """
-PARETO_KNEE: Rule = (
-    RuleStep(
-        name="knee",
-        text="of the configurations that no other beats in both loss and score, keep the one nearest to both ends",
-        keep=_knee,
-    ),
-    _LOWEST_SCORE_STEP,
-)
 PREDICTED_SCORE: Rule = (
     RuleStep(
         name="predicted score",
@@ -398,7 +383,6 @@ RULES: dict[str, Rule] = {
     "best-utility": BEST_UTILITY,
     "worst-utility": WORST_UTILITY,
     "oracle": ORACLE,
-    "pareto-knee": PARETO_KNEE,
     "predicted-score": PREDICTED_SCORE,
 }
 ENTRY_POINTS = "raydp.rules"
@@ -407,13 +391,7 @@ ENTRY_POINTS = "raydp.rules"
 
 def rule_names() -> list[str]:
     """Return the names of the known rules, built in and installed."""
-    return [*RULES, *sorted(_installed() - set(RULES))]
-
-
-@cache  # searching the installed packages takes longer than most rules
-def _installed() -> frozenset[str]:
-    """Return the names of the rules that other packages provide."""
-    return frozenset(entry.name for entry in entry_points(group=ENTRY_POINTS))
+    return [*RULES, *sorted(set(entries(ENTRY_POINTS)) - set(RULES))]
 
 
 def rule_steps(rule: str) -> Rule:
@@ -425,8 +403,8 @@ def rule_steps(rule: str) -> Rule:
     # Built-in names come first, so that no installed package can replace a built-in rule.
     if rule in RULES:
         return RULES[rule]
-    for entry in entry_points(group=ENTRY_POINTS, name=rule):
-        steps: Rule = entry.load()
+    if rule in entries(ENTRY_POINTS):
+        steps: Rule = entries(ENTRY_POINTS)[rule].load()
         return steps
     raise ValueError(unknown_name("rule", rule, rule_names()))
 

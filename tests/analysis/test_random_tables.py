@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from point_tables import tables
 
 from raydp import analysis
+from raydp.analysis.selection.rules import rule_names
 from raydp.extensions.hyperparameters.regression import ERRORS
 from raydp.io.output import strict
 
@@ -75,7 +76,7 @@ ANALYSES: dict[str, Callable[[pd.DataFrame], Any]] = {
     "trends of tables": lambda t: analysis.variance_trends({"a": t, "b": t}),
     **{
         f"select {rule}": lambda t, r=rule: analysis.select(t, rule=r).to_dict()
-        for rule in analysis.RULES
+        for rule in rule_names()
     },
     "select below a loss": lambda t: analysis.select(t, max_loss=1.5).to_dict(),
     "select by gain": lambda t: analysis.select(t, min_gain_share=0.5).to_dict(),
@@ -249,7 +250,7 @@ def test_an_answer_or_a_clear_error(name: str, table: pd.DataFrame) -> None:
     check_answer(name, table)
 
 
-BY_RULE = [f"select {rule}" for rule in analysis.RULES]
+BY_RULE = [f"select {rule}" for rule in rule_names()]
 """The rules select from one fit of the model, so that the same table is given to all."""
 
 

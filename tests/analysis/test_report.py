@@ -12,7 +12,6 @@ from plotly.offline import get_plotlyjs_version
 from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
 from raydp.analysis import (
-    RULES,
     heuristic_accuracy,
     privacy_risk,
     regress,
@@ -25,6 +24,7 @@ from raydp.analysis.report.markup import number, percent
 from raydp.analysis.report.sweep_page import headline_sentence
 from raydp.analysis.selection.by_threshold import selections_by_threshold
 from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.rules import rule_names
 from raydp.analysis.selection.words import in_words
 from raydp.analysis.tables.utility_filter import shown_threshold, within
 from tests.marks import slow_unless
@@ -113,14 +113,16 @@ def test_texts_are_escaped(page):
     assert "ε covers <one> model." in page.text["li"]
     assert {"<mail>", "models:/<m>/1"} <= set(page.text["dd"])
     assert sum(tag == "script" for tag, _ in page.tags) == 3
-    assert [row[-1] for row in page.table("What each rule")] == ["models:/<m>/1"] * len(RULES)
+    assert [row[-1] for row in page.table("What each rule")] == ["models:/<m>/1"] * len(
+        rule_names()
+    )
     assert {row[0] for row in page.table("Score vmr by secret")} == {"<s0>", "<s1>", "<s2>"}
 
 
 def test_every_rule_starts_with_what_select_says(page, sweep, selection):
     points, secrets = sweep
     rows = {row[0]: row[1:6] for row in page.table("What each rule")}
-    assert list(rows) == list(RULES)
+    assert list(rows) == rule_names()
     for rule, cells in rows.items():
         s = select(points, rule=rule, max_loss=MAX_LOSS, by_secret=(secrets, "vmr"))
         c = s.configuration
@@ -135,7 +137,7 @@ def test_every_rule_starts_with_what_select_says(page, sweep, selection):
     ]
 
 
-@pytest.mark.parametrize("rule", slow_unless(["procedure"], RULES))
+@pytest.mark.parametrize("rule", slow_unless(["procedure"], rule_names()))
 def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
     points, secrets = sweep
     live = page.told["live"]

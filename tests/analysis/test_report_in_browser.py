@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
-from raydp.analysis import RULES, Selection, select, write_comparison, write_report
+from raydp.analysis import Selection, select, write_comparison, write_report
 from raydp.analysis.figures import Curve
 from raydp.analysis.report.markup import number
+from raydp.analysis.selection.rules import rule_names
 from raydp.analysis.tables.utility_filter import threshold_text
 from tests.chromium import OpenPage
 
@@ -93,7 +94,7 @@ def test_it_is_drawn_and_asks_for_nothing(page, file):
 
 
 def test_it_starts_where_the_selection_was_made(page, points):
-    for rule in RULES:
+    for rule in rule_names():
         assert page.evaluate(ROW.format(rule=rule))[:6] == said_by_select(points, rule, MAX_LOSS)
 
 
@@ -108,7 +109,7 @@ def test_the_slider_moves_every_selection(page, points):
             "document.getElementById('layout').data.map(t => [t.name, t.x, t.y])"
         )
         rings = {name: (x, y) for name, x, y in traces}
-        said = {rule: select(points, rule=rule, max_loss=thresholds[at]) for rule in RULES}
+        said = {rule: select(points, rule=rule, max_loss=thresholds[at]) for rule in rule_names()}
         for rule, s in said.items():
             assert page.evaluate(ROW.format(rule=rule))[:6] == cells(rule, s)
             assert rings[rule] == ([s.utility_loss], [s.score])
@@ -126,7 +127,7 @@ def test_the_slider_moves_every_selection(page, points):
                 f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)"
             )
             assert line == thresholds[at]
-        moved |= {(rule, *rings[rule][0]) for rule in RULES}
+        moved |= {(rule, *rings[rule][0]) for rule in rule_names()}
     assert len(moved) > 20, "a selection that never moves shows nothing"
 
 
@@ -134,7 +135,7 @@ def test_the_risk_against_the_oracle_is_that_of_its_scores(page, points):
     slide(page, 30)
     threshold = page.evaluate("told.live.thresholds[30]")
     oracle = select(points, rule="oracle", max_loss=threshold).score
-    for rule in RULES:
+    for rule in rule_names():
         score = select(points, rule=rule, max_loss=threshold).score
         assert (
             page.evaluate(ROW.format(rule=rule))[7]

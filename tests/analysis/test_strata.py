@@ -18,10 +18,10 @@ from raydp.analysis import (
     regress,
     select,
 )
-from raydp.analysis.selection.growing_pools import procedure_on_growing_pools
 from raydp.analysis.selection.rules import Layout, choose
 from raydp.analysis.tables.coordinates import Coordinates, varied_fields
 from raydp.analysis.tables.points import check_points, configurations
+from raydp.extensions.growing_pools.procedure import procedure_on_growing_pools
 from raydp.extensions.hyperparameters.importance import hyperparameter_importance
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings, settings_in_words

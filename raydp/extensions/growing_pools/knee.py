@@ -13,11 +13,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Pools = NDArray[np.bool_]
-Positions = NDArray[np.intp]
+from raydp.analysis.selection.rules import ORACLE, Array, Layout, Pools, Rule, RuleStep
+from raydp.analysis.selection.thresholds import Positions
 
 # The sum of two quotients of differences errs by less than 5 units of rounding (1e-15). A sum that
 # exceeds the least sum by more than this tolerance is not the least. The absolute part is for
@@ -66,6 +64,34 @@ def nearest_to_both_ends(loss: Array, score: Array, pools: Pools) -> Pools:
             close[at] = False
             close[(*at, _exactly_nearest(losses[at], scores[at], members, ends))] = True
     return close
+
+
+def keep_the_nearest(layout: Layout, pools: Pools) -> Pools:
+    """Keep the members that are nearest to the lowest loss and the lowest score at once."""
+    return nearest_to_both_ends(layout.utility_loss, layout.score, pools)
+
+
+PARETO_KNEE: Rule = (
+    RuleStep(
+        name="knee",
+        text="of the configurations that no other beats in both loss and score, keep the one nearest to both ends",
+        keep=keep_the_nearest,
+    ),
+    *ORACLE,
+)
+
+
+def knee_on_growing_pools(layout: Layout) -> Positions:
+    """Return the rule's selection from P_u = {utility_loss <= u} at every configuration's u.
+
+    Args:
+        layout: utility_loss and score [layouts, m].
+
+    Returns:
+        [layouts, m] positions of the selected configurations.
+    """
+    pairs = zip(layout.utility_loss, layout.score, strict=True)
+    return np.array([knees_of_growing_pools(loss, score) for loss, score in pairs])
 
 
 def knees_of_growing_pools(loss: Array, score: Array) -> Positions:

@@ -8,17 +8,14 @@ configuration while a smaller one is also kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.analysis.selection.rules import Layout
+from raydp.analysis.selection.thresholds import Entries, Positions
 from raydp.analysis.statistics.heuristics import Coded
-
-if TYPE_CHECKING:
-    from raydp.analysis.selection.rules import Layout
 
 _MANY = 2000
 """Layouts with more configurations are processed one by one, smaller layouts together.
@@ -27,49 +24,7 @@ Together, that takes m steps on arrays of m values per layout: 10 ms per layout 
 configurations, against 15 ms one by one.
 """
 
-Positions = NDArray[np.intp]
 Counts = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entries:
-    """The places at which configurations enter the pool as the threshold rises, in each layout.
-
-    Attributes:
-        order: [layouts, m] configurations sorted by utility loss.
-        first: [layouts, m] each configuration's first place in `order` at whose threshold the pool
-            contains it.
-        last: [layouts, m] the last place with the same loss as each configuration. At that place,
-            the pool is P_u.
-    """
-
-    order: Positions
-    first: Positions
-    last: Positions
-
-    @classmethod
-    def of(cls, utility_loss: NDArray[np.float64]) -> Entries:
-        """Return the place at which each configuration enters, from losses [layouts, m]."""
-        order = np.argsort(utility_loss, axis=1, kind="stable")
-        ordered = np.take_along_axis(utility_loss, order, axis=1)
-        places = np.broadcast_to(np.arange(order.shape[1]), order.shape)
-        # Equal losses enter together: mark the first and the last place of each tie.
-        begins = np.ones(order.shape, dtype=np.bool_)
-        begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        ends = np.ones(order.shape, dtype=np.bool_)
-        ends[:, :-1] = begins[:, 1:]
-        # Carry a tie's first place forwards, and its last place backwards.
-        first = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-        last = np.minimum.accumulate(np.where(ends, places, order.shape[1])[:, ::-1], axis=1)[
-            :, ::-1
-        ]
-        # The argsort of a permutation is its inverse: from places to configurations.
-        of_configuration = np.argsort(order, axis=1)
-        return cls(
-            order=order,
-            first=np.take_along_axis(first, of_configuration, axis=1),
-            last=np.take_along_axis(last, of_configuration, axis=1),
-        )
 
 
 def procedure_on_growing_pools(layout: Layout) -> Positions:

@@ -10,14 +10,15 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from point_tables import tables
 
-from raydp.analysis import RULES, configuration_means
-from raydp.analysis.selection.knee import knees_of_growing_pools, nearest_to_both_ends
-from raydp.analysis.selection.rules import Layout, choose
-from raydp.analysis.selection.thresholds import select_at_thresholds
+from raydp.analysis import configuration_means
+from raydp.analysis.added import entries
+from raydp.analysis.selection.rules import Layout, choose, rule_names
+from raydp.analysis.selection.thresholds import GROWING_POOLS, select_at_thresholds
+from raydp.extensions.growing_pools.knee import knees_of_growing_pools, nearest_to_both_ends
+from tests.analysis.point_tables import tables
 
-MANY = "raydp.analysis.selection.growing_pools._MANY"
+MANY = "raydp.extensions.growing_pools.procedure._MANY"
 
 
 def assert_one_pass_selects_what_every_pool_does(layout, rule):
@@ -27,9 +28,18 @@ def assert_one_pass_selects_what_every_pool_does(layout, rule):
 
 
 @settings(max_examples=100)
-@given(table=tables(), rule=st.sampled_from(sorted(RULES)))
+@given(table=tables(), rule=st.sampled_from(sorted(rule_names())))
 def test_one_pass_over_the_thresholds(table, rule):
     assert_one_pass_selects_what_every_pool_does(Layout.of(configuration_means(table)), rule)
+
+
+@settings(max_examples=20)
+@given(table=tables(), rule=st.sampled_from(sorted(rule_names())))
+def test_a_rule_without_a_quick_way_evaluates_every_pool(table, rule):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(entries(GROWING_POOLS)):
+            patch.delitem(entries(GROWING_POOLS), name)
+        assert_one_pass_selects_what_every_pool_does(Layout.of(configuration_means(table)), rule)
 
 
 def random_table(rng):
