@@ -73,10 +73,13 @@ def test_tuning_that_is_ignored_is_not_part_of_a_spec(tmp_path: Path) -> None:
 
 def test_the_schema_knows_every_plug_in() -> None:
     schema: dict[str, Any] = json_schema()
-    names = [
-        choice["properties"]["name"]["const"] for choice in schema["properties"]["task"]["anyOf"]
-    ]
+    *known, of_a_file = (
+        choice["properties"]["name"] for choice in schema["properties"]["task"]["anyOf"]
+    )
+    names = [choice["const"] for choice in known]
     assert names == registries.names("tasks")
+    assert re.search(of_a_file["pattern"], "folder/my_task.py:Rings")
+    assert not any(re.search(of_a_file["pattern"], name) for name in names)
     assert {"builtin", "enron", "text", "tofu"} <= set(names)
     assert schema["additionalProperties"] is False
 

@@ -25,7 +25,7 @@ LONG_LINE, LONG_FUNCTION = 100, 60
 LIMITS = {
     "lines of the core": 45_492,
     "lines of the core with analysis and search_spaces": 56_789,
-    "lines of the core, its two packages and the extensions": 86_236,
+    "lines of the core, its two packages and the extensions": 86_500,
     "folders of the core": 14,
     "modules at the top of raydp": 3,
     "modules of the largest folder": 18,

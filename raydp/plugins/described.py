@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, InstanceOf, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from raydp.plugins import registries
+from raydp.plugins import files, registries
 from raydp.search_spaces.names import nearest
 
 LONGEST_NAME, LONGEST_VALUE = 60, 100
@@ -24,14 +26,22 @@ MOST_PROBLEMS = 50
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plug-in with its checked parameters, written `{name: ..., **parameters}`."""
+    """A plug-in with its checked parameters, written `{name: ..., **parameters}`.
+
+    Attributes:
+        name: its registered name, or the name of its class in a file of the user's.
+        params: an object of its class, which holds the parameters.
+        file: absolute path of the user's file, for `{name: file.py:Class}`.
+    """
 
     name: str
     params: Any
+    file: Path | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return the plug-in as written in a spec."""
-        return {"name": self.name, **self.params.model_dump(mode="json")}
+        name = self.name if self.file is None else f"{self.file}:{self.name}"
+        return {"name": name, **self.params.model_dump(mode="json")}
 
 
 PluginField = Annotated[
@@ -76,6 +86,40 @@ def shown(value: object) -> str:
 
 
 Resolve = Callable[[registries.Kind, str], type[BaseModel]]
+MUST_HAVE: dict[registries.Kind, str] = {
+    "tasks": "build",
+    "methods": "train",
+    "scores": "measure",
+    "searches": "propose",
+}
+"""Kind -> the function by which a class in a user's file is known to be a plug-in of this kind."""
+
+
+def class_of(kind: registries.Kind, name: str, *, field: str | None = None) -> type[BaseModel]:
+    """Import the class of a plug-in: a registered name, or `file.py:Class`.
+
+    Raises:
+        ValueError: there is no such plug-in.
+    """
+    if (place := files.place_of(name)) is None:
+        cls: type[BaseModel] = registries.resolve(kind, name)
+        return cls
+    field = field or f"{kind.removesuffix('s')}.name"
+    found = files.attribute_of(*place, field=field)
+    if not (inspect.isclass(found) and issubclass(found, BaseModel)) or not hasattr(
+        found, MUST_HAVE[kind]
+    ):
+        raise ValueError(
+            f"{field} must name a class with the fields of a plug-in and the function "
+            f"{MUST_HAVE[kind]!r}, got {place[1]!r} of {str(place[0])!r}. See docs/extending.md."
+        )
+    # The name stands in records, where it must not be taken for a method that has a guarantee.
+    if place[1] in registries.names(kind):
+        raise ValueError(
+            f"{field} must name a class whose name no registered plug-in has, got {place[1]!r} of "
+            f"{str(place[0])!r}. Rename the class."
+        )
+    return found
 
 
 def resolve_plugin(
@@ -83,37 +127,29 @@ def resolve_plugin(
     field: str,
     value: object,
     problems: list[str],
-    resolve: Resolve = registries.resolve,
+    resolve: Resolve = class_of,
 ) -> Plugin | None:
     """Resolve `{name: ..., **parameters}`. Mistakes are appended to problems, and None is returned.
 
     Args:
         kind: kind of the plug-in.
         field: the field of the spec, for messages.
-        value: the value of the field.
+        value: the value of the field, or an object of a plug-in's class.
         problems: list that mistakes are appended to.
         resolve: returns the model of the parameters; by default it imports the plug-in.
     """
     if isinstance(value, Plugin):
         return value
+    if isinstance(value, BaseModel):
+        return _of_object(kind, field, value, problems)
     # Check the form: a mapping with a name.
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        # A mapping without a name may be a row of data that was given instead of a spec, so no key
-        # of it is shown.
-        keys = [key for key in value if isinstance(key, str)] if isinstance(value, Mapping) else []
-        misspelt = "name" not in keys and nearest("name", keys) is not None
-        without = (
-            "one with a misspelt key: did you mean 'name'?" if misspelt else "a mapping without one"
-        )
-        got = without if isinstance(value, Mapping) else shown(value)
-        problems.append(
-            f"{field} must be a mapping with a name, got {got}. Known: "
-            f"{', '.join(registries.names(kind))}."
-        )
+        problems.append(_nameless(kind, field, value))
         return None
     # Check the name: it must be known and importable.
+    place = files.place_of(value["name"])
     try:
-        if value["name"] not in (known := registries.names(kind)):
+        if place is None and value["name"] not in (known := registries.names(kind)):
             raise ValueError(
                 registries.unknown_name(f"{field}.name", shortened(value["name"]), known)
             )
@@ -123,12 +159,50 @@ def resolve_plugin(
         return None
     # Check the parameters.
     try:
-        return Plugin(
-            value["name"], cls.model_validate({k: v for k, v in value.items() if k != "name"})
-        )
+        params = cls.model_validate({k: v for k, v in value.items() if k != "name"})
     except ValidationError as error:
         problems += messages_of(cls, error, f"{field}.")
         return None
+    return Plugin(value["name"], params) if place is None else Plugin(place[1], params, place[0])
+
+
+def _nameless(kind: registries.Kind, field: str, value: object) -> str:
+    """Return the message for a plug-in without a name. A row of data may have been given instead,
+    so no key is shown."""
+    keys = [key for key in value if isinstance(key, str)] if isinstance(value, Mapping) else []
+    misspelt = "name" not in keys and nearest("name", keys) is not None
+    without = (
+        "one with a misspelt key: did you mean 'name'?" if misspelt else "a mapping without one"
+    )
+    got = without if isinstance(value, Mapping) else shown(value)
+    return (
+        f"{field} must be a mapping with a name, got {got}. Known: "
+        f"{', '.join(registries.names(kind))}."
+    )
+
+
+def _of_object(
+    kind: registries.Kind, field: str, value: BaseModel, problems: list[str]
+) -> Plugin | None:
+    """Return the plug-in that an object in Python is, by its class's name or its class's file."""
+    cls = type(value)
+    where = f"{cls.__module__}:{cls.__qualname__}"
+    for name in registries.names(kind):
+        if registries.target(kind, name) == where:
+            return Plugin(name, value)
+    # Workers and later commands read the class from its file.
+    file = Path(inspect.getsourcefile(cls) or "") if cls.__module__ != "__main__" else Path()
+    if not file.is_file() or cls.__qualname__ != cls.__name__:
+        problems.append(
+            f"{field} must be an object of a class that workers can import, got one of "
+            f"{cls.__qualname__!r} in {cls.__module__!r}. Move the class to the top of a file of "
+            "its own, and import it from there."
+        )
+        return None
+    name = f"{file.absolute()}:{cls.__name__}"
+    files.trust(name)
+    written = {"name": name, **value.model_dump(mode="json")}
+    return resolve_plugin(kind, field, written, problems)
 
 
 def listed(problems: list[str]) -> str:
@@ -280,4 +354,10 @@ def any_plugin(kind: registries.Kind) -> dict[str, object]:
         plugin["properties"] = {"name": about, **plugin.get("properties", {})}
         plugin["required"] = ["name", *plugin.get("required", [])]
         choices.append(plugin)
+    of_a_file = {
+        "type": "string",
+        "pattern": "\\.py:[A-Za-z_]\\w*$",
+        "description": "A class in a file of your own, `file.py:Class`.",
+    }
+    choices.append({"properties": {"name": of_a_file}, "required": ["name"]})
     return {"anyOf": choices}

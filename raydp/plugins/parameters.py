@@ -30,7 +30,7 @@ from pydantic import (
     create_model,
 )
 
-from raydp.plugins import registries
+from raydp.plugins import files, registries
 
 FILE = Path(__file__).parents[1] / "data" / "plugin_parameters.json"
 KINDS: tuple[registries.Kind, ...] = ("tasks", "methods", "scores", "searches")
@@ -71,9 +71,13 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
     """Return a model that accepts at least what the plug-in accepts, with its names and bounds.
 
     Raises:
-        ValueError: the name is unknown. The message names the nearest name.
+        ValueError: the name is unknown, or its file does not exist. The message names the nearest
+            name.
     """
     # A plug-in of another package, or with checks before validation, checks itself.
+    if (place := files.place_of(name)) is not None:
+        files.checked_file(place[0], field=f"{kind.removesuffix('s')}.name")
+        return Unchecked
     known = _of_file(kind, name)
     if name not in registries.names(kind):
         raise ValueError(

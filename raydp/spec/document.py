@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -19,7 +20,7 @@ from pydantic import (
 
 from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.plugins import registries
-from raydp.plugins.described import Plugin, PluginField, listed, messages_of
+from raydp.plugins.described import PluginField, listed, messages_of
 from raydp.search_spaces.settings import Settings, settings_in_words
 from raydp.spec.changes import Changes, attribute_of, value_at, with_values
 from raydp.spec.sections import (
@@ -273,7 +274,7 @@ class SweepSpec(Section):
         changed: dict[str, object] = {}
         if "method" in nested:
             params = with_values(self.method.params, nested["method"], "method")
-            changed["method"] = Plugin(self.method.name, params)
+            changed["method"] = replace(self.method, params=params)
         if "model" in nested:
             changed["model"] = with_values(self.model, nested["model"], "model")
         # Further fields that a point sets are now part of the spec, so the space keeps only (b, T,

@@ -8,8 +8,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from raydp.io.yaml import read_yaml
-from raydp.plugins import registries
-from raydp.plugins.described import Plugin, Resolve, any_plugin, listed, messages_of, resolve_plugin
+from raydp.plugins import files, registries
+from raydp.plugins.described import (
+    Plugin,
+    Resolve,
+    any_plugin,
+    class_of,
+    listed,
+    messages_of,
+    resolve_plugin,
+)
 from raydp.plugins.parameters import light_model
 from raydp.search_spaces.names import kind_of
 from raydp.spec.document import SweepSpec
@@ -37,19 +45,23 @@ No message shows content of another file.
 """
 
 
-def load_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
+def load_spec(source: str | Path | Mapping[str, object], *, stored: bool = False) -> SweepSpec:
     """Read and check a spec.
 
     Args:
         source: a YAML file, or its content as a mapping.
+        stored: the file is of a sweep's folder. Unlike a user's own spec, it must not add to the
+            files of code that may be run (see `raydp.plugins.files`).
 
     Raises:
         ValueError: all mistakes, one per line, each with a remedy.
     """
     content = written_spec(source)
+    if not stored:
+        files.trust(content)
     # Reports most mistakes before the plug-ins are imported, which takes seconds.
     _checked(content, light_model)
-    return _checked(content, registries.resolve)
+    return _checked(content, class_of)
 
 
 def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
@@ -62,7 +74,9 @@ def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
         ValueError: the mistakes that `load_spec` reports, except those that only a plug-in's own
             code notices.
     """
-    return _checked(written_spec(source), light_model)
+    content = written_spec(source)
+    files.trust(content)
+    return _checked(content, light_model)
 
 
 def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, object]:

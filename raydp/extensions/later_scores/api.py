@@ -10,9 +10,10 @@ import pandas as pd
 
 from raydp.extensions.later_scores.requests import requests_of
 from raydp.io.output import stderr
+from raydp.scores.base import ScoreSection
 from raydp.sweep.api import sweep_folder
 
-ScoreLike = str | Mapping[str, object]
+ScoreLike = str | Mapping[str, object] | ScoreSection
 
 
 def score(
@@ -29,7 +30,7 @@ def score(
 
     Args:
         source: a sweep by its folder or name; or, with `task`, a model: models:/... or a folder.
-        scores: "vmr", or {"name": "vmr", "label": "vmr-100", "num_samples": 100}, or several.
+        scores: "vmr", {"name": "vmr", "label": "vmr-9", "num_samples": 9}, a score, or several.
         task: for one model: the spec with its task and base model.
         seed: seed of all draws; by default each run's own, or 0 for one model.
         workers: number of processes that measure a sweep side by side; by default as many as fit.
@@ -43,7 +44,7 @@ def score(
     Raises:
         ValueError: as `score_sweep` and `score_model`.
     """
-    asked = [scores] if isinstance(scores, str | Mapping) else list(scores)
+    asked = [scores] if isinstance(scores, str | Mapping | ScoreSection) else list(scores)
     requests = requests_of(
         [{"name": entry} if isinstance(entry, str) else entry for entry in asked]
     )

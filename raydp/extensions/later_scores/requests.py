@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from raydp.io.yaml import parse_yaml, read_yaml
-from raydp.plugins import registries
+from raydp.plugins import files, registries
 from raydp.plugins.described import Plugin, resolve_plugin
 from raydp.search_spaces.names import kind_of
 
@@ -66,11 +68,12 @@ def requests_from(
         written = _read(file)
     else:
         written = _named([name.strip() for name in str(names).split(",")], params, label)
+    files.trust(written)
     return requests_of(written, of_a_file=file is not None)
 
 
 def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[ScoreRequest]:
-    """Return the scores of a list of {name, label (optional), **parameters}.
+    """Return the scores of a list of {name, label (optional), **parameters} and of scores.
 
     Args:
         of_a_file: the list is from a file. Names that do not resemble a score are then not shown,
@@ -85,6 +88,10 @@ def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[S
     asked = []
     for position, entry in enumerate(written):
         field = f"scores[{position}]"
+        if isinstance(entry, BaseModel):
+            if (plugin := resolve_plugin("scores", field, entry, problems)) is not None:
+                asked.append(ScoreRequest(label=plugin.name, plugin=plugin))
+            continue
         if not isinstance(entry, Mapping):
             problems.append(
                 f"{field} must be a mapping with a name, got {kind_of(entry)}. Write `- name: vmr`."
@@ -97,13 +104,13 @@ def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[S
                 f"{field}.name must be the name of a score, got an unknown name. Known: {known}."
             )
             continue
-        # A label names the measurement; without one the score's name does.
-        called = entry.get("label", entry.get("name"))
         plugin = resolve_plugin(
             "scores", field, {k: v for k, v in entry.items() if k != "label"}, problems
         )
         if plugin is None and "label" not in entry:
             continue  # the name itself is wrong, and is reported
+        # A label names the measurement; without one the score's name does.
+        called = entry.get("label", plugin and plugin.name)
         # Check the label also if the plug-in is wrong, so that both mistakes are told at once.
         if not isinstance(called, str) or not re.fullmatch(LABEL, called):
             problems.append(
@@ -128,6 +135,8 @@ def requests_of(written: Sequence[object], *, of_a_file: bool = False) -> list[S
 def _names_a_score(name: object) -> bool:
     """Return whether a file's entry names a score, perhaps misspelt. Other names are not shown."""
     known = registries.names("scores")
+    if files.place_of(name) is not None:
+        return True
     return isinstance(name, str) and (
         # A cutoff of 0.5 accepts a misspelt name, and hardly an arbitrary word.
         name in known or bool(get_close_matches(name, known, n=1, cutoff=0.5))

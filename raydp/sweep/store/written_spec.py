@@ -52,7 +52,7 @@ class WrittenSpec:
 
     def spec(self) -> SweepSpec:
         """Return the spec that the sweep was started with."""
-        return load_spec(self.spec_file)
+        return load_spec(self.spec_file, stored=True)
 
     def _section(self, name: str, cls: type[S]) -> S:
         """Read one section of the sweep's spec.
