@@ -33,6 +33,8 @@ gc.set_threshold(
     50_000, 20, 50
 )  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
+WHOLE = (HERE.parent / "raydp/extensions").is_dir()
+"""Whether the extensions are there. `tests/test_without_extensions.py` runs the core's tests without."""
 SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text())
 """Group of tests -> the time it took. `pytest --write-seconds` writes the file."""
 
@@ -76,9 +78,14 @@ def failed_before(config: pytest.Config) -> set[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files of which no test is asked for: with --alone and with --failed-again."""
+    """Leave out the files of which no test is asked for: with --alone and with --failed-again.
+
+    Without the extensions, the files that import one are left out too.
+    """
     if not collection_path.name.startswith("test_"):
         return None
+    if not WHOLE and "raydp.extensions" in collection_path.read_text(encoding="utf-8"):
+        return True
     if config.getoption("failed_again"):
         files = {name.partition("::")[0] for name in failed_before(config)}
         return None if str(collection_path.relative_to(config.rootpath)) in files else True
@@ -100,6 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         assert len(items) == len(failed), f"not found: {failed - {item.nodeid for item in items}}"
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         reporter.write_line("\n  ".join(["Tried again, since they failed:", *sorted(failed)]))
+    if not WHOLE:
+        items[:] = [item for item in items if item.get_closest_marker("extensions") is None]
     items.sort(key=lambda item: -SECONDS.get(group_of(item), math.inf))
 
 
