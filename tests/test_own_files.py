@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from raydp import Sweep
-from raydp.methods.dp import DPAdam
 from raydp.extensions.later_scores.requests import requests_from, requests_of
+from raydp.methods.dp import DPAdam
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.sweep.store.folder import SweepFolder
 from tests.builders.specs import small_spec
