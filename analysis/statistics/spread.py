@@ -1,14 +1,11 @@
-"""Intervals of standard deviations, and comparison of standard deviations between groups."""
+"""Standard deviations of values of any magnitude, and their intervals."""
 
 from __future__ import annotations
 
 import math
-from typing import NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
-
-from raydp.analysis.statistics.results import Reason
 
 Array = NDArray[np.float64]
 
@@ -41,7 +38,7 @@ def std(values: Array) -> float:
     return float((values / unit).std(ddof=1) * unit)
 
 
-def _log_std(values: Array) -> float:
+def log_std(values: Array) -> float:
     """Return the logarithm of unequal values' std, which itself may be too small for a double."""
     unit = unit_of(values)
     return float(np.log((values / unit).std(ddof=1))) + math.log(unit)
@@ -62,7 +59,7 @@ def std_interval(values: Array) -> list[float] | None:
     if pseudo is None:
         return None
     error = pseudo.std(ddof=1) / np.sqrt(len(pseudo))
-    centre, margin = _log_std(values), float(t_quantile(len(pseudo) - 1, 0.975) * error)
+    centre, margin = log_std(values), float(t_quantile(len(pseudo) - 1, 0.975) * error)
     return [float(np.exp(centre - margin)), float(np.exp(centre + margin))]
 
 
@@ -81,56 +78,3 @@ def log_std_pseudovalues(values: Array) -> Array | None:
     logs = 0.5 * np.log(without / (size - 2))
     pseudo: Array = size * 0.5 * np.log(total / (size - 1)) - (size - 1) * logs + math.log(unit)
     return pseudo
-
-
-class Ratio(Reason):
-    """The ratio of two standard deviations.
-
-    Attributes:
-        p_holm: p after Holm's correction, if the ratio is one of several.
-    """
-
-    ratio: float | None
-    interval: list[float] | None
-    p: float | None
-    p_holm: NotRequired[float]
-
-
-def std_ratio(one: Array, other: Array, *, paired: bool) -> Ratio:
-    """Return the ratio of `other`'s standard deviation to `one`'s, with a 95 % interval and p.
-
-    The p-value is for the hypothesis that both standard deviations are equal.
-
-    Args:
-        one, other: [n], [m] values.
-        paired: whether values at the same position belong to one configuration, so that they are
-            correlated; n = m.
-
-    Returns:
-        {"ratio", "interval", "p"}. Undefined figures are None, with a "reason".
-
-    Source: Miller 1968; Welch 1947 for independent samples.
-    """
-    from scipy.special import stdtr
-
-    first, second = log_std_pseudovalues(one), log_std_pseudovalues(other)
-    if first is None or second is None:
-        reason = "a group has fewer than 4 configurations, or too few whose scores differ"
-        return {"ratio": None, "interval": None, "p": None, "reason": reason}
-    centre = _log_std(other) - _log_std(one)
-    if paired:
-        # Pairs are correlated, so the error is the error of their pseudovalues' difference.
-        error = float((second - first).std(ddof=1) / np.sqrt(len(first)))
-        degrees = len(first) - 1.0
-    else:
-        # Welch 1947: independent samples of unequal variances.
-        parts = [p.var(ddof=1) / len(p) for p in (first, second)]
-        error = float(np.sqrt(sum(parts)))
-        degrees = sum(parts) ** 2 / sum(
-            v**2 / (len(p) - 1) for v, p in zip(parts, (first, second), strict=True)
-        )
-    margin = float(t_quantile(degrees, 0.975)) * error
-    # Without an error, only equal standard deviations agree.
-    p = float(2 * stdtr(degrees, -abs(centre) / error)) if error > 0 else float(centre == 0)
-    interval = [float(np.exp(centre - margin)), float(np.exp(centre + margin))]
-    return {"ratio": float(np.exp(centre)), "interval": interval, "p": p}

@@ -14,7 +14,7 @@ from point_tables import naive_means, tables
 from scipy import stats
 
 from raydp.analysis import score_variance
-from raydp.analysis.statistics.spread import std_interval, std_ratio
+from raydp.analysis.statistics.spread import std_interval
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
@@ -162,25 +162,3 @@ def test_intervals_of_a_spread_hold_it_as_often_as_they_say(draw, least):
     )
     intervals = np.array([std_interval(sample) for sample in samples])
     assert np.mean((intervals[:, 0] <= 1) & (intervals[:, 1] >= 1)) >= least
-
-
-def test_two_spreads_are_compared_and_pairs_know_more():
-    rng = np.random.default_rng(4)
-    one = rng.normal(size=20)
-    other = 1.6 * one + 0.1 * rng.normal(size=20)
-    paired, apart = (std_ratio(one, other, paired=flag) for flag in (True, False))
-    assert paired["ratio"] == apart["ratio"] == pytest.approx(other.std(ddof=1) / one.std(ddof=1))
-    assert paired["interval"][0] > 1.3
-    assert apart["interval"][1] - apart["interval"][0] > 2 * (
-        paired["interval"][1] - paired["interval"][0]
-    )
-    assert paired["p"] < 1e-6
-    assert std_ratio(one, one, paired=True) == {"ratio": 1.0, "interval": [1.0, 1.0], "p": 1.0}
-    assert std_ratio(one[:3], other, paired=False)["ratio"] is None
-
-
-def test_equal_spreads_are_called_different_in_5_percent():
-    """600 pairs of Gaussian samples: 5 %, up to 3.5 standard errors of 0.9 %."""
-    rng = np.random.default_rng(5)
-    p = [std_ratio(*rng.normal(size=(2, 20)), paired=False)["p"] for _ in range(600)]
-    assert np.mean(np.array(p) < 0.05) < 0.05 + 3.5 * 0.009

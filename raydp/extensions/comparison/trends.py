@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pandas as pd
 
 from raydp.analysis.statistics.results import Reason, because, holm
-from raydp.analysis.statistics.spread import Ratio, std_interval, std_ratio
+from raydp.analysis.statistics.spread import (
+    Array,
+    log_std,
+    log_std_pseudovalues,
+    std_interval,
+    t_quantile,
+)
 from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.points import configuration_means
 from raydp.analysis.tables.renamed import reads_old_name
@@ -30,6 +36,19 @@ class Group(Reason):
     interval: list[float] | None
     score_min: float
     score_max: float
+
+
+class Ratio(Reason):
+    """The ratio of two standard deviations.
+
+    Attributes:
+        p_holm: p after Holm's correction, if the ratio is one of several.
+    """
+
+    ratio: float | None
+    interval: list[float] | None
+    p: float | None
+    p_holm: NotRequired[float]
 
 
 class GroupRatio(Ratio):
@@ -162,3 +181,43 @@ def _comparison(a: str, b: str, first: pd.DataFrame, second: pd.DataFrame) -> Gr
     # Pairs need the same configurations in the same order.
     paired = first[KEY].equals(second[KEY])
     return {"a": a, "b": b, "paired": paired, **std_ratio(one, other, paired=paired)}
+
+
+def std_ratio(one: Array, other: Array, *, paired: bool) -> Ratio:
+    """Return the ratio of `other`'s standard deviation to `one`'s, with a 95 % interval and p.
+
+    The p-value is for the hypothesis that both standard deviations are equal.
+
+    Args:
+        one, other: [n], [m] values.
+        paired: whether values at the same position belong to one configuration, so that they are
+            correlated; n = m.
+
+    Returns:
+        {"ratio", "interval", "p"}. Undefined figures are None, with a "reason".
+
+    Source: Miller 1968; Welch 1947 for independent samples.
+    """
+    from scipy.special import stdtr
+
+    first, second = log_std_pseudovalues(one), log_std_pseudovalues(other)
+    if first is None or second is None:
+        reason = "a group has fewer than 4 configurations, or too few whose scores differ"
+        return {"ratio": None, "interval": None, "p": None, "reason": reason}
+    centre = log_std(other) - log_std(one)
+    if paired:
+        # Pairs are correlated, so the error is the error of their pseudovalues' difference.
+        error = float((second - first).std(ddof=1) / np.sqrt(len(first)))
+        degrees = len(first) - 1.0
+    else:
+        # Welch 1947: independent samples of unequal variances.
+        parts = [p.var(ddof=1) / len(p) for p in (first, second)]
+        error = float(np.sqrt(sum(parts)))
+        degrees = sum(parts) ** 2 / sum(
+            v**2 / (len(p) - 1) for v, p in zip(parts, (first, second), strict=True)
+        )
+    margin = float(t_quantile(degrees, 0.975)) * error
+    # Without an error, only equal standard deviations agree.
+    p = float(2 * stdtr(degrees, -abs(centre) / error)) if error > 0 else float(centre == 0)
+    interval = [float(np.exp(centre - margin)), float(np.exp(centre + margin))]
+    return {"ratio": float(np.exp(centre)), "interval": interval, "p": p}

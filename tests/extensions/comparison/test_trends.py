@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import load_points, split_by, variance_trends
+from raydp.extensions.comparison.trends import std_ratio
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 
@@ -53,3 +54,25 @@ def test_the_utility_filter_is_of_each_group():
         variance_trends({"a": group(rng, 0.1), "b": group(rng, 0.1)}, max_loss=1.0)
     with pytest.raises(ValueError, match="at least 2, got 1"):
         variance_trends({"a": group(rng, 0.1)})
+
+
+def test_two_spreads_are_compared_and_pairs_know_more():
+    rng = np.random.default_rng(4)
+    one = rng.normal(size=20)
+    other = 1.6 * one + 0.1 * rng.normal(size=20)
+    paired, apart = (std_ratio(one, other, paired=flag) for flag in (True, False))
+    assert paired["ratio"] == apart["ratio"] == pytest.approx(other.std(ddof=1) / one.std(ddof=1))
+    assert paired["interval"][0] > 1.3
+    assert apart["interval"][1] - apart["interval"][0] > 2 * (
+        paired["interval"][1] - paired["interval"][0]
+    )
+    assert paired["p"] < 1e-6
+    assert std_ratio(one, one, paired=True) == {"ratio": 1.0, "interval": [1.0, 1.0], "p": 1.0}
+    assert std_ratio(one[:3], other, paired=False)["ratio"] is None
+
+
+def test_equal_spreads_are_called_different_in_5_percent():
+    """600 pairs of Gaussian samples: 5 %, up to 3.5 standard errors of 0.9 %."""
+    rng = np.random.default_rng(5)
+    p = [std_ratio(*rng.normal(size=(2, 20)), paired=False)["p"] for _ in range(600)]
+    assert np.mean(np.array(p) < 0.05) < 0.05 + 3.5 * 0.009
