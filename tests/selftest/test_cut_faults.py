@@ -89,11 +89,10 @@ def test_a_prefix_cache_that_does_not_know_what_it_is_of(
     monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     rewrite(
-        monkeypatch, prefix, "with_frozen_prefix",
+        monkeypatch, prefix, "_name",
         ("task.facts().content_hash, weight_hash",
          "weight_hash" if key == "content_hash" else "task.facts().content_hash"),
     )  # fmt: skip
-    monkeypatch.setattr("raydp.selftest.checks.cuts.with_frozen_prefix", prefix.with_frozen_prefix)
     what = "other data" if key == "content_hash" else "another model"
     assert failed(cut_checks(DPSGD())) == {f"kept hidden states of {what}"}
 
@@ -222,8 +221,9 @@ def test_the_records_of_every_accountant_pass(accountant: str) -> None:
     [
         ("_calibrations", ("delta=delta)", "delta=1.1 * delta)"), "δ that a record spends"),
         ("_calibrations", ("delta=delta)", "delta=delta / 10)"), "δ that a record spends at 0.9 ε"),
-        ("_record", ("        delta=delta,\n", "        delta=delta / 10,\n"), "σ and δ of a record"),
-        ("_record", ("sigma = trial.noise_multiplier", "sigma = 1.05 * trial.noise_multiplier"), "σ and δ of a record"),
+        ("_record", ("delta=trial.delta or delta,", "delta=(trial.delta or delta) / 10,"), "σ and δ of a record"),
+        ("_record", ("(trial, trial.noise_multiplier)", "(trial, 1.05 * trial.noise_multiplier)"),
+                    "σ and δ of a record"),
         ("_trial", ("noise_multiplier=calibration.noise_multiplier if", "noise_multiplier=0.98 * "
                        "calibration.noise_multiplier if"), "δ that a record spends"),
     ],
