@@ -8,9 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from raydp.extensions.later_scores.requests import requests_from
-from raydp.extensions.later_scores.sweep import score_sweep
-from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -67,9 +64,6 @@ class Trained(TrainedSpec):
         seeds = {} if "privacy" in changes else {"seeds": [0, 1]}
         self.content = small_spec(root, **{**usual, **seeds, **changes})
         super().__init__(load_spec(self.content))
-
-    def score(self, **options: Any) -> dict[str, Any]:
-        return score_sweep(self.folder, requests_from(**options), console=stderr)
 
     def metrics(self) -> pd.DataFrame:
         """What MLflow's database holds of scores, read without MLflow."""

@@ -25,6 +25,7 @@ from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.points import counts, points_table
 from raydp.tracking import find_models
 from tests.builders.specs import SMALL_TASK, small_spec
+from tests.extensions.later_scores.measuring import measure
 from tests.sweep.test_further_seeds import CLOSE, FIRST_PASS, World
 from tests.sweep.trained import Trained
 
@@ -161,7 +162,7 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, before = trained.folder, points_table(trained.folder).set_index("run_id")
-    other = trained.score(names="logprob", params=["controls_per_pair=5"], label="other")
+    other = measure(trained, names="logprob", params=["controls_per_pair=5"], label="other")
     assert other["scores"]["other"]["measured"] == 7
     expected = points_table(folder).set_index("run_id")["score.other"].dropna()
 
@@ -250,7 +251,7 @@ def test_an_open_measurement_that_raydp_score_ends_is_logged_by_the_sweep(tmp_pa
     finer = FinerScore.of(trained.spec, trained.folder, task)
     assert finer is not None
     finer.begin()
-    answer = trained.score(names="logprob", params=["controls_per_pair=5"])
+    answer = measure(trained, names="logprob", params=["controls_per_pair=5"])
     assert answer["scores"]["logprob"]["measured"] == 7
     assert (
         answer["note"] == "the sweep measures its models again: resume it, and the new values count"
@@ -299,7 +300,7 @@ def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
     with pytest.raises(
         ValueError, match="label must be new for another measurement, got 'logprob'"
     ):
-        trained.score(names="logprob")
+        measure(trained, names="logprob")
 
 
 @pytest.mark.parametrize(

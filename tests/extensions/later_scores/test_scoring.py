@@ -30,6 +30,7 @@ from raydp.sweep.store.points import points_table, secrets_table
 from raydp.tracking import find_models
 from tests.builders.specs import small_spec
 from tests.conftest import start_raydp
+from tests.extensions.later_scores.measuring import measure
 from tests.processes import below
 from tests.sweep.trained import SCORES, Trained
 from tests.sweep.undisturbed import wait_until
@@ -56,9 +57,9 @@ def scored(
     whole = weights.read_bytes()
     weights.write_bytes(whole[:100])
     shutil.move(moved, trained.folder.path.parent / "moved")
-    first = trained.score(names=None, file=file)
+    first = measure(trained, names=None, file=file)
     weights.write_bytes(whole)
-    second = trained.score(names=None, file=file)
+    second = measure(trained, names=None, file=file)
     return trained, first, second
 
 
@@ -144,7 +145,7 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
         "raydp.extensions.later_scores.measurement.start_ray",
         lambda _: pytest.fail("nothing is left to measure"),
     )
-    answer = trained.score(names="air", params=["num_samples=3"])
+    answer = measure(trained, names="air", params=["num_samples=3"])
     assert (answer["scores"]["air"]["measured"], answer["scores"]["air"]["already"]) == (0, 5)
     del before[trained.folder.path / "scores" / "air" / "measurement.json"]
     assert all(p.stat().st_mtime_ns == time for p, time in before.items())
@@ -185,7 +186,7 @@ def test_models_whose_adapters_differ_in_size_are_measured_by_one_call(tmp_path:
     }
     scores = [{"name": "vmr_exact"}, {"name": "logprob"}]
     trained = Trained(tmp_path / "sweep", space=space, scores=scores)
-    answer = trained.score(names="logprob", label="again")["scores"]["again"]
+    answer = measure(trained, names="logprob", label="again")["scores"]["again"]
     assert (answer["measured"], answer["failed"]) == (5, [])
     points = points_table(trained.folder)
     assert len(points) == 4
@@ -195,16 +196,16 @@ def test_models_whose_adapters_differ_in_size_are_measured_by_one_call(tmp_path:
 @pytest.mark.slow
 def test_a_label_means_one_measurement(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
-    own = trained.score(names="vmr")["scores"]["vmr"]
+    own = measure(trained, names="vmr")["scores"]["vmr"]
     assert own == {"score": "vmr", "note": "measured in training"}
     with pytest.raises(
         ValueError, match=r"label must be new .* got 'vmr', which the sweep measured in training"
     ):
-        trained.score(names="vmr", params=["num_samples=5"])
+        measure(trained, names="vmr", params=["num_samples=5"])
     with pytest.raises(
         ValueError, match=r"label must be new .* got 'air', which is .*'num_samples': 3"
     ):
-        trained.score(names="air")
+        measure(trained, names="air")
 
 
 def test_other_data_than_the_sweeps_are_refused(trained: Trained) -> None:
@@ -271,10 +272,10 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
     }  # fmt: skip
     private = Trained(tmp_path, privacy=privacy, select={"score": "vmr_exact"})
     with pytest.raises(ValueError, match="must have a finished run that may be measured"):
-        private.score(names="air")
+        measure(private, names="air")
     private.ending.finish()
     released = private.folder.decision()
-    answer = private.score(names="air", params=["num_samples=2"])
+    answer = measure(private, names="air", params=["num_samples=2"])
     measured = {p.stem for p in (private.folder.path / "scores" / "air").glob("*.json")}
     assert measured == {"measurement", BASE_RUN, released}
     assert len(private.trials) > 1

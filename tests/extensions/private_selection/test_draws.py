@@ -17,7 +17,12 @@ from raydp.extensions.private_selection.num_runs import (
     TruncatedNegativeBinomial,
 )
 from raydp.extensions.private_selection.record import PrivateSelectionRecord
-from raydp.extensions.private_selection.release import decide, decided, release_best
+from raydp.extensions.private_selection.release import (
+    decide,
+    decided,
+    release_best,
+    require_whole_model,
+)
 from raydp.extensions.private_selection.section import num_runs_of
 from raydp.extensions.private_selection.tuning import BOUNDS, tuned_epsilon
 from raydp.privacy import PoissonGaussian
@@ -33,6 +38,7 @@ from raydp.tasks.base import TaskFacts
 from raydp.training.noise.stream import TEST_KEY, KeyedStream, new_key
 from tests.builders.specs import small_spec
 from tests.marks import slow_after
+from tests.sweep.test_folder import damage, folder_of, saved
 
 PRIVACY = {
     "target_epsilon": 8,
@@ -271,3 +277,16 @@ def test_no_run_at_all_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ValueError, match="must hold a run, got 'small', whose number of runs was drawn as 0"
     ):
         select(folder.path)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "bit-flipped", "lost"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_chosen_model_that_was_damaged_is_not_released(
+    tmp_path: Path, kind: str, number: int
+) -> None:
+    folder = folder_of(tmp_path)
+    folder.commit(saved(folder))
+    require_whole_model(folder, "run")
+    damage(folder.model("run") / f"model-{number}.safetensors", kind)
+    with pytest.raises(ValueError, match=r"^SWEEP must keep the weights of its chosen run"):
+        require_whole_model(folder, "run")
