@@ -48,7 +48,6 @@ FLOW = {
         "tracking",
         "sweep",
         "selftest",
-        "guarantees",
         "cli",
         "extensions",
         "testing",
@@ -122,12 +121,8 @@ FLOW = {
         "interrupts",
         "registration",
         "errors",
-        (
-            "analyze",
-            "lookup",
-            "plan",
-            "report",
-        ),
+        "groups",
+        "commands",
         "main",
     ],
     "raydp.analysis": ["added", "tables", "statistics", "surface", "selection", "seeds", "figures", "report"],
@@ -141,7 +136,7 @@ STATE_FILE = re.compile(
 )
 """The files of a sweep's folder, which the store alone names."""
 NAMES_OF_OTHERS = {
-    "raydp/cli/report.py": "report.html",  # the file that a user gets, where no name was given
+    "raydp/cli/commands/report.py": "report.html",  # the file that a user gets, where no name was given
     "raydp/selftest/checks/sweeps.py": "sweep.key",  # plants a wrong key
     "raydp/sweep/ending/finish.py": "secrets.parquet",  # a copy for MLflow, without the counts
     # any worker, before it may trust that the folder is the sweep's

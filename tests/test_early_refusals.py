@@ -225,7 +225,7 @@ def test_the_file_of_parameters_is_that_of_the_plug_ins() -> None:
 @pytest.mark.parametrize("kind", parameters.KINDS)
 def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
     for name in registries.own_names(kind):
-        path = parameters.file_of(kind, name)
+        path = registries.file_of(kind, name)
         assert path is not None
         fields = json.loads(path.read_text())[kind][name]["fields"] or {}
         if all("default" in said for said in fields.values()):

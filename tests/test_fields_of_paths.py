@@ -62,7 +62,7 @@ def test_the_field_of_a_path_is_named(
         arguments[0] == "plan"
     ):  # the spec is complete enough to name its field, and nothing heavy is loaded
         monkeypatch.setattr(
-            "raydp.spec.reading.draft_spec", lambda spec: Path("closed.jsonl").read_text()
+            "raydp.cli.commands.plan.draft_spec", lambda spec: Path("closed.jsonl").read_text()
         )
     answer = raydp(*arguments)
     assert answer.code == 2, answer.err

@@ -117,6 +117,23 @@ command()
     assert end.stdout.split("\n")[-3:] == ["thread", "exit function", ""]
 
 
+def test_help_imports_the_module_of_no_command() -> None:
+    program = """
+import sys
+from raydp.cli.main import main
+sys.argv[1:] = ["--help"]
+try:
+    main()
+except SystemExit:
+    print(*(name for name in sys.modules if ".commands." in name or name.endswith(".command")))
+"""
+    end = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "Read a sweep" in end.stdout
+    assert end.stdout.splitlines()[-1] == ""
+
+
 def test_a_command_ends_where_its_output_is_closed() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

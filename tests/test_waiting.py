@@ -199,5 +199,5 @@ def test_a_wait_that_is_asked_for_at_once_has_words(
         assert text() == "loading the libraries"
         return begin_phase(console, text, between=between)
 
-    monkeypatch.setattr("raydp.io.output.begin_phase", begin_and_ask)
+    monkeypatch.setattr("raydp.cli.groups.begin_phase", begin_and_ask)
     assert raydp("list").code == 0

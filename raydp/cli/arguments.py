@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from typer._click import Parameter  # see raydp.cli.errors
+from raydp.io.console_log import be_quiet, be_verbose
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import Settings
 
-    from raydp.search_spaces import Configuration
+if TYPE_CHECKING:
+    from typer._click import Parameter  # see raydp.cli.groups
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")]
 Uri = Annotated[str, typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow store or server.")]
@@ -37,6 +39,18 @@ WorstCase = Annotated[
 MaxLoss = Annotated[
     float | None, typer.Option(help="Only configurations with at most this mean utility_loss.")
 ]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-ID."
+    ),
+]
+TrustedKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only what this key has signed: ed25519:... or a file of public keys; repeatable."
+    ),
+]
 OLD_OPTION = "--min-utility-gain"
 """The name of `--min-gain-share` in earlier versions."""
 MinGain = Annotated[
@@ -55,15 +69,11 @@ Rule = Annotated[
 
 
 def _if_verbose(asked: bool) -> None:
-    from raydp.io.console_log import be_verbose
-
     if asked:
         be_verbose()
 
 
 def _if_quiet(asked: bool) -> None:
-    from raydp.io.console_log import be_quiet
-
     if asked:
         be_quiet()
 
@@ -163,9 +173,6 @@ def configuration_of(text: str) -> Configuration:
     Raises:
         ValueError: the text has another form.
     """
-    from raydp.search_spaces import Configuration
-    from raydp.search_spaces.settings import Settings
-
     try:
         # Only the first three commas separate: a further field's value may hold commas of its own.
         batch_size, num_steps, learning_rate, *fields = text.split(",", 3)

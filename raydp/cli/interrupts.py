@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from raydp.io.output import stderr
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -61,8 +63,6 @@ def stoppable(what: str) -> Iterator[None]:
 
 
 def _say(what: str) -> None:
-    from raydp.io.output import stderr
-
     stderr.print(f"{what} takes longer than {LONG_SECONDS:g} s. Ctrl-C stops it.", markup=False)
 
 

@@ -1,8 +1,8 @@
 """Parameters of plug-ins, known without importing them: most need torch, which takes seconds.
 
-`data/plugin_parameters.json` holds names, types and bounds of the core's plug-ins. A package may
-have such a file beside the modules of its plug-ins; each extension has one.
-`python -m raydp.plugins.parameters [PACKAGE]` generates the files from the plug-ins.
+`data/plugin_parameters.json` holds names, types and bounds of the core's plug-ins, and the lines
+of its commands in the help. A package may have such a file beside the modules of its plug-ins; each
+extension has one. `python -m raydp.plugins.parameters [PACKAGE]` generates the files from the plug-ins.
 
 A spec is checked against the file first, so that most mistakes are reported at once. A plug-in's
 own checks run after its import. The first check never refuses what the plug-in accepts: constraints
@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Mapping
 from functools import cache, reduce
-from importlib.util import find_spec
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +31,6 @@ from pydantic import (
 
 from raydp.plugins import files, registries
 
-FILE = Path(__file__).parents[1] / "data" / "plugin_parameters.json"
 KINDS: tuple[registries.Kind, ...] = ("tasks", "methods", "scores", "searches")
 _BOUNDS = {
     "minimum": "ge",
@@ -78,7 +76,7 @@ def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
     if (place := files.place_of(name)) is not None:
         files.checked_file(place[0], field=f"{kind.removesuffix('s')}.name")
         return Unchecked
-    known = _of_file(kind, name)
+    known = registries.description(kind, name)
     if name not in registries.names(kind):
         raise ValueError(
             registries.unknown_name(f"{kind.removesuffix('s')}.name", name, registries.names(kind))
@@ -110,32 +108,12 @@ def constant(kind: registries.Kind, name: str, attribute: str) -> Any:
     Raises:
         ValueError: the name is unknown. The message names the nearest name.
     """
-    known = _of_file(kind, name)
+    known = registries.description(kind, name)
     return (
         getattr(registries.resolve(kind, name), attribute)
         if known is None
         else known["constants"][attribute]
     )
-
-
-def _of_file(kind: registries.Kind, name: str) -> dict[str, Any] | None:
-    """Return what a file holds of a plug-in, or None if no file describes it."""
-    path = file_of(kind, name)
-    if path is None or not path.is_file():
-        return None
-    entry: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(kind, {}).get(name)
-    return entry
-
-
-def file_of(kind: registries.Kind, name: str) -> Path | None:
-    """Return the file that may describe a plug-in; None if the plug-in is unknown."""
-    if name in registries.BUILTIN[kind]:
-        return FILE
-    module = (registries.target(kind, name) or "").partition(":")[0]
-    package = find_spec(module.rpartition(".")[0]) if "." in module else None
-    if package is None or package.origin is None:
-        return None
-    return Path(package.origin).with_name(FILE.name)
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
@@ -168,12 +146,12 @@ def described(package: str = "raydp") -> dict[Path, Described]:
     """Return what the files of a package's plug-ins must hold.
 
     Returns:
-        file -> kind -> name -> {"fields", "constants"}.
+        file -> kind -> name -> {"fields", "constants"}, or what the help needs of a command.
     """
     files: dict[Path, Described] = {}
-    for kind in KINDS:
+    for kind in (*KINDS, "commands"):
         for name in registries.names(kind):
-            path = file_of(kind, name)
+            path = registries.file_of(kind, name)
             if path is not None and (registries.target(kind, name) or "").startswith(f"{package}."):
                 of_kind = files.setdefault(path, {}).setdefault(kind, {})
                 of_kind[name] = _described(kind, name)
@@ -181,6 +159,8 @@ def described(package: str = "raydp") -> dict[Path, Described]:
 
 
 def _described(kind: registries.Kind, name: str) -> dict[str, object]:
+    if kind == "commands":
+        return dict(registries.resolve(kind, name).described())
     cls: type[BaseModel] = registries.resolve(kind, name)
     decorators = cls.__pydantic_decorators__
     constants = {name: getattr(cls, name) for name in CONSTANTS.get(kind, ())}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Mapping
-from functools import reduce
+from functools import cache, reduce
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,9 @@ Kind = Literal[
 ]  # fmt: skip
 
 DEFAULT_ACCOUNTANT = "pld"
+FILE = Path(__file__).parents[1] / "data" / "plugin_parameters.json"
+"""What is known of the core's plug-ins without importing them; see `raydp.plugins.parameters`."""
+Description = dict[str, Any]
 _used: set[str] = set()
 
 BUILTIN: dict[Kind, dict[str, str]] = {
@@ -67,7 +71,20 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "models": {},
     "policies": {"ignored": "raydp.sweep.policy:OrdinarySweep"},
-    "commands": {},
+    "commands": {  # in the order of the help
+        "sweep": "raydp.cli.commands.sweep:COMMAND",
+        "status": "raydp.cli.commands.status:COMMAND",
+        "points": "raydp.cli.commands.points:COMMAND",
+        "select": "raydp.cli.commands.select:COMMAND",
+        "selftest": "raydp.cli.commands.selftest:COMMAND",
+        "schema": "raydp.cli.commands.schema:COMMAND",
+        "plan": "raydp.cli.commands.plan:COMMAND",
+        "list": "raydp.cli.commands.listing:COMMAND",
+        "report": "raydp.cli.commands.report:COMMAND",
+        "spaces": "raydp.cli.commands.spaces:COMMAND",
+        "analyze": "raydp.cli.commands.analyze:COMMAND",
+        "models": "raydp.cli.commands.models:COMMAND",
+    },
     "services": {},
     "selftest": {},
 }
@@ -119,6 +136,30 @@ def summary(kind: Kind, name: str) -> str:
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute
     )
     return _first_paragraph(next((ast.get_docstring(node) for node in classes), None))
+
+
+def file_of(kind: Kind, name: str) -> Path | None:
+    """Return the file that may describe a plug-in; None if the plug-in is unknown."""
+    if name in BUILTIN[kind]:
+        return FILE
+    module = (target(kind, name) or "").partition(":")[0]
+    package = find_spec(module.rpartition(".")[0]) if "." in module else None
+    if package is None or package.origin is None:
+        return None
+    return Path(package.origin).with_name(FILE.name)
+
+
+def description(kind: Kind, name: str) -> Description | None:
+    """Return what a file holds of a plug-in, or None if no file describes it."""
+    path = file_of(kind, name)
+    return None if path is None else _content(path).get(kind, {}).get(name)
+
+
+@cache
+def _content(path: Path) -> dict[str, dict[str, Description]]:
+    text = path.read_text("utf-8") if path.is_file() else "{}"
+    content: dict[str, dict[str, Description]] = json.loads(text)
+    return content
 
 
 def service(name: str, *, needed_by: str | None) -> Any:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from raydp.privacy.accounting.events import PoissonGaussian as PoissonGaussian
     from raydp.privacy.accounting.events import PrivacyTarget as PrivacyTarget
     from raydp.privacy.accounting.pld import PLDAccountant as PLDAccountant
-    from raydp.privacy.accounting.profile import profile as profile
     from raydp.privacy.accounting.prv import PRVAccountant as PRVAccountant
     from raydp.privacy.accounting.rdp import RDPAccountant as RDPAccountant
     from raydp.privacy.accounting.root_search import CalibrationError as CalibrationError
@@ -63,7 +62,6 @@ _NAMES = {
     "accounting.calibration": "Calibration CalibrationRequest calibrate calibrate_many",
     "accounting.events": "Event NonPrivateEvent PoissonGaussian PrivacyTarget",
     "accounting.pld": "PLDAccountant",
-    "accounting.profile": "profile",
     "accounting.prv": "PRVAccountant",
     "accounting.rdp": "RDPAccountant",
     "accounting.root_search": "CalibrationError",

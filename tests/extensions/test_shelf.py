@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raydp.plugins.parameters import KINDS, file_of
-from raydp.plugins.registries import Kind, own_names, target
+from raydp.plugins.parameters import KINDS
+from raydp.plugins.registries import Kind, file_of, own_names, target
 from tests.builders.packages import importable
 from tests.builders.registered import of_extensions
 from tests.test_boundaries import ROOT, SHELF, files, imports, parts

@@ -17,11 +17,10 @@ def pages() -> dict[str, str]:
     """Return the page on the commands: page of the site -> its Markdown."""
     top: Any = typer.main.get_command(app)
     panels: dict[str, list[str]] = {}
-    for name, command in top.commands.items():
-        if not command.hidden:
-            panels.setdefault(command.rich_help_panel or "Other", []).extend(
-                _command(command, [NAME, name])
-            )
+    for name, command in _commands(top, top.context_class(top, info_name=NAME)):
+        panels.setdefault(command.rich_help_panel or "Other", []).extend(
+            _command(command, [NAME, name])
+        )
     text = [
         "# Every command",
         "This page is made of the help of the commands: `raydp COMMAND --help` prints the same. "
@@ -47,9 +46,16 @@ def _command(command: Any, path: list[str]) -> Iterator[str]:
         ]
         yield table(["argument or option", "meaning"], rows)
         return
-    for name, inner in command.commands.items():
-        if not inner.hidden:
-            yield from _command(inner, [*path, name])
+    for name, inner in _commands(command, context):
+        yield from _command(inner, [*path, name])
+
+
+def _commands(group: Any, context: Any) -> Iterator[tuple[str, Any]]:
+    """The commands of a group by name, imported."""
+    for name in group.list_commands(context):
+        _, command, _ = group.resolve_command(context, [name])
+        if not command.hidden:
+            yield name, command
 
 
 def _row(parameter: Any, context: Any) -> list[str]:

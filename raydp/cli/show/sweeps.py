@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 
+from raydp.analysis import configuration_means, score_names
+from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED
+from raydp.analysis.selection.words import in_words
+from raydp.analysis.tables.columns import known
+from raydp.analysis.tables.per_secret import PREFIX
+from raydp.analysis.tables.points import column_means, configurations
 from raydp.io.output import print_table, print_warning, stdout
 from raydp.io.shell import shell_line
 from raydp.plugins.registries import service
+from raydp.privacy import remarks
 from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.sweep.ending.notes import promise_of, together_notes
+from raydp.tracking.records import PRIVACY_PREFERRED
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection
@@ -70,8 +79,6 @@ def _show_decision(selection: Selection, said: Sequence[Caution] = ()) -> None:
         selection: the selection.
         said: warnings that the command has printed before. They are named in one line.
     """
-    from raydp.analysis.selection.words import in_words
-
     # The decision in one line, then how sure it is.
     stdout.print(f"selected by {selection.rule}: {_figures(selection)}", style="bold", markup=False)
     for sentence in in_words(selection):
@@ -88,8 +95,6 @@ def _show_decision(selection: Selection, said: Sequence[Caution] = ()) -> None:
 
 def _show_steps(selection: Selection) -> None:
     """Print the configurations that each step of the rule kept."""
-    from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED
-
     if selection.explanation is not None:
         stdout.print(selection.explanation, markup=False)
     for step in selection.steps:
@@ -250,8 +255,6 @@ def show_result(sweep: Sweep, result: SweepResult, *, warned: bool = False) -> N
 
 def _show_loaded(sweep: Sweep, selected: Selection) -> None:
     """Print which of several models of the selected configuration is loaded, and its own score."""
-    from raydp.analysis.tables.points import configurations
-
     points = sweep.points()
     # Only finished models of the selected configuration, of which one is loaded.
     points = points[points["status"] == "finished"]
@@ -268,9 +271,6 @@ def _show_loaded(sweep: Sweep, selected: Selection) -> None:
 
 def _show_guarantee(sweep: Sweep) -> None:
     """Print the guarantee of ε, or why there is none. Its limits are on each model's card."""
-    from raydp.privacy import remarks
-    from raydp.sweep.ending.notes import promise_of, together_notes
-
     record = sweep.folder.plan().record
     # Without an ε the guarantee's place is taken by a warning.
     if math.isinf(record.accounted.epsilon):
@@ -337,8 +337,6 @@ def lookup_commands(spec: SweepSpec) -> list[str]:
     A non-private sweep has no preferred model, so its best-utility model is loaded instead.
     """
     # MLflow's alias is how the selected model is found later.
-    from raydp.tracking.records import PRIVACY_PREFERRED
-
     tracking = spec.tracking
     alias = PRIVACY_PREFERRED if spec.method.params.private else "best-utility"
     uri, store = (
@@ -377,11 +375,6 @@ def _show_configurations(sweep: Sweep, result: SweepResult) -> None:
 
     The two are the selected and the best-utility one.
     """
-    from raydp.analysis import configuration_means, score_names
-    from raydp.analysis.tables.columns import known
-    from raydp.analysis.tables.per_secret import PREFIX
-    from raydp.analysis.tables.points import column_means, configurations
-
     # Means over the seeds of each configuration.
     points = sweep.points()
     base = points["base_utility_loss"].iloc[0]

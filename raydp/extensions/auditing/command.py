@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
-from raydp.cli.errors import CommandGroup
+from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import PRIVACY, ExtraCommand
 from raydp.io.interrupted import or_partial
+from raydp.io.output import print_json, print_table
+from raydp.spec.reading import draft_spec
 
 if TYPE_CHECKING:
-    from typer._click import Context  # see raydp.cli.errors
+    from typer._click import Context  # see raydp.cli.groups
 
 
 class _RunByDefault(CommandGroup):
@@ -73,8 +76,6 @@ def audit_run(
 ) -> None:
     """Bound ε from below: by the planted twins of a sweep's own models, or by training it once more
     with canaries."""
-    from raydp.spec.reading import draft_spec
-
     for given in (spec, Path(what)):
         if given is not None and given.is_file():
             draft_spec(given)  # mistakes are reported before heavy imports
@@ -82,7 +83,6 @@ def audit_run(
     from raydp.extensions.auditing.own import audit_own, has_own_canaries
     from raydp.extensions.auditing.show import show_audit, show_own_audit
     from raydp.extensions.auditing.source import numbers, source_of
-    from raydp.io.output import print_json
 
     # A sweep that planted twins is audited as it is, unless options ask for training.
     source = source_of(what, storage=storage, tracking_uri=uri, spec=spec)
@@ -123,10 +123,7 @@ def audit_bound(
     json: Json = False,
 ) -> None:
     """The lower bound on ε that a number of right guesses proves (Steinke et al. 2023)."""
-    from dataclasses import asdict
-
-    from raydp.extensions.auditing.one_run import Guesses, one_run_bound
-    from raydp.io.output import print_json, print_table
+    from raydp.extensions.auditing.one_run import Guesses, one_run_bound  # loads scipy
 
     counts = Guesses(num_canaries=canaries, num_guesses=guesses, num_correct=correct)
     bound = asdict(one_run_bound(counts, delta, confidence))

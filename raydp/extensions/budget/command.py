@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,11 +12,17 @@ import typer
 from raydp.cli.arguments import Json, check_new
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
+from raydp.extensions.budget.survey import Survey, UserColumn, survey
+from raydp.io.output import print_json, stderr, stdout
 from raydp.io.shell import shell_line
+from raydp.models.finding import check_found
+from raydp.plugins.registries import service
+from raydp.privacy.records.cautions import cautions_of_few
+from raydp.spec.sections import ModelSpec
+from raydp.tasks.secret import read_secrets
 
 if TYPE_CHECKING:
     from raydp.extensions.budget.propose import SpecProposal, Wishes
-    from raydp.extensions.budget.survey import Survey, UserColumn
 
 MODELS = {
     "cpu": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -77,7 +84,6 @@ def init(
     """Look at data and write a spec for them: task, guarantee, and a grid that fits the time."""
     if secrets is not None and mine_secrets:
         raise ValueError("--secrets must stand without --mine-secrets, got both. Remove one.")
-    from raydp.io.output import stderr
 
     # Look at the data, and report mistakes before heavy imports.
     if model is not None:
@@ -114,9 +120,6 @@ def _surveyed(
     data: str, column: str | None, user_column: str | None, max_rows: int | None, unit: str | None
 ) -> Survey:
     """Look at the data, which must have users if the unit is the user."""
-    from raydp.extensions.budget.survey import survey
-    from raydp.io.output import stderr
-
     with stoppable("the look at the data"), stderr.status("reading the data"):
         seen = survey(data, column=column, user_column=user_column, max_rows=max_rows)
     if unit == "user" and not seen.user_columns:
@@ -146,9 +149,6 @@ def _asked(
 
 def _show(output: Path, wishes: Wishes, proposal: SpecProposal, *, json: bool) -> None:
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
-    from raydp.io.output import print_json, stderr, stdout
-    from raydp.privacy.records.cautions import cautions_of_few
-
     # The next commands, as one would type them.
     facts, words = proposal.facts, (("plan", output), ("sweep", output), ("select", wishes.name))
     commands = [shell_line("raydp", command, of) for command, of in words]
@@ -239,16 +239,11 @@ def _asked_unit(seen: Survey) -> tuple[UserColumn | None, Literal["example", "us
 
 def _check_model(name: str) -> None:
     """Raise ValueError if there is no model of this name."""
-    from raydp.models.finding import check_found
-    from raydp.spec.sections import ModelSpec
-
     check_found(ModelSpec(name=name))
 
 
 def _check_secrets(path: Path, seen: Survey) -> None:
     """Raise ValueError if the secrets file is malformed."""
-    from raydp.tasks.secret import read_secrets
-
     if seen.conversations is None:
         read_secrets(path, "--secrets")
     else:  # prompts may be messages
@@ -267,11 +262,6 @@ def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
 
     Return the wishes unchanged if the data hold none.
     """
-    from dataclasses import replace
-
-    from raydp.io.output import stderr
-    from raydp.plugins.registries import service
-
     path = output.with_name(f"{output.stem}-secrets.jsonl")
     found = service("mine_secrets", needed_by="--mine-secrets")(
         Path(wishes.data),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from raydp.cli.analyze import Resamples
 from raydp.cli.arguments import Json, Source, Storage
+from raydp.cli.commands.analyze import Resamples
 from raydp.cli.registration import READ, ExtraCommand
+from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals, score_intervals
+from raydp.extensions.by_secret.subsets import secret_subsets
+from raydp.io.output import print_json, print_table
 from raydp.search_spaces.settings import settings_in_words
-
-if TYPE_CHECKING:
-    from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals
+from raydp.sweep.api import source_of
 
 
 def scores(
@@ -21,10 +22,6 @@ def scores(
 ) -> None:
     """Every score of every configuration: mean, worst case, quantiles, 95 % intervals over secrets
     and seeds."""
-    from raydp.extensions.by_secret.intervals import score_intervals
-    from raydp.io.output import print_json
-    from raydp.sweep.api import source_of
-
     source = source_of(points, storage)
     answer = score_intervals(source.points(), source.secrets, num_resamples=resamples)
     print_json(answer) if json else show_intervals(answer)
@@ -41,10 +38,6 @@ def subsets(
 ) -> None:
     """Empirical privacy variance on subsets of the secrets: random halves, by count, or as
     named."""
-    from raydp.extensions.by_secret.subsets import secret_subsets
-    from raydp.io.output import print_json, print_table
-    from raydp.sweep.api import source_of
-
     # A file does not say which score was selected by; a sweep does.
     source = source_of(points, storage)
     table, values, name = source.points(), source.secrets, source.score(score)
@@ -59,8 +52,6 @@ def subsets(
 
 def show_intervals(answer: ScoreIntervals) -> None:
     """Print one table per score, one row per configuration."""
-    from raydp.io.output import print_table
-
     for name, score in answer["scores"].items():
         rows = [
             {

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from raydp.cli.analyze import print_answer
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage, WorstCase
+from raydp.cli.commands.analyze import print_answer
 from raydp.cli.registration import READ, ExtraCommand
-
-if TYPE_CHECKING:
-    from raydp.extensions.comparison.methods import Comparisons
+from raydp.extensions.comparison.comparable import check_comparable
+from raydp.extensions.comparison.left_out import compare
+from raydp.extensions.comparison.methods import Comparisons, compare_methods
+from raydp.extensions.comparison.sources import classify, open_sources, tables_of
+from raydp.extensions.comparison.trends import variance_trends
+from raydp.io.output import print_json, print_table, print_warning, stdout
 
 
 def trends(
@@ -31,10 +34,6 @@ def trends(
 ) -> None:
     """Empirical privacy variance of several sweeps, or of a table's groups: spreads and ratios
     (Fig. 2, 14)."""
-    from raydp.extensions.comparison.sources import open_sources, tables_of
-    from raydp.extensions.comparison.trends import variance_trends
-    from raydp.io.output import print_json, print_table
-
     sources = open_sources(points, storage)
     tables = tables_of(sources, score=score, worst_case=worst_case, by=by)
     answer = variance_trends(
@@ -64,11 +63,6 @@ def methods(
 ) -> None:
     """Two methods or more on the same configurations: paired t, Wilcoxon, RMSE, correlation
     (Zagardo 2024)."""
-    from raydp.extensions.comparison.comparable import check_comparable
-    from raydp.extensions.comparison.methods import compare_methods
-    from raydp.extensions.comparison.sources import classify, open_sources, tables_of
-    from raydp.io.output import print_json
-
     sources = open_sources(sweeps, storage)
     tables = tables_of(sources, score=score, worst_case=worst_case)
     # Different data or base models make a comparison of methods meaningless.
@@ -90,15 +84,11 @@ def counterfactual(
 ) -> None:
     """The effect on a secret's score of training on its examples (Zhang et al. 2023): with minus
     without."""
-    from raydp.extensions.comparison.left_out import compare
-
     print_answer(compare(sweep_with, sweep_without, score=score, storage=storage), json)
 
 
 def show_methods(answer: Comparisons, warnings: Sequence[str]) -> None:
     """Print the comparability warnings, then one table per two methods with one row per figure."""
-    from raydp.io.output import print_table, print_warning, stdout
-
     for warning in warnings:
         print_warning(warning)
     # One table for each pair of methods.

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from raydp.cli.analyze import figure_command, print_answer, useful
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
+from raydp.cli.commands.analyze import figure_command, print_answer, useful
 from raydp.cli.registration import READ, ExtraCommand
+from raydp.extensions.hyperparameters.regression import regress
 
 
 def regression(
@@ -22,8 +23,6 @@ def regression(
     json: Json = False,
 ) -> None:
     """Least squares of the score on the logarithms of the hyperparameters (Tables 2 and 13)."""
-    from raydp.extensions.hyperparameters.regression import regress
-
     table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
     print_answer(regress(table, errors=errors), json)  # type: ignore[arg-type]  # checked there
 

@@ -11,7 +11,9 @@ import typer
 
 from raydp.cli.arguments import Json
 from raydp.cli.registration import MODELS, ExtraCommand
+from raydp.cli.show.sweeps import show_result
 from raydp.io.interrupted import or_partial
+from raydp.io.output import print_json, stderr
 
 
 def import_(
@@ -31,9 +33,6 @@ def import_(
     seed, and columns of your own. What is stated stays a claim: no look-up that asks for a
     guarantee finds these models.
     """
-    from raydp.cli.show.sweeps import show_result
-    from raydp.io.output import print_json, stderr
-
     with stderr.status("reading the models and loading the libraries"):
         from raydp.extensions.imported.spec import imported_spec
         from raydp.sweep.api import Sweep
@@ -46,4 +45,4 @@ def import_(
         raise typer.Exit(1)
 
 
-COMMAND = ExtraCommand(run=import_, panel=MODELS)
+COMMAND = ExtraCommand(run=import_, panel=MODELS, before="models")

@@ -11,7 +11,10 @@ import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
+from raydp.extensions.later_scores.requests import requests_from
 from raydp.io.interrupted import or_partial
+from raydp.io.output import print_json, stderr
+from raydp.spec.reading import draft_spec
 
 Source = Annotated[
     str,
@@ -48,12 +51,8 @@ def score(
     json: Json = False,
 ) -> None:
     """Measure the models of a sweep, or one model, with new or other scores."""
-    from raydp.spec.reading import draft_spec
-
     if task is not None:
         draft_spec(task)  # mistakes are reported before heavy imports
-    from raydp.extensions.later_scores.requests import requests_from
-    from raydp.io.output import print_json, stderr
 
     # The measurements that are asked for, by options or from a file.
     requests = requests_from(names, params or (), label=label, file=file)

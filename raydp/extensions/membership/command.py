@@ -9,6 +9,7 @@ import typer
 
 from raydp.cli.arguments import Json, configuration_of
 from raydp.cli.registration import PRIVACY, ExtraCommand
+from raydp.spec.reading import draft_spec
 
 
 def mia(
@@ -41,7 +42,6 @@ def mia(
         given = {"--shadows": shadows, "--configuration": configuration}
         stored_outputs_command(source, given=given, neural=neural, seed=seed, json=json)
         return
-    from raydp.spec.reading import draft_spec
 
     draft_spec(source)  # mistakes are reported before heavy imports
     from raydp.extensions.membership.show_shadows import shadows_command
@@ -50,4 +50,4 @@ def mia(
     shadows_command(source, shadows, point, seed=seed, neural=neural, json=json)
 
 
-COMMAND = ExtraCommand(run=mia, panel=PRIVACY)
+COMMAND = ExtraCommand(run=mia, panel=PRIVACY, before="audit")

@@ -9,6 +9,8 @@ import typer
 
 from raydp.cli.arguments import Json
 from raydp.cli.registration import PRIVACY, ExtraCommand
+from raydp.extensions.pate.answer import pate_of, show_pate
+from raydp.io.output import print_json
 
 
 def pate(
@@ -41,13 +43,10 @@ def pate(
     json: Json = False,
 ) -> None:
     """ε of PATE's answers, both for these votes and for any votes (Papernot et al. 2018)."""
-    from raydp.extensions.pate.answer import pate_of, show_pate
-    from raydp.io.output import print_json
-
     answer = pate_of(
         votes, sigma=sigma, delta=delta, threshold=threshold, sigma1=sigma1, publish=publish
     )
     print_json(answer) if json else show_pate(answer)
 
 
-COMMAND = ExtraCommand(run=pate, panel=PRIVACY)
+COMMAND = ExtraCommand(run=pate, panel=PRIVACY, before="audit")

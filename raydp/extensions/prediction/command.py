@@ -9,6 +9,10 @@ import typer
 
 from raydp.cli.arguments import By, Json, Source, Storage, WorstCase, configuration_of
 from raydp.cli.registration import READ, ExtraCommand
+from raydp.extensions.prediction.predictions import predict as predicted
+from raydp.io.output import print_json, print_table, print_warning, stderr
+from raydp.search_spaces import load_space
+from raydp.sweep.api import source_of
 
 COMPLETE = (
     "Every combination of the table's values has run, so no configuration is left to predict. "
@@ -38,11 +42,6 @@ def predict(
     The default is all combinations of the table's values that the table lacks. The list is empty if
     it lacks none.
     """
-    from raydp.extensions.prediction.predictions import predict as predicted
-    from raydp.io.output import print_json, stderr
-    from raydp.search_spaces import load_space
-    from raydp.sweep.api import source_of
-
     # Configurations that are named, then those of a named space; by default the grid's gaps.
     table = source_of(points, storage).points(score=score, worst_case=worst_case)
     asked = [configuration_of(text) for text in configuration or ()]
@@ -62,8 +61,6 @@ def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
 
     The names are short to fit a terminal.
     """
-    from raydp.io.output import print_table, print_warning
-
     names = {
         "score_interval": "score 95 %",
         "score_run_interval": "of a run",
@@ -79,4 +76,4 @@ def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
         )
 
 
-COMMAND = ExtraCommand(run=predict, panel=READ)
+COMMAND = ExtraCommand(run=predict, panel=READ, before="analyze")

@@ -7,9 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from raydp.cli.arguments import DEFAULT_URI, Json, Uri
-from raydp.cli.lookup import Model, TrustedKey
+from raydp.cli.arguments import DEFAULT_URI, Json, Model, TrustedKey, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
+from raydp.extensions.publishing.export import export_model
+from raydp.extensions.publishing.hub import HUB, push_model
+from raydp.extensions.publishing.resealing import seal_model
+from raydp.extensions.publishing.signing import new_key
+from raydp.io.output import print_json, stderr, stdout
 
 Merge = Annotated[
     bool, typer.Option("--merge", help="With the adapter merged into the base model.")
@@ -53,9 +57,6 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model to a folder for transformers, peft, vLLM or `mlflow models serve`."""
-    from raydp.extensions.publishing.export import export_model
-    from raydp.io.output import print_json, stdout
-
     export_model(
         model,
         output,
@@ -105,10 +106,6 @@ def push(
 ) -> None:
     """Send a model with its card and privacy record to the Hugging Face hub, or write it to a
     folder."""
-    from raydp.extensions.publishing.export import export_model
-    from raydp.extensions.publishing.hub import HUB, push_model
-    from raydp.io.output import print_json, stderr, stdout
-
     options: dict[str, Any] = {
         "merge": merge,
         "with_base": with_base,
@@ -141,9 +138,6 @@ def keygen(
 ) -> None:
     """Make a key to sign models with: tracking.signing_key names it, --trusted-key takes its public
     half."""
-    from raydp.extensions.publishing.signing import new_key
-    from raydp.io.output import print_json, stdout
-
     public = new_key(output)
     answer = {"signing_key": output, "trusted_key": public}
     print_json(answer) if json else stdout.print(
@@ -166,9 +160,6 @@ def seal(
     json: Json = False,
 ) -> None:
     """Sign a model after a review, or seal one that was registered without."""
-    from raydp.extensions.publishing.resealing import seal_model
-    from raydp.io.output import print_json, stdout
-
     made = seal_model(model, tracking_uri=uri, signing_key=signing_key, unseen=unseen)
     by = made["signed_by"] or "nobody: no --signing-key was given"
     print_json({"model": model, **made}) if json else stdout.print(

@@ -6,16 +6,19 @@ The output shows counts and names, never a secret.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
-from raydp.cli.errors import CommandGroup
+from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import DATA, ExtraCommand
-
-if TYPE_CHECKING:
-    from raydp.extensions.secrets.detectors import Kind
+from raydp.extensions.secrets.detectors import KINDS, Kind
+from raydp.extensions.secrets.files import require_column
+from raydp.io.output import print_json, print_table, stdout
+from raydp.search_spaces.names import count_in_words
+from raydp.spec.reading import draft_spec
+from raydp.tasks.secret import read_secrets
 
 secrets_app = typer.Typer(cls=CommandGroup, help="Secrets of data: extraction and filters.")
 
@@ -82,8 +85,6 @@ def extract(
 ) -> None:
     """Write a secrets file from the training part of data: frequent n-grams and detected values, or
     authors' genres."""
-    from raydp.extensions.secrets.files import require_column
-
     if kind == "mail":
         require_column(data, column)  # mistakes are reported before heavy imports
     from raydp.extensions.secrets import commands
@@ -116,8 +117,6 @@ def extract(
 
 def _kinds(detect: str) -> tuple[Kind, ...]:
     """Return the kinds of values that a list names. A misspelt one would silently find nothing."""
-    from raydp.extensions.secrets.detectors import KINDS
-
     wanted = [word.strip() for word in detect.split(",") if word.strip()]
     if unknown := [word for word in wanted if word not in KINDS]:
         raise ValueError(f"--detect must be of {', '.join(KINDS)}, got {unknown[0]!r}. Correct it.")
@@ -151,9 +150,6 @@ def filter_(
 ) -> None:
     """Keep the secrets that a model without privacy generates greedily and the base model does
     not."""
-    from raydp.spec.reading import draft_spec
-    from raydp.tasks.secret import read_secrets
-
     read_secrets(secrets, "SECRETS")  # mistakes are reported before heavy imports
     if train is not None:
         draft_spec(train)
@@ -179,8 +175,6 @@ def filter_(
 def _answer(answer: dict[str, object], output: Path, show: bool, json: bool) -> None:
     """Print counts and a table by type, or a document; and the secrets themselves if requested."""
     from raydp.extensions.secrets import commands
-    from raydp.io.output import print_json, print_table, stdout
-    from raydp.search_spaces.names import count_in_words
 
     if json:
         print_json(answer)

@@ -78,21 +78,3 @@ class ComposedCost(TypedDict):
     delta: float
     accountant: str
     reason: NotRequired[str]
-
-
-class Profile(TypedDict):
-    """The privacy profile of one run.
-
-    Keys:
-        deltas: the requested δ.
-        epsilons: ε at each δ; inf for NonPrivateEvent.
-        gdp_mu: μ of a Gaussian mechanism above the whole profile; None if there is none.
-        gdp_mu_reason: why there is no μ.
-        accountant: registry name of the accountant of the epsilons.
-    """
-
-    deltas: list[float]
-    epsilons: list[float]
-    gdp_mu: float | None
-    gdp_mu_reason: str | None
-    accountant: str

@@ -1,54 +1,20 @@
-"""The privacy profile of a run: ε at many δ, and a number μ that bounds the whole profile."""
+"""The δ at which a run's ε is stated, and a number μ that bounds its whole privacy profile."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.base import Accountant, AccountantError
-from raydp.privacy.accounting.documents import Profile
-from raydp.privacy.accounting.events import Event, NonPrivateEvent, check_delta
+from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.events import Event, NonPrivateEvent
 from raydp.privacy.accounting.pld import PLDAccountant
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 """Further δ at which the guarantee of a run states its ε."""
 GDP_SMALLEST_DELTA = 1e-10
 _GRID_POINTS = 4000
-
-
-def profile(event: Event, deltas: Sequence[float], accountant_name: str) -> Profile:
-    """Return upper bounds on ε at each δ, and the smallest μ whose Gaussian curve dominates them.
-
-    Args:
-        event: what the run releases.
-        deltas: each in (0, 1).
-        accountant_name: registry name of the accountant of the epsilons. gdp_mu is always from
-            'pld', the only accountant with a curve.
-
-    Raises:
-        ValueError: there are no deltas, one is not in (0, 1), or the accountant is unknown.
-        AccountantError: the accountant cannot handle the event; the message names the limit.
-    """
-    if not deltas:
-        raise ValueError(
-            "deltas must hold at least one value, got none. 1e-3,1e-6 shows two ends of a profile."
-        )
-    for delta in deltas:
-        check_delta(delta, field="deltas")
-    accountant: Accountant = resolve("accountants", accountant_name, field="accountant")()
-    epsilons = accountant.epsilons(event, deltas)
-    mu, reason = dominating_mu(event)
-    return {
-        "deltas": list(deltas),
-        "epsilons": epsilons,
-        "gdp_mu": mu,
-        "gdp_mu_reason": reason,
-        "accountant": accountant.name,
-    }
 
 
 def dominating_mu(event: Event) -> tuple[float | None, str | None]:

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import minimize
 
+from raydp.extensions.calculator.many_runs import profiles_of_sweep
 from raydp.extensions.classification.labelled import LabelledBatch
 from raydp.extensions.output_perturbation import method as output_perturbation
 from raydp.extensions.output_perturbation.logistic import LogisticDescent
 from raydp.extensions.output_perturbation.method import OutputPerturbation
 from raydp.extensions.output_perturbation.release_checks import release_checks
-from raydp.guarantees.profiles import profiles_of_sweep
 from raydp.models import base_models as models
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
+from rich.progress import Progress
 
 from raydp.cli.arguments import Json
-from raydp.cli.errors import CommandGroup
+from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import DATA, ExtraCommand
+from raydp.extensions.secrets.corpora.absent import FileMatches, Needles, find_in_corpus
+from raydp.io.output import print_json, print_table, stderr, stdout
+from raydp.search_spaces.names import count_in_words
+from raydp.spec.sections import ModelSpec
+from raydp.tasks.reading import read_column
+from raydp.tasks.secret import read_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transformers import PreTrainedTokenizerBase
-
-    from raydp.extensions.secrets.corpora.absent import FileMatches
 
 
 data_app = typer.Typer(cls=CommandGroup, help="Data sets made ready for a sweep.")
@@ -50,7 +55,6 @@ def enron(
     """The Enron e-mails in Hu et al.'s four steps, as the task enron reads them."""
     from raydp.extensions.secrets.corpora.enron import EnronOptions, prepare_enron
     from raydp.models.base_models import load_tokenizer
-    from raydp.tasks.secret import read_secrets
 
     options = EnronOptions(
         top=top,
@@ -89,12 +93,8 @@ def paraphrase(
 ) -> None:
     """Paraphrases of answers by a local instruct model, for task.paraphrases (Hu et al.,
     App. B.4)."""
-    from rich.progress import Progress
-
     from raydp.extensions.secrets.corpora import paraphrase as rewording
-    from raydp.io.output import stderr
     from raydp.models.base_models import LoadedModel, load_base
-    from raydp.spec.sections import ModelSpec
 
     options = rewording.ParaphraseOptions(
         num=num,
@@ -143,11 +143,6 @@ def absent(
 ) -> None:
     """Look for samples, secrets and keywords in public text (Hu et al., App. B.5). Exit code 1 if
     one is there."""
-    from raydp.extensions.secrets.corpora.absent import Needles, find_in_corpus
-    from raydp.io.output import print_json, print_table
-    from raydp.tasks.reading import read_column
-    from raydp.tasks.secret import read_secrets
-
     texts = read_column(data, column, "DATA", column_field="--column")
     known = read_secrets(secrets, "--secrets") if secrets else []
     needles = Needles.of(texts, known, keyword or [])
@@ -178,17 +173,12 @@ def _flat(row: FileMatches) -> dict[str, object]:
 @contextmanager
 def _status(first: str) -> Iterator[Callable[[str], None]]:
     """Show a line on stderr that names the current activity."""
-    from raydp.io.output import stderr
-
     with stderr.status(first) as status:
         yield status.update
 
 
 def _lines(answer: Mapping[str, object], json: bool) -> None:
     """Print counts, as one JSON document or one line each."""
-    from raydp.io.output import print_json, stdout
-    from raydp.search_spaces.names import count_in_words
-
     if json:
         print_json(answer)
         return

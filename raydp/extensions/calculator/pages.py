@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydp.extensions.profile_pages.grids import ProfileCurve, write_profile_grid
-from raydp.extensions.profile_pages.profiles import write_profiles
-from raydp.guarantees.calibrate import WholeProfile
-from raydp.guarantees.profiles import CurvesOfRun
+from raydp.extensions.calculator.grids import ProfileCurve, write_profile_grid
+from raydp.extensions.calculator.many_runs import CurvesOfRun
+from raydp.extensions.calculator.one_run import WholeProfile
+from raydp.extensions.calculator.profiles import write_profiles
 
 
 def write_profile(answer: WholeProfile, path: Path, title: str) -> None:

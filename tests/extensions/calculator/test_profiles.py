@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raydp.guarantees.profiles import profiles_of_sweep
+from raydp.extensions.calculator.many_runs import profiles_of_sweep
 from raydp.privacy import NonPrivateEvent, PoissonGaussian, PrivacyRecord, PRVAccountant
 from raydp.privacy.accounting.base import Accountant
 from raydp.spec.reading import load_spec

@@ -18,6 +18,8 @@ from raydp.cli.arguments import (
     check_new,
     check_page,
 )
+from raydp.cli.registration import READ, ExtraCommand
+from raydp.io.output import print_json, stderr, stdout
 from raydp.plugins.registries import service
 
 
@@ -48,18 +50,15 @@ def report(
     json: Json = False,
 ) -> None:
     """A self-contained HTML report of a sweep, or a comparison of several."""
-    from raydp.io.output import print_json, stderr, stdout
-
     # Check the arguments before the analysis, which takes long.
     with stderr.status("loading the libraries"):
-        from raydp.sweep.reports import check_names
-        from raydp.sweep.reports import report as of_one
+        from raydp.sweep import reports
     if figures is not None:
         from raydp.analysis.figures.files import check_format, save_figures
 
         check_format(file_format)
     with stderr.status("checking the names"):
-        check_names(points, storage, rule=rule, score=score)
+        reports.check_names(points, storage, rule=rule, score=score)
     check_page(output)
     check_new(output, force=force)
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
@@ -70,7 +69,7 @@ def report(
                 points, output, by=by, **options
             )
         else:
-            drawn = of_one(points[0], output, **options)
+            drawn = reports.report(points[0], output, **options)
     files = []
     if figures is not None:
         with stderr.status("drawing the figures"):
@@ -81,3 +80,6 @@ def report(
     stdout.print(f"report written to {output}", markup=False)
     if files:
         stdout.print(f"{len(files)} figures written to {figures}", markup=False)
+
+
+COMMAND = ExtraCommand(run=report, panel=READ)

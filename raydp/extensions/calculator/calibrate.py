@@ -1,7 +1,4 @@
-"""Functions behind `raydp calibrate` and `raydp profile`.
-
-They check arguments, call `raydp.privacy` and return plain data.
-"""
+"""Functions behind `raydp calibrate`, and rows of a CSV file that `raydp profile` reads, too."""
 
 from __future__ import annotations
 
@@ -9,27 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from raydp.io.cache import cache_dir
-from raydp.io.output import print_table, stderr, stdout
-from raydp.plugins.registries import service
+from raydp.io.output import stderr
 from raydp.privacy import (
     AccountantError,
     Calibration,
     CalibrationError,
     CalibrationRequest,
-    PLDAccountant,
     PoissonGaussian,
     PrivacyTarget,
-    PRVAccountant,
-    RDPAccountant,
-    attack_summary,
     calibrate_many,
-    profile,
-    profile_rows,
 )
-from raydp.privacy.accounting.documents import AttackSummary, Profile, ProfileRow
 from raydp.privacy.accounting.events import check_num_steps
 from raydp.search_spaces.names import cell_in_words, without_cells
 from raydp.tasks.reading import read_csv_rows
@@ -71,29 +60,6 @@ class NoiseOfRow(Run, Noise):
     """A row of a file with the noise that meets its target."""
 
     target_epsilon: float
-
-
-class BestOf(TypedDict):
-    """ε, at each δ, of releasing only the best of a random number of runs with this mean."""
-
-    expected_runs: float
-    distribution: str
-    accountant: str
-    epsilons: list[float]
-
-
-class WholeProfile(Profile):
-    """The privacy profile of one run by every accountant.
-
-    Keys:
-        curves: accountant -> ε at each δ.
-        attack: bounds on an attacker.
-        best_of: ε of releasing only the best of several such runs, if it was asked for.
-    """
-
-    curves: dict[str, list[ProfileRow]]
-    attack: AttackSummary
-    best_of: NotRequired[BestOf]
 
 
 def calibrate_one(values: Mapping[str, float | None], accountant: str) -> Noise:
@@ -173,20 +139,6 @@ def csv_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, st
     return rows
 
 
-def delta_values(deltas: str) -> list[float]:
-    """Parse the values of --deltas.
-
-    Raises:
-        ValueError: the text is not a list of numbers separated by commas.
-    """
-    try:
-        return [float(d) for d in deltas.split(",")]
-    except ValueError as error:
-        raise ValueError(
-            f"--deltas must be numbers with commas between, got {deltas!r}. Write 1e-3,1e-6."
-        ) from error
-
-
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -205,90 +157,6 @@ def number(name: str, cell: str) -> float:
     return value
 
 
-def profile_of(
-    n: int,
-    batch_size: int,
-    num_steps: int,
-    noise_multiplier: float,
-    deltas: str,
-    accountant: str,
-    expected_runs: float | None = None,
-) -> WholeProfile:
-    """Compute one run's guarantee by every accountant: ε at each δ, μ, and an attacker's limits.
-
-    Args:
-        n, batch_size, num_steps, noise_multiplier: the run.
-        deltas: comma-separated values of δ.
-        accountant: the accountant of the main answer.
-        expected_runs: also compute ε of releasing only the best of a random number of such runs.
-            The number is geometric with this mean, and the best is chosen on public data. It is
-            computed by rdp if `accountant` is rdp, and by pld otherwise.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-    # Check the run, in the words of the options.
-    values = delta_values(deltas)
-    if not 1 <= batch_size <= n:
-        raise ValueError(
-            f"--batch-size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch "
-            "size."
-        )
-    check_num_steps(num_steps, field="--num-steps")
-    event = PoissonGaussian(
-        sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=num_steps
-    )
-    # The requested accountant's answer, with μ.
-    with stderr.status("computing ε at each δ"):
-        own = profile(event, values, accountant)
-        known: list[ProfileRow] = [
-            {"delta": d, "epsilon": e} for d, e in zip(own["deltas"], own["epsilons"], strict=True)
-        ]
-        # All accountants' curves for comparison. The requested one is not computed twice.
-        curves = {
-            a.name: known if a.name == accountant else profile_rows(event, values, a)
-            for a in (PRVAccountant(), PLDAccountant(), RDPAccountant())
-        }
-        answer: WholeProfile = {
-            "deltas": own["deltas"],
-            "epsilons": own["epsilons"],
-            "gdp_mu": own["gdp_mu"],
-            "gdp_mu_reason": own["gdp_mu_reason"],
-            "accountant": own["accountant"],
-            "curves": curves,
-            "attack": attack_summary(event),
-        }
-        # The cost of choosing among such runs, if it was asked for.
-        if expected_runs is not None:
-            best_of = service("best_of", needed_by="--expected-runs")
-            answer["best_of"] = best_of(event, expected_runs, values, accountant)
-        return answer
-
-
-def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
-    """Print the profile of one run: ε by δ and accountant, μ, and the limits of an attacker."""
-    # One row for each δ, one column for each accountant.
-    by_delta = zip(*answer["curves"].values(), strict=True)
-    rows: list[dict[str, float | None]] = [
-        {
-            "delta": r[0]["delta"],
-            **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)},
-        }
-        for r in by_delta
-    ]
-    if expected_runs is not None and "best_of" in answer:
-        best_of = answer["best_of"]
-        for row, epsilon in zip(rows, best_of["epsilons"], strict=True):
-            row[f"best of about {expected_runs:g} ({best_of['accountant']})"] = epsilon
-    print_table("ε at each δ, by accountant", rows)
-    stdout.print(
-        f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}"
-    )
-    attack = answer["attack"]
-    if "reason" not in attack:
-        print_table("an attacker's true positive rate at most", attack["true_positive_rates"])
-
-
 def _solved(requests: list[CalibrationRequest], accountant: str) -> list[Noise]:
     with stderr.status("calibrating") as status:
         solved = calibrate_many(
@@ -297,28 +165,32 @@ def _solved(requests: list[CalibrationRequest], accountant: str) -> list[Noise]:
             cache_dir=cache_dir() / "calibration",
             progress=lambda done, total: status.update(f"calibrating {done}/{total}"),
         )
-    gaps: list[GapToPld] = (
-        _gaps_to_pld(requests, solved) if accountant == "prv" else [{}] * len(solved)
-    )
+    gaps: list[GapToPld] = [{}] * len(solved)
+    if accountant == "prv":
+        gaps = [_gap(*both) for both in zip(solved, sigmas(requests, "pld"), strict=True)]
     return [_document(c, gap) for c, gap in zip(solved, gaps, strict=True)]
 
 
-def _gaps_to_pld(requests: list[CalibrationRequest], solved: list[Calibration]) -> list[GapToPld]:
-    """Compute σ / σ_pld - 1: how far prv's noise is above pld's tight noise; None if unknown."""
+def _gap(ours: Calibration, tight: float | str) -> GapToPld:
+    """Return σ / σ_pld - 1: how far prv's noise is above pld's tight noise; None if unknown."""
+    if isinstance(tight, str):
+        return {"gap_to_pld": None, "gap_to_pld_reason": tight}
+    return {"gap_to_pld": ours.noise_multiplier / tight - 1}
+
+
+def sigmas(requests: Sequence[CalibrationRequest], accountant: str) -> list[float | str]:
+    """Return σ of each request, or the reason why the accountant has no answer."""
     cache = cache_dir() / "calibration"
-    # Fills the cache in parallel; the loop below reads it.
+    # All at once; on failure one by one, to find the failing ones.
     with suppress(AccountantError, CalibrationError):
-        calibrate_many(requests, "pld", cache_dir=cache)
-    gaps: list[GapToPld] = []
-    # One by one, so that a request without a tight answer does not hide the others.
-    for request, ours in zip(requests, solved, strict=True):
+        return [c.noise_multiplier for c in calibrate_many(requests, accountant, cache_dir=cache)]
+    answers: list[float | str] = []
+    for one in requests:
         try:
-            (tight,) = calibrate_many([request], "pld", cache_dir=cache)
+            answers.append(calibrate_many([one], accountant, cache_dir=cache)[0].noise_multiplier)
         except (AccountantError, CalibrationError) as error:
-            gaps.append({"gap_to_pld": None, "gap_to_pld_reason": str(error)})
-        else:
-            gaps.append({"gap_to_pld": ours.noise_multiplier / tight.noise_multiplier - 1})
-    return gaps
+            answers.append(str(error))
+    return answers
 
 
 def whole_numbers(row: Mapping[str, float]) -> Run:
@@ -350,6 +222,18 @@ def request(row: Mapping[str, float]) -> CalibrationRequest:
         batch_size=whole["batch_size"],
         num_steps=whole["num_steps"],
         target=PrivacyTarget(epsilon=float(row["epsilon"]), delta=float(row["delta"])),
+    )
+
+
+def event_of(run: Run, noise_multiplier: float, *, field: str = "batch_size") -> PoissonGaussian:
+    """Return the event of a run. The field names the batch size in the message."""
+    n, batch_size = run["n"], run["batch_size"]
+    if not 1 <= batch_size <= n:
+        raise ValueError(
+            f"{field} must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch size."
+        )
+    return PoissonGaussian(
+        sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"]
     )
 
 

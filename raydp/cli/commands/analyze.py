@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from raydp import analysis
+from raydp.analysis.statistics.results import given
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
-from raydp.cli.errors import CommandGroup
+from raydp.cli.groups import CommandGroup
+from raydp.cli.registration import READ, ExtraCommand
+from raydp.cli.show.scores import show_correlations
+from raydp.io.output import print_document, print_json
+from raydp.plugins.registries import service
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,13 +53,18 @@ def figure_command(function: str, summary: str) -> Callable[..., None]:
         storage: Storage = "raydp_runs",
         json: Json = False,
     ) -> None:
-        from raydp import analysis
-
         table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
         print_answer(getattr(analysis, function)(table), json, function.replace("_", " "))
 
     command.__doc__ = summary
     return command
+
+
+def points_of(points: str, storage: str, score: str | None, worst_case: bool) -> pd.DataFrame:
+    """Return a points table or the points of a sweep, with the asked score."""
+    from raydp.sweep.api import source_of  # takes seconds, which the help of the group spares
+
+    return source_of(points, storage).points(score=score, worst_case=worst_case)
 
 
 def useful(
@@ -65,17 +76,12 @@ def useful(
     min_gain: float | None,
 ) -> pd.DataFrame:
     """Return the points of the configurations that pass the utility filter, if there is one."""
-    from raydp.analysis import useful_points
-    from raydp.sweep.api import source_of
-
-    table = source_of(points, storage).points(score=score, worst_case=worst_case)
-    return useful_points(table, max_loss=max_loss, min_gain_share=min_gain)
+    table = points_of(points, storage, score, worst_case)
+    return analysis.useful_points(table, max_loss=max_loss, min_gain_share=min_gain)
 
 
 def print_answer(answer: Mapping[str, object], json: bool, title: str = "") -> None:
     """Print an answer as JSON, or as tables."""
-    from raydp.io.output import print_document, print_json
-
     print_json(answer) if json else print_document(answer, title)
 
 
@@ -101,10 +107,9 @@ def risk(
 ) -> None:
     """Privacy risk of each rule against the oracle, averaged over thresholds (section 4.3,
     App. D.3)."""
-    from raydp.analysis import privacy_risk
-
     table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
-    print_answer(privacy_risk(table, layout=layout, num_layouts=num_layouts, seed=seed), json)  # type: ignore[arg-type]
+    answer = analysis.privacy_risk(table, layout=layout, num_layouts=num_layouts, seed=seed)  # type: ignore[arg-type]
+    print_answer(answer, json)
 
 
 @analyze_app.command()
@@ -124,14 +129,7 @@ def correlations(
 ) -> None:
     """Spearman and Pearson correlations of the scores over models, and with audited bounds, with
     95 % intervals."""
-    from raydp import analysis
-    from raydp.analysis.statistics.results import given
-    from raydp.cli.show.scores import show_correlations
-    from raydp.io.output import print_json
-    from raydp.plugins.registries import service
-    from raydp.sweep.api import source_of
-
-    table = source_of(points, storage).points(score=score, worst_case=worst_case)
+    table = points_of(points, storage, score, worst_case)
     answer, of_audit = analysis.score_correlations(table, num_resamples=resamples), None
     # The audit is optional, so its extension is loaded only if it is asked for.
     if audit is not None:
@@ -146,3 +144,6 @@ def correlations(
     show_correlations(answer)
     if of_audit is not None:
         service("show_audit_correlations", needed_by="--audit")(of_audit)
+
+
+COMMAND = ExtraCommand(run=analyze_app, panel=READ)

@@ -9,7 +9,11 @@ import typer
 
 from raydp.cli.arguments import Json
 from raydp.cli.interrupts import stoppable
+from raydp.cli.registration import RUN, ExtraCommand
+from raydp.io.output import print_json, stderr
 from raydp.plugins.registries import service
+from raydp.spec.reading import DEMO, draft_spec
+from raydp.sweep.planning.start import check_plan
 
 
 def plan(
@@ -39,14 +43,10 @@ def plan(
     json: Json = False,
 ) -> None:
     """Every configuration with n, q, σ, ε, δ, C, U and estimated cost; trains nothing."""
-    from raydp.spec.reading import DEMO, draft_spec
-    from raydp.sweep.planning.start import check_plan
-
     spec = spec or DEMO
     # Mistakes are reported before heavy imports.
     check_plan(draft_spec(spec), elsewhere=simulate is not None)
     from raydp.cli.show.sweeps import show_plan
-    from raydp.io.output import print_json, stderr
     from raydp.sweep import api
 
     given = {
@@ -72,3 +72,6 @@ def plan(
         show_plan(table)
     if costs is not None:
         costs.show(json=json)
+
+
+COMMAND = ExtraCommand(run=plan, panel=RUN)

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NotRequired
+from typing import Literal, NotRequired, cast
 
-from raydp.guarantees.calibrate import (
+from raydp.extensions.calculator.calibrate import (
     Run,
-    check_alone,
     csv_rows,
-    delta_values,
+    event_of,
     number,
     request,
+    sigmas,
     whole_numbers,
 )
+from raydp.extensions.calculator.one_run import ACCOUNTANTS, delta_values
 from raydp.io.cache import cache_dir
-from raydp.io.output import print_json, print_table, stderr
-from raydp.plugins.registries import DEFAULT_ACCOUNTANT, resolve, service
-from raydp.privacy import (
-    AccountantError,
-    CalibrationError,
-    CalibrationRequest,
-    PLDAccountant,
-    PoissonGaussian,
-    PRVAccountant,
-    RDPAccountant,
-    calibrate_many,
-    profile_rows,
-)
+from raydp.io.output import stderr
+from raydp.plugins.registries import DEFAULT_ACCOUNTANT
+from raydp.privacy import CalibrationRequest, PoissonGaussian, profile_rows
 from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.documents import ProfileRow
 from raydp.search_spaces.names import without_cells
 
-ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
 RUN: tuple[Literal["n", "batch_size", "num_steps"], ...] = ("n", "batch_size", "num_steps")
 TABLE_DELTAS = "1e-2,1e-4,1e-6,1e-8"
@@ -56,64 +45,6 @@ class CurvesOfRun(Run):
     delta: NotRequired[float]
     noise_multipliers: dict[str, float | None]
     curves: dict[str, list[ProfileRow]]
-
-
-def profiles_command(
-    sweep: str | None,
-    path: Path | None,
-    deltas: str | None,
-    accountant: str | None,
-    output: Path | None,
-    *,
-    given: Mapping[str, object],
-    storage: str,
-    json: bool,
-) -> None:
-    """Print the curves of a sweep or of a CSV file, and write their page to output.
-
-    Args:
-        sweep, path: the source: a sweep, or a CSV file.
-        deltas: comma-separated values of δ, None for the default.
-        accountant: the accountant whose curves the printed table shows, and the page and the
-            document show first. None means the sweep's accountant, or prv for a file. The page and
-            the document hold the curves of all; without them only this accountant's curves are
-            computed.
-        output: path of the page, None for no page.
-        given: options of a single run, none of which may be set.
-        storage: folder that sweeps are looked up in by name.
-        json: whether to print JSON.
-
-    Raises:
-        ValueError: as `profiles_of_file`.
-    """
-    # An unknown accountant is refused before any curve is computed.
-    if accountant is not None:
-        resolve("accountants", accountant, field="accountant")
-    check_alone(
-        "--from" if sweep is None else "SWEEP", {**given, "from": None if sweep is None else path}
-    )
-    # The leading accountant comes first. A printed table shows this accountant only, so no other is
-    # computed.
-    leading = accountant or (
-        _accountant_of(str(sweep), storage) if path is None else DEFAULT_ACCOUNTANT
-    )
-    accountants = sorted(ACCOUNTANTS, key=lambda a: a.name != leading)
-    if table_only := output is None and not json:
-        accountants = accountants[:1]
-    default = TABLE_DELTAS if table_only else DELTAS
-    # Compute, then write the page and print.
-    if path is not None:
-        answers = profiles_of_file(path, deltas or default, accountants)
-    else:
-        answers = profiles_of_sweep(str(sweep), storage, deltas, accountants, default=default)
-    if output is not None:
-        service("profiles_page", needed_by="-o")(
-            answers, output, f"Privacy profiles: {path.name if path is not None else sweep}"
-        )
-    if json:
-        print_json(answers)
-    else:
-        print_table(f"ε at each δ, {leading}", table_rows(answers, leading))
 
 
 def profiles_of_file(
@@ -148,10 +79,11 @@ def profiles_of_file(
     for line, row in rows:
         try:
             numbers = {name: number(name, row[name]) for name in columns}
-            answer = _without_curves(whole_numbers(numbers))
+            empty = {**whole_numbers(numbers), "noise_multipliers": {}, "curves": {}}
+            answer = cast("CurvesOfRun", empty)
             if given:
                 answer["noise_multiplier"] = numbers["noise_multiplier"]
-                _event(answer, numbers["noise_multiplier"])
+                event_of(answer, numbers["noise_multiplier"])
             else:
                 answer["epsilon"], answer["delta"] = numbers["epsilon"], numbers["delta"]
                 requests.append(request(numbers))
@@ -161,12 +93,12 @@ def profiles_of_file(
     # Compute the curves, by accountant.
     with stderr.status("calibrating the noise and computing ε at each δ"):
         for accountant in accountants:
-            sigmas: Iterable[float | str] = (
+            noises: Iterable[float | str] = (
                 [answer["noise_multiplier"] for answer in answers]
                 if given
-                else _sigmas(requests, accountant.name)
+                else sigmas(requests, accountant.name)
             )
-            for answer, own in zip(answers, sigmas, strict=True):
+            for answer, own in zip(answers, noises, strict=True):
                 _add_curve(answer, accountant, own, values)
     return answers
 
@@ -266,34 +198,12 @@ def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str
     ]
 
 
-def _accountant_of(source: str, storage: str) -> str:
+def accountant_of(source: str, storage: str) -> str:
     """Return the accountant that calibrated a sweep if it has curves here, else the default one."""
     from raydp.sweep.api import sweep_folder
 
     own = sweep_folder(source, storage).privacy().accountant
     return own if own in {accountant.name for accountant in ACCOUNTANTS} else DEFAULT_ACCOUNTANT
-
-
-def _event(run: Run, noise_multiplier: float) -> PoissonGaussian:
-    n, batch_size = run["n"], run["batch_size"]
-    if not 1 <= batch_size <= n:
-        raise ValueError(
-            f"batch_size must be >= 1 and <= n {n}, got {batch_size}. It is the expected batch "
-            "size."
-        )
-    return PoissonGaussian(
-        sample_rate=batch_size / n, noise_multiplier=noise_multiplier, num_steps=run["num_steps"]
-    )
-
-
-def _without_curves(run: Run) -> CurvesOfRun:
-    return {
-        "n": run["n"],
-        "batch_size": run["batch_size"],
-        "num_steps": run["num_steps"],
-        "noise_multipliers": {},
-        "curves": {},
-    }
 
 
 def _add_curve(
@@ -307,30 +217,9 @@ def _add_curve(
         ]
     else:
         answer["noise_multipliers"][accountant.name] = sigma
-        answer["curves"][accountant.name] = _curve(_event(answer, sigma), deltas, accountant)
+        answer["curves"][accountant.name] = _curve(event_of(answer, sigma), deltas, accountant)
 
 
 def _curve(event: PoissonGaussian, deltas: list[float], accountant: Accountant) -> list[ProfileRow]:
     """Return ε at each δ, from the user's cache if it is there."""
     return profile_rows(event, deltas, accountant, cache_dir=cache_dir() / "profiles")
-
-
-def _sigmas(requests: Sequence[CalibrationRequest], accountant: str) -> list[float | str]:
-    """Return σ of each request, or the reason why the accountant has no answer."""
-    cache = cache_dir() / "calibration"
-    # All at once; on failure one by one, to find the failing ones.
-    with suppress(AccountantError, CalibrationError):
-        return [
-            solved.noise_multiplier
-            for solved in calibrate_many(requests, accountant, cache_dir=cache)
-        ]
-    sigmas: list[float | str] = []
-    for one in requests:
-        try:
-            sigmas += [
-                solved.noise_multiplier
-                for solved in calibrate_many([one], accountant, cache_dir=cache)
-            ]
-        except (AccountantError, CalibrationError) as error:
-            sigmas.append(str(error))
-    return sigmas

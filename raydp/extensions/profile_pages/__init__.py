@@ -1,1 +1,0 @@
-"""Pages with privacy profiles as figures, for `raydp profile -o`; see docs/privacy.md."""
