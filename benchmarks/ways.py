@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from raydp.extensions.frozen_prefix.prefix import with_frozen_prefix
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.quantization import quantise
@@ -23,7 +24,6 @@ from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.memory import recompute_layers
-from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.gradients.thresholds import Clipping
 
 TOKENS = 64

@@ -97,7 +97,7 @@ def _all_checks(spec: SweepSpec | None, say: Callable[[str], None]) -> list[Chec
     checks += draw_checks(method)
     say("adaptive threshold")
     checks += adaptive_checks(chosen)
-    say("workers, resumes and kept hidden states")
+    say("workers and resumes")
     checks += cut_checks(chosen)
     say("sampling")
     checks += sampling_checks(method)

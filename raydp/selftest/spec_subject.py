@@ -16,6 +16,7 @@ from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.models.reduced import renamed, with_few_layers, with_few_tokens
+from raydp.plugins.registries import service
 from raydp.search_spaces.settings import settings_in_words
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_training_context
 from raydp.spec.document import SweepSpec
@@ -24,7 +25,6 @@ from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.twins import with_fixed_twins
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.microbatches import Units
-from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.trial import TrainingContext
 
 SINGLE = 10 * ROUNDING[torch.float32]
@@ -150,9 +150,11 @@ def _with_few_tokens(
 
 def _prefixed(task: LanguageModelingTask, context: TrainingContext) -> LanguageModelingTask:
     """Return the task with the hidden states of its frozen prefix, if there is one."""
+    if (keep_states := service("keep_states", needed_by=None)) is None:
+        return task
     # The mapped files stay readable after their deletion.
     with tempfile.TemporaryDirectory() as folder:
-        return with_frozen_prefix(
+        kept: LanguageModelingTask = keep_states(
             task,
             context.model,
             context.parameters,
@@ -161,3 +163,4 @@ def _prefixed(task: LanguageModelingTask, context: TrainingContext) -> LanguageM
             max_bytes=float("inf"),
             say=lambda sentence: None,
         )
+        return kept

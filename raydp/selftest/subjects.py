@@ -13,7 +13,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from raydp.methods.dp import DPSGD
 from raydp.models.pretrained import PretrainedModel
-from raydp.scores.language.decoding import input_embeddings
 from raydp.selftest.observe import NoisyMethod
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
@@ -114,14 +113,14 @@ def _subjects_in(dtype: str) -> list[Subject]:
     kinds: dict[
         str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]
     ] = {
-        "Llama, tied, full": (_llama, FULL, 5.2, _task()),
-        "Llama, LoRA": (_llama, LORA, 2.3, _task()),
-        "Llama, LoRA, dropout": (_llama, DROPOUT, 2.3, _task()),
-        "Llama, soft prompt": (_llama, SOFT_PROMPT, 0.5, _task()),
-        "Llama, prefix": (_llama, PREFIX, 0.5, _task()),
-        "Llama, layers without a rule": (lambda: with_odd_layers(_llama()), FULL, 3.5, _task()),
+        "Llama, tied, full": (toy_llama, FULL, 5.2, _task()),
+        "Llama, LoRA": (toy_llama, LORA, 2.3, _task()),
+        "Llama, LoRA, dropout": (toy_llama, DROPOUT, 2.3, _task()),
+        "Llama, soft prompt": (toy_llama, SOFT_PROMPT, 0.5, _task()),
+        "Llama, prefix": (toy_llama, PREFIX, 0.5, _task()),
+        "Llama, layers without a rule": (lambda: with_odd_layers(toy_llama()), FULL, 3.5, _task()),
         "Llama, layers without a rule, users": (
-            lambda: with_odd_layers(_llama()),
+            lambda: with_odd_layers(toy_llama()),
             FULL,
             6.0,
             _task().by_user(),
@@ -134,7 +133,7 @@ def _subjects_in(dtype: str) -> list[Subject]:
         Subject(
             name=f"{name}, {dtype}" if small else name,
             context=typed_training_context(
-                _pretrained(build),
+                toy_base(build),
                 ModelSpec.model_validate({"name": "selftest", "adapter": adapter, "dtype": dtype}),
             ),
             task=task,
@@ -146,36 +145,6 @@ def _subjects_in(dtype: str) -> list[Subject]:
     ]
 
 
-def prefix_subjects(other: str) -> tuple[Subject, Subject]:
-    """Return two subjects whose hidden states below the adapter differ in one example.
-
-    They differ in the "data" or in the "model". The example is the shortest, so the longest
-    examples do not tell the two subjects apart.
-    """
-    adapter = AdapterSpec(r=2, alpha=4, target_modules=("q_proj",), layers_to_transform=(1,))
-    subjects = []
-    for number in range(2):
-        base, rare = _pretrained(_llama), VOCABULARY - 1
-        sentences = [list(range(1 + i, 5 + i + 3 * i)) for i in range(NUM_EXAMPLES)]
-        # The sentence or the weight that differs is in the shortest example.
-        if other == "model" or number:
-            sentences[0][1] = rare
-        if other == "model" and number:
-            with torch.no_grad():
-                input_embeddings(base.model).weight[rare] += 1.0
-        subjects.append(
-            Subject(
-                name=f"selftest/{number}" if other == "model" else "selftest",
-                context=start_training_context(base, adapter),
-                task=_task_of(sentences),
-                method=DPSGD(),
-                indices=np.arange(NUM_EXAMPLES),
-                tolerance=ROUNDING[torch.float32],
-            )
-        )
-    return subjects[0], subjects[1]
-
-
 def typed_training_context(
     base: PretrainedModel, spec: ModelSpec, microbatch_size: int | None = None
 ) -> TrainingContext:
@@ -185,7 +154,8 @@ def typed_training_context(
     return replace(context, autocast=torch.bfloat16 if spec.autocasts_on("cpu") else None)
 
 
-def _pretrained(build: Callable[[], PreTrainedModel]) -> PretrainedModel:
+def toy_base(build: Callable[[], PreTrainedModel]) -> PretrainedModel:
+    """Return a frozen base model with random weights."""
     # Weights from a fixed seed, without touching the process's generator.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -194,7 +164,8 @@ def _pretrained(build: Callable[[], PreTrainedModel]) -> PretrainedModel:
     return PretrainedModel(name="selftest", model=model, tokenizer=None, weight_hash="selftest")
 
 
-def _llama() -> LlamaForCausalLM:
+def toy_llama() -> LlamaForCausalLM:
+    """Return a Llama of two layers."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
@@ -231,10 +202,10 @@ def _task() -> LanguageModelingTask:
     # A repeated token makes positions of an embedding add up.
     for sentence in sentences:
         sentence[::3] = 7
-    return _task_of([s.tolist() for s in sentences])
+    return toy_task([s.tolist() for s in sentences])
 
 
-def _task_of(sentences: list[list[int]]) -> LanguageModelingTask:
+def toy_task(sentences: list[list[int]]) -> LanguageModelingTask:
     """Return the task of the sentences. The last sentence is also the held-out data."""
     examples = TokenizedExamples.from_lists(sentences)
     heldout = examples.select(np.array([NUM_EXAMPLES - 1]))

@@ -29,7 +29,6 @@ from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
 from raydp.tasks.base import Task
-from raydp.training.gradients.prefix_shares import remove_abandoned_shares
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
@@ -157,7 +156,8 @@ def _run(
         # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for
         # a resume.
         remove_abandoned(prefix_folder())
-        remove_abandoned_shares(prefix_folder())
+        if (remove_shares := service("remove_abandoned_shares", needed_by=None)) is not None:
+            remove_shares(prefix_folder())
     return SweepResult(
         folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished)
     )

@@ -19,7 +19,6 @@ from raydp.methods.dp import DPSGD
 from raydp.models import adapters
 from raydp.privacy import PrivacyRecord
 from raydp.privacy.accounting import calibration
-from raydp.selftest import subjects
 from raydp.selftest.checks.cuts import cut_checks
 from raydp.selftest.checks.sweeps import (
     _key_checks,
@@ -35,9 +34,8 @@ from raydp.sweep.planning import plan as planning
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store import noise_key
 from raydp.sweep.store.folder import SweepFolder
-from raydp.tasks.text import language
 from raydp.training import loop
-from raydp.training.gradients import clipping, prefix
+from raydp.training.gradients import clipping
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.microbatches import Units
 from raydp.training.noise import stream
@@ -82,28 +80,6 @@ def test_the_users_calibrations_do_not_hide_a_fault(
 def test_ranks_that_each_take_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(monkeypatch, Units, "share", ("[comm.rank :: comm.world_size]", ""))
     assert {"sum of 2 workers", "sum of 3 workers"} <= failed(cut_checks(DPSGD()))
-
-
-@pytest.mark.parametrize("key", ["content_hash", "weight_hash"])
-def test_a_prefix_cache_that_does_not_know_what_it_is_of(
-    monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    rewrite(
-        monkeypatch, prefix, "_name",
-        ("task.facts().content_hash, weight_hash",
-         "weight_hash" if key == "content_hash" else "task.facts().content_hash"),
-    )  # fmt: skip
-    what = "other data" if key == "content_hash" else "another model"
-    assert failed(cut_checks(DPSGD())) == {f"kept hidden states of {what}"}
-
-
-def test_a_content_hash_that_knows_the_lengths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(
-        monkeypatch, language, "content_hash",
-        ("train.update_hash(digest)", "digest.update(train.lengths().tobytes())"),
-    )  # fmt: skip
-    monkeypatch.setattr(subjects, "content_hash", language.content_hash)
-    assert failed(cut_checks(DPSGD())) == {"kept hidden states of other data"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from raydp.extensions.frozen_prefix import prefix
 from raydp.models.adapters import attach_adapter, decoder_layers
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import _writes_out, renamed, with_few_layers, with_few_tokens
@@ -20,7 +21,7 @@ from raydp.selftest import spec_subject
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import AdapterSpec
-from raydp.training.gradients import clipping, layers, prefix
+from raydp.training.gradients import clipping, layers
 from tests.builders.specs import small_spec
 from tests.selftest.test_faults import failed
 

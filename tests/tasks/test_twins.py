@@ -160,9 +160,9 @@ def test_its_users_are_refused(task):
 
 @pytest.mark.slow
 def test_cached_hidden_states_are_those_of_the_twins_that_are_in(tmp_path: Path, tiny):
+    from raydp.extensions.frozen_prefix.prefix import with_frozen_prefix
     from raydp.models.adapters import attach_adapter, trainable_parameters
     from raydp.spec.sections import ModelSpec
-    from raydp.training.gradients.prefix import with_frozen_prefix
 
     spec = ModelSpec.model_validate(
         {"name": "tiny", "adapter": {"type": "lora", "r": 1, "layers_to_transform": [1]}}

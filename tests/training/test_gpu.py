@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from raydp.extensions.frozen_prefix.prefix import with_frozen_prefix
 from raydp.extensions.prompt_search.score import AdversarialCompression
 from raydp.models import adapters
 from raydp.models import base_models as models
@@ -34,7 +35,6 @@ from raydp.training.comm import DistributedComm, LocalComm
 from raydp.training.gradients import layers, narrow_products
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.memory import TokenBudget, is_out_of_memory, take_share
-from raydp.training.gradients.prefix import with_frozen_prefix
 from raydp.training.gradients.thresholds import Clipping
 from raydp.training.noise import chacha
 from raydp.training.noise.lattice import add_lattice_noise

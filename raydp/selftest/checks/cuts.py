@@ -1,4 +1,4 @@
-"""Check that dividing the work changes no result: workers, a kill and resume, cached states."""
+"""Check that dividing the work changes no result: workers, a kill and resume."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from raydp.selftest.observe import (
     with_sgd,
 )
 from raydp.selftest.ranks import on_ranks
-from raydp.selftest.subjects import prefix_subjects
-from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm, LocalComm
-from raydp.training.gradients.prefix import TOLERANCE, with_frozen_prefix
 from raydp.training.noise.lattice import LATTICE_SHARE
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.observers import AfterStep, StepReport
@@ -51,8 +48,6 @@ def cut_checks(method: NoisyMethod) -> list[Check]:
     2. A run that is killed between an update and its checkpoint, and then resumed, has the weights
        of an undisturbed run after every step. So the repeated step has the same batch and the same
        noise, and no later step reuses the batch or the noise of an earlier step.
-    3. Losses from cached hidden states belong to the current data and model, also after hidden
-       states of other data or another model were cached.
     """
     # One worker without interruption is the reference.
     whole = _sums(method, LocalComm())
@@ -88,16 +83,6 @@ def cut_checks(method: NoisyMethod) -> list[Check]:
             0,
             ROUNDING,
             "largest relative difference of the weights after them",
-        ),
-        *(
-            check(
-                f"kept hidden states of {what}",
-                _cached(other),
-                0,
-                TOLERANCE[torch.float32],
-                "largest difference of a loss, nats, from the loss without them",
-            )
-            for what, other in (("other data", "data"), ("another model", "model"))
         ),
     ]
 
@@ -179,31 +164,3 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
         for step, weights in resumed.items()
     }
     return apart.pop(KILLED_IN), max(apart.values())
-
-
-def _cached(other: str) -> float:
-    """Return the largest difference between losses with and without cached hidden states.
-
-    The hidden states of other data, or of another model, were cached before in the same folder. The
-    longest examples of both data sets are equal.
-    """
-    first, second = prefix_subjects(other)
-    with tempfile.TemporaryDirectory() as folder:
-        # The first subject fills the cache; the second must not read the first one's states.
-        for subject in (first, second):
-            task = subject.task
-            assert isinstance(task, LanguageModelingTask)
-            kept = with_frozen_prefix(
-                task,
-                subject.context.model,
-                subject.context.parameters,
-                weight_hash=subject.name,
-                folder=Path(folder),
-                max_bytes=float("inf"),
-                say=lambda sentence: None,
-            )
-    losses = [
-        t.per_example_loss(second.context.model, t.batch(second.indices)).detach()
-        for t in (second.task, kept)
-    ]
-    return float((losses[0] - losses[1]).abs().max())

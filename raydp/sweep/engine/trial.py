@@ -24,6 +24,7 @@ from raydp.models import base_models as models
 from raydp.models.families import family_of
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
+from raydp.plugins.registries import service
 from raydp.privacy import Event
 from raydp.scores.base import Measurement, measured
 from raydp.spec.document import SweepSpec
@@ -38,7 +39,6 @@ from raydp.tasks.wrappers.twins import for_seed
 from raydp.training import probe, sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.memory import TokenBudget, recompute_layers, state_bytes, take_share
-from raydp.training.gradients.prefix import planned_tokens, with_frozen_prefix
 from raydp.training.observers import Accounting, Observer, ObservingTask, TaskObserver
 from raydp.training.rank0 import on_rank_0
 from raydp.training.trial import Trained, TrainingContext
@@ -149,7 +149,6 @@ class TrialRunner:
         self._budget = _budget(spec, pretrained, comm.device)
         # Layers below the first trained layer never change, so their outputs are computed once.
         if isinstance(task, LanguageModelingTask) and not self._sharded:
-            say("looks for the frozen prefix, which the workers compute together")
             self._task = self._with_prefix(task, pretrained.weight_hash, planned, say)
         say("waits for a run")
 
@@ -161,11 +160,15 @@ class TrialRunner:
         say: Callable[[str], object],
     ) -> LanguageModelingTask:
         """Return the task with the frozen prefix, if it saves more than it costs."""
+        if (keep_states := service("keep_states", needed_by=None)) is None:
+            return task
+        say("looks for the frozen prefix, which the workers compute together")
         model, cluster = self._spec.model, self._spec.cluster
         tokens = float("inf")  # without a plan, nothing is known against computing the prefix
         if planned is not None:
-            tokens = planned_tokens(task, planned, self._evaluations)
-        return with_frozen_prefix(
+            count_fn = service("planned_tokens", needed_by=None)
+            tokens = count_fn(task, planned, self._evaluations)
+        kept: LanguageModelingTask = keep_states(
             task,
             self._loaded.model,
             self._parameters,
@@ -178,6 +181,7 @@ class TrialRunner:
             ),
             planned_tokens=tokens,
         )
+        return kept
 
     def turn_to(self, spec: SweepSpec) -> bool:
         """Go on with the runs of a spec that has other further fields.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from raydp.extensions.frozen_prefix.prefix import with_frozen_prefix
 from raydp.extensions.membership.mia import MembershipInference, fresh
 from raydp.extensions.membership.mia_signals import losses, signals, zlib_lengths
 from raydp.models.adapters import attach_adapter, initialise, trainable_parameters
@@ -18,7 +19,6 @@ from raydp.scores.base import measured
 from raydp.spec.sections import AdapterSpec
 from raydp.testing.models import llama, memorise
 from raydp.testing.secrets import made_up_secrets, told
-from raydp.training.gradients.prefix import with_frozen_prefix
 from tests.builders.secrets import examples_task
 
 ATTACKS = ("loss", "zlib", "min_k", "min_k_plus_plus", "reference")

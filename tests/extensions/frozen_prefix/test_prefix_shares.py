@@ -14,11 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydp.spec.sections import AdapterSpec
-from raydp.tasks.text.examples import TokenizedExamples
-from raydp.training.gradients import prefix_shares
-from raydp.training.gradients.prefix import planned_tokens, with_frozen_prefix
-from raydp.training.gradients.prefix_shares import (
+from raydp.extensions.frozen_prefix import shares as prefix_shares
+from raydp.extensions.frozen_prefix.prefix import planned_tokens, with_frozen_prefix
+from raydp.extensions.frozen_prefix.shares import (
     SHARES,
     Share,
     compute_together,
@@ -26,6 +24,8 @@ from raydp.training.gradients.prefix_shares import (
     shares_of,
     tokens_left,
 )
+from raydp.spec.sections import AdapterSpec
+from raydp.tasks.text.examples import TokenizedExamples
 from tests.builders import toys
 from tests.processes import forked
 

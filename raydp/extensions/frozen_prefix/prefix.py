@@ -20,17 +20,17 @@ import transformers
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.io.cache import remove_abandoned
-from raydp.models.adapters import causal_model, decoder_layers
-from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
-from raydp.tasks.text.language import LanguageModelingTask
-from raydp.training.gradients.prefix_shares import (
+from raydp.extensions.frozen_prefix.shares import (
     Share,
     compute_together,
     remove_abandoned_shares,
     shares_of,
     tokens_left,
 )
+from raydp.io.cache import remove_abandoned
+from raydp.models.adapters import causal_model, decoder_layers
+from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
+from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.trial_plan import TrialPlan
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from raydp.extensions.frozen_prefix import prefix
+from raydp.extensions.frozen_prefix.prefix import first_trained_layer, with_frozen_prefix
 from raydp.spec.sections import AdapterSpec
 from raydp.training.comm import LocalComm
-from raydp.training.gradients import prefix
-from raydp.training.gradients.prefix import first_trained_layer, with_frozen_prefix
 from tests.builders import toys
 
 LAST_LAYER = AdapterSpec(

@@ -1,0 +1,1 @@
+"""Hidden states below the first trained layer, computed once and kept (docs/performance.md)."""
