@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,29 +16,16 @@ _FIELD = "model.quantization"
 
 def check_quantization(quantization: str | None) -> None:
     """Raise ValueError if a quantisation is asked for and what it needs is not installed."""
-    if quantization is None:
-        return
-    service("quantise", needed_by=_FIELD)
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError(
-            f"model.quantization {quantization!r} must have the package bitsandbytes, got none. "
-            "Run `pip install '.[quantization]'`, or leave it out."
-        )
+    if quantization is not None:
+        service("check_quantisation", needed_by=_FIELD)(quantization)
 
 
 def quantise(base: PretrainedModel, device: torch.device | str | None = None) -> None:
-    """Put a base model's linear layers, but for the output layer, into 4 or 8 bits, in place.
+    """Put a base model's linear layers into 4 or 8 bits, in place, if it asks for it.
 
-    It does nothing for a model without `quantization`. The service `quantise` does it for others.
-
-    Args:
-        device: where the new layers are; None for where the weights are.
-
-    Raises:
-        ValueError: what it needs is not installed, or the model has no linear layers.
+    See the service `quantise`.
     """
     if base.quantization is not None:
-        check_quantization(base.quantization)
         service("quantise", needed_by=_FIELD)(base, device)
 
 

@@ -19,10 +19,7 @@ from raydp.training.probe import start_training_context
 
 
 class KeptStateChecks:
-    """Losses from kept hidden states belong to the current data and model.
-
-    This also holds after hidden states of other data or of another model were kept.
-    """
+    """Losses from kept states are those of the data and model, also after others were kept."""
 
     title = "kept hidden states"
 

@@ -1,10 +1,8 @@
 """The frozen prefix: hidden states below the first trained layer, which never change.
 
-With adapters on the last layers only, the layers below compute the same hidden states in every
-step.
-
-They are computed once per data set, model and layer, by all processes that need them, and kept on
-disk under a name that is made from their content. Every trial of every sweep maps them into memory.
+With adapters on the last layers only, the layers below compute the same states in every step. These
+are computed once per data set, model and layer, by all processes that need them, and kept on disk
+under a name that is made from their content. Every trial of every sweep maps them into memory.
 """
 
 from __future__ import annotations
@@ -34,10 +32,7 @@ from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.trial_plan import TrialPlan
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Largest difference of a per-example loss (nats) that rounding explains, by dtype.
-
-The dtype is that of the base weights.
-"""
+"""Dtype of the base's weights -> largest difference of an example's loss (nats) by rounding."""
 
 
 def first_trained_layer(model: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
@@ -227,10 +222,7 @@ def _mapped(
 
 
 def _tried(task: LanguageModelingTask, model: nn.Module, layer: int, dtype: torch.dtype) -> float:
-    """Return the largest difference of losses (nats) for a few examples.
-
-    It is called before the states of all examples are computed.
-    """
+    """Return the largest difference of losses (nats) of a few examples, before all are computed."""
     chosen = _longest(task)
     some = task.train.select(chosen)
     values = np.zeros((len(some.token_ids), causal_model(model).config.hidden_size), _plain(dtype))

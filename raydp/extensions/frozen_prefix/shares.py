@@ -1,10 +1,8 @@
 """The frozen prefix is computed in shares, by all processes that wait for it.
 
-Finished shares survive a kill.
-
-Every share has a fixed place in the files of the hidden states, so no share is copied. A process
-takes a share by a lock that ends with the process. If it is killed, another process computes the
-share again.
+Finished shares survive a kill. Every share has a fixed place in the files of the hidden states, so
+no share is copied. A process takes a share by a lock that ends with the process. If it is killed,
+another process computes the share again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from functools import cache
 from typing import Any
 
@@ -25,11 +25,12 @@ def quantise(base: PretrainedModel, device: torch.device | str | None = None) ->
             than a CPU.
 
     Raises:
-        ValueError: the model has no linear layers.
+        ValueError: bitsandbytes is not installed, or the model has no linear layers.
 
     Source: Dettmers et al. 2022 (LLM.int8()), Dettmers et al. 2023 (NF4).
     """
     assert base.quantization is not None, "quantise a model that asks for it"
+    check_quantisation(base.quantization)
     # The output layer stays whole: its rounding would change every token's loss.
     output = base.model.get_output_embeddings()
     chosen = [
@@ -48,6 +49,15 @@ def quantise(base: PretrainedModel, device: torch.device | str | None = None) ->
         layer = _quantised(base.model.get_submodule(name), base.quantization, device)
         setattr(base.model.get_submodule(parent), own, layer)
     base.model.requires_grad_(False).eval()
+
+
+def check_quantisation(quantization: str) -> None:
+    """Raise ValueError if bitsandbytes is not installed. This is the service of its name."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"model.quantization {quantization!r} must have the package bitsandbytes, got none. "
+            "Run `pip install '.[quantization]'`, or leave it out."
+        )
 
 
 @cache

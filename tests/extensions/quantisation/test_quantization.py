@@ -141,7 +141,7 @@ def test_bitsandbytes_is_imported_only_for_a_quantised_model() -> None:
     """In a fresh process: an adapter on a plain model leaves it out, and a quantised model is still
     quantised after."""
     code = (
-        "import sys; from tests.test_quantization import ADAPTER, loaded; from raydp.models import "
+        "import sys; from tests.extensions.quantisation.test_quantization import ADAPTER, loaded; from raydp.models import "
         "adapters\nadapters.attach_adapter(loaded(None), ADAPTER); assert 'bitsandbytes' not in "
         "sys.modules\nmodel = adapters.attach_adapter(loaded('nf4'), ADAPTER)\nlayers = "
         "[m.base_layer for n, m in model.named_modules() if n.endswith('q_proj')]\nassert "
