@@ -45,13 +45,9 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "scores": {
         "air": "raydp.scores.memorisation.air:AttributeInference",
-        "extraction": "raydp.scores.memorisation.extraction:ExtractionProbability",
         "logprob": "raydp.scores.memorisation.logprob:LogProbability",
         "vmr": "raydp.scores.memorisation.vmr:VerbatimMemorization",
         "vmr_exact": "raydp.scores.memorisation.vmr:ExactVerbatimMemorization",
-        "vmr_greedy": "raydp.scores.memorisation.vmr:GreedyVerbatimMemorization",
-        "vmr_near": "raydp.scores.memorisation.vmr:NearVerbatimMemorization",
-        "vmr_text": "raydp.scores.memorisation.vmr:TextVerbatimMemorization",
     },
     "searches": {
         "random": "raydp.sweep.search:RandomSearch",

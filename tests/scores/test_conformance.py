@@ -6,13 +6,9 @@ from raydp.analysis.tables.per_secret import LOGARITHMIC, RATES
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import own_names, resolve
 from raydp.scores.memorisation.air import AttributeInference
-from raydp.scores.memorisation.extraction import ExtractionProbability
 from raydp.scores.memorisation.logprob import LogProbability
 from raydp.scores.memorisation.vmr import (
     ExactVerbatimMemorization,
-    GreedyVerbatimMemorization,
-    NearVerbatimMemorization,
-    TextVerbatimMemorization,
     VerbatimMemorization,
 )
 from raydp.testing.scores import ScoreConformance
@@ -23,24 +19,8 @@ class TestVerbatimMemorization(ScoreConformance):
     name, score, kind = "vmr", VerbatimMemorization(), "verbatim"
 
 
-class TestTextVerbatimMemorization(ScoreConformance):
-    name, score, kind = "vmr_text", TextVerbatimMemorization(), "verbatim"
-
-
 class TestExactVerbatimMemorization(ScoreConformance):
     name, score, kind = "vmr_exact", ExactVerbatimMemorization(), "verbatim"
-
-
-class TestGreedyVerbatimMemorization(ScoreConformance):
-    name, score, kind = "vmr_greedy", GreedyVerbatimMemorization(), "verbatim"
-
-
-class TestNearVerbatimMemorization(ScoreConformance):
-    name, score, kind = "vmr_near", NearVerbatimMemorization(), "verbatim"
-
-
-class TestExtractionProbability(ScoreConformance):
-    name, score, kind = "extraction", ExtractionProbability(), "verbatim"
 
 
 class TestAttributeInference(ScoreConformance):

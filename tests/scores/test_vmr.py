@@ -1,4 +1,4 @@
-"""Verbatim memorisation: sampled, exact and as text."""
+"""Verbatim memorisation: sampled and exact."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from raydp.scores.language.encoding import encode
 from raydp.scores.language.generation import sample_continuations, uniforms
 from raydp.scores.memorisation.vmr import (
     ExactVerbatimMemorization,
-    TextVerbatimMemorization,
     VerbatimMemorization,
 )
 from raydp.tasks.base import Secret
 from raydp.testing.models import byte_tokenizer, llama
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram
+
+P = 0.4
+ALWAYS, SOMETIMES, NEVER = (
+    Secret(prompt=a, continuation=b) for a, b in (("a", "bc"), ("d", "e"), ("f", "g"))
+)
 
 
 def chain(text: str, probability: float) -> dict[tuple[str, str], float]:
@@ -134,9 +138,7 @@ def test_every_sample_has_the_outcome_of_the_token_by_token_sampler(untrained, l
     assert max(ratios) > 0
 
 
-@pytest.mark.parametrize(
-    "score", [VerbatimMemorization(), TextVerbatimMemorization(), ExactVerbatimMemorization()]
-)
+@pytest.mark.parametrize("score", [VerbatimMemorization(), ExactVerbatimMemorization()])
 def test_1_where_it_is_always_said_and_0_where_never(tokenizer, score):
     said, unsaid = (
         Secret(prompt="a", continuation="bcdef"),
@@ -157,25 +159,6 @@ def test_prompt_and_continuation_are_tokenised_apart():
     (encoded,) = encode(tokenizer, [Secret(prompt="ab a", continuation="bab")])
     assert tokenizer.convert_ids_to_tokens(list(encoded.prompt_ids)) == ["<bos>", "ab", "Ġ", "a"]
     assert tokenizer.convert_ids_to_tokens(list(encoded.continuation_ids)) == ["b", "ab"]
-
-
-def test_text_counts_another_cut_into_tokens_and_token_ids_do_not():
-    """The tokenizer writes 'abc' as ab + c; the model says it as the one token abc, then stops."""
-    tokenizer = byte_tokenizer(extra=["ab", "abc"], merges=[("a", "b")])
-    model = bigram({(":", "abc"): 1.0, ("abc", "<eos>"): 1.0}, tokenizer)
-    task = make_task([Secret(prompt="x:", continuation="abc")])
-    assert VerbatimMemorization().measure(model, task, seed=0).value == 0
-    assert TextVerbatimMemorization().measure(model, task, seed=0).value == 1
-
-
-def test_text_is_never_below_token_ids(untrained, likely_secrets):
-    task = make_task(likely_secrets)
-    ids, text = (
-        kind(num_samples=200, top_k=5).measure(untrained, task, seed=2).per_secret
-        for kind in (VerbatimMemorization, TextVerbatimMemorization)
-    )
-    assert all(text[name] >= ids[name] for name in ids)
-    assert max(ids.values()) > 0
 
 
 def test_seeds_differ_and_score_names_do_not_share_draws(tokenizer):
@@ -231,3 +214,44 @@ def test_a_gguf_like_bf16_model_is_measured(tokenizer):
         model, make_task(made_up_secrets("verbatim", 3, seed=0)), seed=0
     )
     assert 0 <= measured.value <= 1
+
+
+@pytest.fixture(scope="module")
+def known(tokenizer):
+    """Says bc after a always, e after d with probability 0.4 and x else, g after f never."""
+    return bigram(
+        {
+            ("a", "b"): 1.0,
+            ("b", "c"): 1.0,
+            ("d", "e"): P,
+            ("d", "x"): 1 - P,
+            ("f", "h"): 0.99,
+            ("f", "x"): 0.01,
+        },
+        tokenizer,
+    )
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task([ALWAYS, SOMETIMES, NEVER])
+
+
+def values(measured) -> list[float]:
+    return list(measured.per_secret.values())
+
+
+def test_the_sampled_ratio_has_the_exact_one_as_its_mean(known, task):
+    """200 seeds of 20 samples: each secret's hits are binomial (two-sided test at 1e-4; the seeds
+    are fixed)."""
+    exact = values(ExactVerbatimMemorization(top_k=2).measure(known, task, seed=0))
+    assert exact == pytest.approx([1, P, 0], abs=1e-6)  # fp32 logits
+    score = VerbatimMemorization(top_k=2, num_samples=20)
+    hits = (
+        np.sum([values(score.measure(known, task, seed=seed)) for seed in range(200)], axis=0) * 20
+    )
+    assert hits[[0, 2]].tolist() == [4_000, 0]
+    assert stats.binomtest(round(hits[1]), 4_000, P).pvalue > 1e-4
+    assert stats.binomtest(round(hits[1]), 4_000, P + 0.05).pvalue < 1e-4, (
+        "the test sees a bias of 0.05"
+    )

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from raydp.models.base_models import LoadedModel
-    from raydp.scores.language.encoding import EncodedSecret
 
 # Positions in the key-value cache at a time: 8 GiB for a model of 7 billion parameters (0.5 MiB a
 # position in bf16).
@@ -189,27 +188,6 @@ def sample_continuations(
             ):
                 samples[i] = tokens
     return samples
-
-
-def sample_secrets(
-    model: LoadedModel,
-    secrets: Sequence[EncodedSecret],
-    sampling: Sampling,
-    num_samples: int,
-    *,
-    seed: int,
-) -> list[list[list[int]]]:
-    """Return token ids [secret][sample], at most |s2| each.
-
-    The uniform numbers are those of the score `vmr`.
-    """
-    return sample_continuations(
-        model,
-        [secret.prompt_ids for secret in secrets],
-        [uniforms(seed, "vmr", s.id, num_samples, len(s.continuation_ids)) for s in secrets],
-        sampling,
-        stop=stop_tokens(model),
-    )
 
 
 def _sample_batch(

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.scores.base import Measurement, SecretKind
-from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
+from raydp.scores.base import Measurement
+from raydp.scores.language.encoding import EncodedSecret
 from raydp.scores.language.generation import Sampling
 from raydp.scores.language.teacher_forcing import over_continuations
+from raydp.scores.memorisation.vmr import OfVerbatimSecrets
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
     from raydp.tasks.base import Task
 
 
-class ExtractionProbability(Sampling):
+class ExtractionProbability(OfVerbatimSecrets, Sampling):
     """Probability that at least one of n independent generations continues a secret's prompt
     verbatim.
 
@@ -38,18 +39,14 @@ class ExtractionProbability(Sampling):
     extraction").
     """
 
-    secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
+    score_name: ClassVar[str] = "extraction"
 
     num_attempts: float = Field(100, ge=1, allow_inf_nan=False)
     """n, the number of independent generations that an attacker makes."""
 
-    def check(self, task: Task) -> None:
-        """Raise ValueError if the task has no verbatim secrets."""
-        secrets_of_kind(task, "verbatim", score="extraction")
-
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
         """Score a model. The seed has no effect."""
-        secrets = encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="extraction"))
+        secrets = self.secrets(model, task)
 
         def log_hazard(logits: torch.Tensor, secret: EncodedSecret) -> float:
             probabilities = self.distribution(logits).probability_of(
@@ -65,10 +62,6 @@ class ExtractionProbability(Sampling):
             ids=[secret.name for secret in secrets],
         )
         return replace(measured, details=_details(rates))
-
-    def expected_bounds(self) -> tuple[float, float]:
-        """Return the bounds of a probability."""
-        return 0.0, 1.0
 
 
 def log_rate(log_p: float) -> float:

@@ -5,71 +5,26 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raydp.scores.memorisation.extraction import ExtractionProbability, extracted, log_rate
-from raydp.scores.memorisation.vmr import (
-    ExactVerbatimMemorization,
+from raydp.extensions.extraction.attempts import ExtractionProbability, extracted, log_rate
+from raydp.extensions.extraction.verbatim import (
     GreedyVerbatimMemorization,
     NearVerbatimMemorization,
     TextVerbatimMemorization,
-    VerbatimMemorization,
     normalised_edit_distance,
 )
+from raydp.scores.memorisation.vmr import VerbatimMemorization
 from raydp.tasks.base import Secret
+from raydp.testing.models import byte_tokenizer
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram
-
-P = 0.4
-ALWAYS, SOMETIMES, NEVER = (
-    Secret(prompt=a, continuation=b) for a, b in (("a", "bc"), ("d", "e"), ("f", "g"))
-)
-
-
-@pytest.fixture(scope="module")
-def known(tokenizer):
-    """Says bc after a always, e after d with probability 0.4 and x else, g after f never."""
-    return bigram(
-        {
-            ("a", "b"): 1.0,
-            ("b", "c"): 1.0,
-            ("d", "e"): P,
-            ("d", "x"): 1 - P,
-            ("f", "h"): 0.99,
-            ("f", "x"): 0.01,
-        },
-        tokenizer,
-    )
-
-
-@pytest.fixture(scope="module")
-def task():
-    return make_task([ALWAYS, SOMETIMES, NEVER])
-
-
-def values(measured) -> list[float]:
-    return list(measured.per_secret.values())
-
-
-def test_the_sampled_ratio_has_the_exact_one_as_its_mean(known, task):
-    """200 seeds of 20 samples: each secret's hits are binomial (two-sided test at 1e-4; the seeds
-    are fixed)."""
-    exact = values(ExactVerbatimMemorization(top_k=2).measure(known, task, seed=0))
-    assert exact == pytest.approx([1, P, 0], abs=1e-6)  # fp32 logits
-    score = VerbatimMemorization(top_k=2, num_samples=20)
-    hits = (
-        np.sum([values(score.measure(known, task, seed=seed)) for seed in range(200)], axis=0) * 20
-    )
-    assert hits[[0, 2]].tolist() == [4_000, 0]
-    assert stats.binomtest(round(hits[1]), 4_000, P).pvalue > 1e-4
-    assert stats.binomtest(round(hits[1]), 4_000, P + 0.05).pvalue < 1e-4, (
-        "the test sees a bias of 0.05"
-    )
+from tests.scores import test_vmr
+from tests.scores.test_vmr import ALWAYS, NEVER, SOMETIMES, P, values
 
 
 def test_greedy_takes_the_likeliest_token_at_every_place(known, task, tokenizer):
@@ -204,3 +159,26 @@ def test_without_any_distance_it_is_verbatim(known, untrained, task):
             )
     random = make_task(made_up_secrets("verbatim", 4, seed=5))
     assert NearVerbatimMemorization().measure(untrained, random, seed=0).value == 0
+
+
+def test_text_is_1_where_it_is_always_said_and_0_where_never(tokenizer):
+    test_vmr.test_1_where_it_is_always_said_and_0_where_never(tokenizer, TextVerbatimMemorization())
+
+
+def test_text_counts_another_cut_into_tokens_and_token_ids_do_not():
+    """The tokenizer writes 'abc' as ab + c; the model says it as the one token abc, then stops."""
+    tokenizer = byte_tokenizer(extra=["ab", "abc"], merges=[("a", "b")])
+    model = bigram({(":", "abc"): 1.0, ("abc", "<eos>"): 1.0}, tokenizer)
+    task = make_task([Secret(prompt="x:", continuation="abc")])
+    assert VerbatimMemorization().measure(model, task, seed=0).value == 0
+    assert TextVerbatimMemorization().measure(model, task, seed=0).value == 1
+
+
+def test_text_is_never_below_token_ids(untrained, likely_secrets):
+    task = make_task(likely_secrets)
+    ids, text = (
+        kind(num_samples=200, top_k=5).measure(untrained, task, seed=2).per_secret
+        for kind in (VerbatimMemorization, TextVerbatimMemorization)
+    )
+    assert all(text[name] >= ids[name] for name in ids)
+    assert max(ids.values()) > 0
