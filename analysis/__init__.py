@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from raydp.analysis.selection.by_threshold import (
         selections_by_threshold as selections_by_threshold,
     )
-    from raydp.analysis.selection.choice import Selection as Selection
     from raydp.analysis.selection.choice import select as select
     from raydp.analysis.selection.decision import Decision as Decision
     from raydp.analysis.selection.risk import privacy_risk as privacy_risk
     from raydp.analysis.selection.rules import RULES as RULES
+    from raydp.analysis.selection.selected import Selection as Selection
     from raydp.analysis.statistics.correlations import score_correlations as score_correlations
     from raydp.analysis.statistics.heuristics import heuristic_accuracy as heuristic_accuracy
     from raydp.analysis.statistics.variance import score_variance as score_variance
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Decision": "selection.decision",
     "RULES": "selection.rules",
-    "Selection": "selection.choice",
+    "Selection": "selection.selected",
     "check_points": "tables.points",
     "configuration_means": "tables.points",
     "exact": "tables.points",

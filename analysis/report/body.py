@@ -10,7 +10,7 @@ import pandas as pd
 
 from raydp.analysis.report.card import card, guarantee_in_words
 from raydp.analysis.report.markup import bullets, code, contents, paragraph, section
-from raydp.analysis.selection.choice import Selection
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.selection.words import in_words
 
 

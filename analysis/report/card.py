@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from raydp.analysis.report.markup import Cell, facts, number, paragraph, percent, table
-from raydp.analysis.selection.choice import Selection
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.per_secret import by_secret as values_by_secret
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration

@@ -40,9 +40,10 @@ from raydp.analysis.report.threshold_slider import (
 )
 from raydp.analysis.report.unscored_page import write_unscored
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold, selections_by_threshold
-from raydp.analysis.selection.choice import Selection, select
+from raydp.analysis.selection.choice import select
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.per_secret import is_logarithmic, own_score
 from raydp.analysis.tables.points import configuration_means, require_hyperparameters
 from raydp.search_spaces.configuration import Configuration

@@ -10,7 +10,7 @@ import pandas as pd
 from raydp.analysis.report.body import PageTexts, body_of
 from raydp.analysis.report.card import steps_table
 from raydp.analysis.report.markup import Cell, number, page, table
-from raydp.analysis.selection.choice import Selection
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.coordinates import further_columns
 from raydp.analysis.tables.points import configurations
 

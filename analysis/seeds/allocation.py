@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.choice import Selection, select
+from raydp.analysis.selection.choice import select
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.evidence import keep_utility
 from raydp.analysis.selection.rules import LEAKAGE_CHECK
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import loss_posterior
 from raydp.analysis.surface.outlook import more_secrets, outlook

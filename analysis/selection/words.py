@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from raydp.analysis.selection.by_threshold import ThresholdChange
-from raydp.analysis.selection.choice import Selection
 from raydp.analysis.selection.decision import Alternative, Decision, chance
 from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
+from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
 
 NOT_MEASURED = (

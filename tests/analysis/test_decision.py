@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import select, selections_by_threshold
-from raydp.analysis.selection.choice import Selection
 from raydp.analysis.selection.decision import chance, decide
 from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.selection.words import in_words
 from raydp.analysis.surface.hierarchy import score_posterior
 from raydp.analysis.tables.points import configuration_means, configurations

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import raydp
-from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
+from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
 from raydp.cli.show.sweeps import (
     _show_decision,
     lookup_commands,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pandas as pd
 
 from raydp.analysis import configuration_means, score_names
-from raydp.analysis.selection.choice import LEAKAGE_NOT_CHECKED
+from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED
 from raydp.analysis.selection.words import in_words
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.per_secret import PREFIX

@@ -20,8 +20,8 @@ from raydp.analysis.report.markup import (
     section,
     table,
 )
-from raydp.analysis.selection.choice import Selection
 from raydp.analysis.selection.risk import privacy_risk
+from raydp.analysis.selection.selected import Selection
 from raydp.analysis.statistics.heuristics import heuristic_accuracy
 from raydp.analysis.tables.per_secret import own_score
 from raydp.analysis.tables.points import configuration_means

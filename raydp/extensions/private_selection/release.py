@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 
 from raydp.analysis import Selection, load_points, write_report
-from raydp.analysis.selection.choice import SelectionStep
+from raydp.analysis.selection.selected import SelectionStep
 from raydp.analysis.tables.points import configurations
 from raydp.extensions.private_selection.calibration import selection_guarantee
 from raydp.extensions.private_selection.section import num_runs_of
