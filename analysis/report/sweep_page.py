@@ -138,12 +138,8 @@ def write_report(
     if curves:
         figures["curves"] = training_curves(curves)
     # The script redraws from this data when the slider moves, without a server.
-    live = live_data(
-        compared.at_thresholds,
-        given[0].rule,
-        compared.base_utility_loss,
-        relative=compared.relative,
-    )
+    base, relative = compared.base_utility_loss, compared.relative
+    live = live_data(compared.at_thresholds, given[0].rule, base, relative=relative)
     Path(path).write_text(page(title, body, figures, live, parallel_data(means)), encoding="utf-8")
     return figures
 
@@ -380,16 +376,13 @@ def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -
     share = ""
     # A share of a score of 0 or less has no meaning.
     if relative and best.score > 0 and difference:
-        share = f" ({percent(abs(difference) / best.score)} {_direction(difference)})"
+        direction = "lower" if difference < 0 else "higher"
+        share = f" ({percent(abs(difference) / best.score)} {direction})"
     return (
         f"{start}Its score is {number(selected.score)} against {number(best.score)}{share} for the "
         f"best-utility configuration {_name(best.configuration)}; its utility loss is "
         f"{number(selected.utility_loss)} against {number(best.utility_loss)}."
     )
-
-
-def _direction(difference: float) -> str:
-    return "lower" if difference < 0 else "higher"
 
 
 def _name(configuration: Configuration) -> str:
@@ -399,12 +392,8 @@ def _name(configuration: Configuration) -> str:
 
 def _of_score(name: str | None, text: str) -> str:
     """Return a sentence that names and explains the score."""
-    sentence = f"Score: {name or 'as in the table, which does not name it'}"
-    return (
-        f"{sentence}, {text[0].lower()}{text[1:]} Higher leaks more."
-        if text
-        else f"{sentence}. Higher leaks more."
-    )
+    told = f", {text[0].lower()}{text[1:]}" if text else "."
+    return f"Score: {name or 'as in the table, which does not name it'}{told} Higher leaks more."
 
 
 def _counts(points: pd.DataFrame, means: pd.DataFrame) -> str:

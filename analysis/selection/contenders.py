@@ -129,9 +129,8 @@ def _lowest(score: Array, pool: NDArray[np.bool_], selected: int) -> NDArray[np.
     members = np.flatnonzero(pool)
     members = members[np.argsort(score[members], kind="stable")]
     lowest = members[:MOST_COMPARED]
-    if len(members) == len(lowest) or selected in lowest:
-        return lowest
-    return np.append(lowest[:-1], selected)
+    holds = len(members) == len(lowest) or selected in lowest
+    return lowest if holds else np.append(lowest[:-1], selected)
 
 
 @dataclass(frozen=True, kw_only=True)
