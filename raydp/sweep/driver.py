@@ -168,15 +168,15 @@ def _train_and_finish(
 ) -> Finish:
     """Train what is left, deliver what the listener has missed, and end the sweep.
 
-    If the first pass of adaptive seeds leaves the decision open, the step before further seeds comes
-    first, and training goes on with the runs that its values ask for.
+    If the first pass of adaptive seeds leaves the decision open, the step before further seeds
+    comes first, and training goes on with the runs that its values ask for.
     """
     folder, trials = context.folder, list(context.trials.values())
     ending = ending_of(context)
     before = before_further_seeds(context, task)
     # A resume may only have to measure, or to end the seeds.
     before.settle(context, task, console, retry=True)
-    # Train, deliver, and take the step before further seeds, until the results ask for no further run.
+    # Train, deliver and take the step before further seeds, until no further run is asked for.
     while True:
         skipped = folder.skipped_runs()
         left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]

@@ -335,7 +335,9 @@ def test_a_key_that_is_always_the_test_key(monkeypatch: pytest.MonkeyPatch, tmp_
         _key_checks()
     )
     monkeypatch.setattr(noise_key, "_check", lambda *about: None)
-    monkeypatch.setattr("raydp.sweep.store.folder.read_key", lambda path, *about: path.read_bytes())
+    monkeypatch.setattr(
+        "raydp.sweep.store.documents.read_key", lambda path, *about: path.read_bytes()
+    )
     caught = {"key of a sweep and the test key", "keys of two sweeps of one spec"}
     assert caught | {"secret sweeps that take the test key"} == failed(_key_checks())
 

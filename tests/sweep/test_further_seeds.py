@@ -328,7 +328,7 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     more = {**data, "seeds": {**seeds, "at_most": 5, "max_cost_share": 3.0, "confidence": 0.9}}
     trained.folder.seeds_end.write(end)
     with monkeypatch.context() as patch:
-        patch.setattr("raydp.sweep.store.folder.write_json", killed)
+        patch.setattr("raydp.sweep.store.documents.write_json", killed)
         with pytest.raises(SystemExit):
             Sweep(more).run(resume=True)
     assert trained.folder.plan() == before

@@ -29,7 +29,7 @@ from raydp.training.trial_plan import TrialPlan
 
 
 class BeforeFurtherSeeds:
-    """A step between the first pass and further seeds, for a decision that the first pass leaves open.
+    """A step between a first pass that leaves the decision open and further seeds.
 
     This class does nothing. The service `finer_measurement` returns one that measures the trained
     models again, which costs less than a run. Its state is in the sweep's folder, so that a resume
@@ -243,7 +243,7 @@ class SeedSource(StepwiseSource):
 
 
 def end_seeds(context: SweepContext, before: BeforeFurtherSeeds) -> None:
-    """End the seeds, or begin the step before further ones, if the results ask for no further run."""
+    """End the seeds, or begin the step before further seeds, if the results ask for that."""
     folder = context.folder
     if isinstance(context.spec.seeds, AdaptiveSeeds) and folder.seeds_end() is None:
         SeedSource.of(context, lambda: folder.result(BASE_RUN), before).next_run()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,27 +13,17 @@ import yaml
 from filelock import FileLock, Timeout
 
 from raydp.io.files import make_private, write_atomically
-from raydp.plugins.registries import resolve
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.spec.sections.privacy import IGNORED
-from raydp.sweep.store.disclosure import Disclosure
-from raydp.sweep.store.json_files import Document, read_json, read_state, write_json
-from raydp.sweep.store.noise_key import fingerprint, read_key, write_key
-from raydp.sweep.store.runs import RunFiles
-from raydp.sweep.store.state import DriverProgress, Plan, SearchEnd, SeedsEnd
-from raydp.sweep.store.summary import ReleasedModels, SweepSummary
-from raydp.sweep.store.written_spec import WrittenSpec
+from raydp.sweep.store.documents import SweepDocuments
+from raydp.sweep.store.noise_key import fingerprint, write_key
+from raydp.sweep.store.state import Plan
 
 MOST_NAMED = 20
 """The largest number of sweeps or files that a message names."""
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
-CURRENT_SECONDS = 60.0
-"""Age up to which progress.json counts.
-
-The driver of an older file has ended without removing it.
-"""
 OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
 PASSING = {
@@ -52,10 +41,11 @@ NOT_COMPARED = {"cluster", "tracking", "select", "stopping", "storage", "evaluat
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFolder(WrittenSpec, RunFiles):
-    """The folder of one sweep, storage/name.
+class SweepFolder(SweepDocuments):
+    """The folder of one sweep, storage/name, which is started, opened, locked and removed here.
 
-    Only the modules of `raydp.sweep.store` name and read its files.
+    `WrittenSpec` reads spec.yaml, `RunFiles` has the files of trials/, and `SweepDocuments` the
+    documents. Only the modules of `raydp.sweep.store` name and read these files.
 
     | file                        | written by                 | read by                  | complete when           |
     | --------------------------- | -------------------------- | ------------------------ | ----------------------- |
@@ -90,21 +80,6 @@ class SweepFolder(WrittenSpec, RunFiles):
 
     A folder with a spec.yaml is a sweep.
     """
-
-    search_end = Document("search.json", SearchEnd.from_json, SearchEnd.to_json)
-    """How the sweep's search ended; None before its end, or if there is no search."""
-    seeds_end = Document("seeds.json", SeedsEnd.from_json, SeedsEnd.to_json)
-    """How adaptive seeds ended; None before their end, or if all seeds are run."""
-    decision = Document[str]("selected.json", lambda d: str(d["run_id"]), lambda r: {"run_id": r})
-    """The id of the run that a private selection has chosen; None before the choice."""
-    released = Document("released.json", ReleasedModels.from_json, ReleasedModels.to_json)
-    """The joint cost of all registered models; None before the end of the sweep."""
-    summary = Document("summary.json", SweepSummary.from_json, SweepSummary.to_json)
-    """The summary of the sweep; None before its end, or if nothing was selected."""
-    end = Document[str | None]("ended.json", lambda d: d["state"], lambda state: {"state": state})
-    """The state of the files at the sweep's end (`raydp.sweep.store.unchanged`)."""
-    secret_counts = Document[Mapping[str, int]]("secret_counts.json", dict, dict)
-    """Name of a secret -> number of training examples that contain it. As private as the data."""
 
     @classmethod
     def exists(cls, spec: SweepSpec) -> bool:
@@ -210,9 +185,6 @@ class SweepFolder(WrittenSpec, RunFiles):
         folder._write_spec(spec)
         return folder
 
-    def _write_plan(self, plan: Plan) -> None:
-        write_json(self.path / "plan.json", plan.to_json())
-
     def _write_spec(self, spec: SweepSpec) -> None:
         text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_atomically(self.path / "spec.yaml", text.encode(), private=True)
@@ -294,71 +266,6 @@ class SweepFolder(WrittenSpec, RunFiles):
             )
         return cls(path=path)
 
-    def disclosure(self) -> Disclosure:
-        """Return what may be told of the sweep's runs, by the policy of its `privacy.tuning`."""
-        tuning = self.privacy().tuning
-        if tuning == IGNORED:
-            return Disclosure()
-        disclosure: Disclosure = resolve("policies", tuning).disclosure(self.decision())
-        return disclosure
-
-    @property
-    def _key_file(self) -> Path:
-        return self.path / "sweep.key"
-
-    def key(self) -> bytes:
-        """Read the sweep's secret key.
-
-        Raises:
-            ValueError: see `read_key`.
-        """
-        return read_key(self._key_file, self.privacy(), self.plan().key_fingerprint)
-
-    def plan(self) -> Plan:
-        """Read the plan of the sweep.
-
-        Raises:
-            ValueError: there is no plan, or an unknown version of raydp wrote it.
-        """
-        document = read_json(self.path / "plan.json")
-        if document is None:
-            raise ValueError(
-                f"SWEEP must have its plan.json, got {str(self.path)!r} without. Restore the file, "
-                "or start a new sweep."
-            )
-        return Plan.from_json(document, self.path.name)
-
-    def tracking_run(self) -> str | None:
-        """Return the id of the sweep's run in MLflow; None before it has one."""
-        return read_state(self.path / "tracking.json", lambda document: str(document["parent_run"]))
-
-    def set_tracking_run(self, run: str) -> None:
-        """Write the id of the sweep's run in MLflow, and forget deliveries to an earlier store."""
-        # Remove the marks first: a kill in between delivers runs again, and never loses one.
-        for run_id in self.deliveries():
-            self.remove_delivery(run_id)
-        write_json(self.path / "tracking.json", {"parent_run": run})
-
-    def progress(self) -> DriverProgress | None:
-        """Return how far the sweep is; None if no driver has written it in the last minute.
-
-        A file of the future is of a clock that was set back, and may be of any age.
-        """
-        path = self.path / "progress.json"
-        with suppress(FileNotFoundError):  # the driver has just ended
-            age = time.time() - path.stat().st_mtime
-            ago = max(0.0, age)
-            if abs(age) < CURRENT_SECONDS:
-                return read_state(
-                    path, lambda document: DriverProgress.from_json(document, seconds_ago=ago)
-                )
-        return None
-
-    def set_progress(self, progress: DriverProgress | None) -> None:
-        """Write how far the sweep is. None removes the file, at the driver's end."""
-        path = self.path / "progress.json"
-        path.unlink(missing_ok=True) if progress is None else write_json(path, progress.to_json())
-
     def continue_with(self, spec: SweepSpec, plan: Plan) -> None:
         """Keep the spec of a resume, and plan the runs of the seeds that it adds.
 
@@ -415,29 +322,6 @@ class SweepFolder(WrittenSpec, RunFiles):
         self._write_plan(replace(plan, key_fingerprint=fingerprint(self.key())))
         return True
 
-    def reopen(self) -> None:
-        """Remove what an earlier end wrote about all runs together, because further runs follow."""
-        self.remove_selection()
-        self.released.remove()
-
-    def remove_selection(self) -> None:
-        """Remove the summary and report of an earlier end, because this end selects nothing."""
-        self.summary.remove()
-        self.report.unlink(missing_ok=True)
-
-    def skipped_runs(self) -> set[str]:
-        """Return the planned runs that a search or adaptive seeds left out.
-
-        The set is empty before their end.
-        """
-        search, seeds = self.search_end(), self.seeds_end()
-        left_out = set() if seeds is None else set(seeds.left_out)
-        if search is None or not search.skipped:
-            return left_out
-        return left_out | {
-            t.run_id for t in self.plan().trials if t.configuration in search.skipped
-        }
-
     def lasting_files(self) -> Iterator[Path]:
         """Yield the files that are a part of the sweep's state at its end."""
         for folder, folders, names in os.walk(self.path, followlinks=True):
@@ -446,11 +330,6 @@ class SweepFolder(WrittenSpec, RunFiles):
                 folders[:] = [name for name in folders if name not in PASSING]
                 names = [name for name in names if name not in PASSING]
             yield from (Path(folder, name) for name in names)
-
-    @property
-    def report(self) -> Path:
-        """Return the file of the sweep's report."""
-        return self.path / "report.html"
 
     @property
     def ray(self) -> Path:

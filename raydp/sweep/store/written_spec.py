@@ -81,11 +81,8 @@ class WrittenSpec:
 
     def tracking(self) -> TrackingSpec:
         """Return the section `tracking` of the sweep's spec."""
-        return (
-            self._section("tracking", TrackingSpec)
-            if "tracking" in self._written()
-            else TrackingSpec()
-        )
+        written = "tracking" in self._written()
+        return self._section("tracking", TrackingSpec) if written else TrackingSpec()
 
     def privacy(self) -> PrivacySpec:
         """Return the section `privacy` of the sweep's spec."""
