@@ -44,12 +44,9 @@ def calibrate(
 ) -> None:
     """The smallest noise multiplier that meets (ε, δ)."""
     one = {
-        "n": n,
-        "batch_size": batch_size,
-        "num_steps": num_steps,
-        "epsilon": epsilon,
+        "n": n, "batch_size": batch_size, "num_steps": num_steps, "epsilon": epsilon,
         "delta": delta,
-    }
+    }  # fmt: skip
     with stoppable("the calibration"):
         rows = (
             [calibrate_one(one, accountant)]
@@ -97,11 +94,9 @@ def profile(
     """ε at several δ for one (n, b, T, σ) and what an attacker can reach; or the curves of many
     runs."""
     one = {
-        "n": n,
-        "batch_size": batch_size,
-        "num_steps": num_steps,
+        "n": n, "batch_size": batch_size, "num_steps": num_steps,
         "noise_multiplier": noise_multiplier,
-    }
+    }  # fmt: skip
     if sweep is not None or from_ is not None:
         given = one | {"expected_runs": expected_runs}
         with stoppable("the composition"):

@@ -122,8 +122,7 @@ def profiles_of_sweep(
         default: `TABLE_DELTAS` for a printed table, `DELTAS` for a page or a document.
 
     Raises:
-        ValueError: there is no such sweep, its method adds no noise, or the sweep is a private
-            selection.
+        ValueError: there is no such sweep, it adds no noise, or it is a private selection.
     """
     from raydp.sweep.api import sweep_folder
 
@@ -143,26 +142,21 @@ def profiles_of_sweep(
             f"SWEEP must have private runs, got {source!r} without noise. It has no privacy "
             "profile."
         )
-    # Choose the values of δ.
     target = plan.privacy[private[0].run_id].accounted.delta
-    own = {target} if default == TABLE_DELTAS else {target, min(10 * target, 0.5)}
-    with_target = sorted({*delta_values(default), *own}, reverse=True)
-    values = delta_values(deltas) if deltas is not None else with_target
+    values = _with_target(default, target) if deltas is None else delta_values(deltas)
     # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers: list[CurvesOfRun] = []
     with stderr.status("computing ε at each δ") as status:
-        for position, ((batch_size, num_steps), trial) in enumerate(
-            sorted(distinct.items()), start=1
-        ):
+        for position, (_, trial) in enumerate(sorted(distinct.items()), start=1):
             status.update(f"computing ε at each δ: configuration {position} of {len(distinct)}")
             accounted, event = plan.privacy[trial.run_id].accounted, events[trial.run_id]
             assert isinstance(event, PoissonGaussian), "the run is private"
             answers.append(
                 {
                     "n": trial.num_examples,
-                    "batch_size": batch_size,
-                    "num_steps": num_steps,
+                    "batch_size": trial.batch_size,
+                    "num_steps": trial.num_steps,
                     "noise_multiplier": event.noise_multiplier,
                     "epsilon": accounted.target_epsilon,
                     "delta": accounted.delta,
@@ -171,6 +165,12 @@ def profiles_of_sweep(
                 }
             )
     return answers
+
+
+def _with_target(default: str, target: float) -> list[float]:
+    """Return the δ of a table, or of a page or a document, with those near a run's own δ."""
+    own = {target} if default == TABLE_DELTAS else {target, min(10 * target, 0.5)}
+    return sorted({*delta_values(default), *own}, reverse=True)
 
 
 def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str, object]]:

@@ -9,9 +9,6 @@ import typer
 
 from raydp.cli.arguments import DEFAULT_URI, Json, Model, TrustedKey, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
-from raydp.extensions.publishing.export import export_model
-from raydp.extensions.publishing.hub import HUB, push_model
-from raydp.extensions.publishing.resealing import seal_model
 from raydp.extensions.publishing.signing import new_key
 from raydp.io.output import print_json, stderr, stdout
 
@@ -57,6 +54,8 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model to a folder for transformers, peft, vLLM or `mlflow models serve`."""
+    from raydp.extensions.publishing.export import export_model  # loads torch
+
     export_model(
         model,
         output,
@@ -106,18 +105,14 @@ def push(
 ) -> None:
     """Send a model with its card and privacy record to the Hugging Face hub, or write it to a
     folder."""
+    from raydp.extensions.publishing.export import export_model  # loads torch
+    from raydp.extensions.publishing.hub import HUB, push_model
+
     options: dict[str, Any] = {
-        "merge": merge,
-        "with_base": with_base,
-        "base": base,
-        "dtype": dtype,
-        "signing_key": signing_key,
-        "license": license,
-        "with_figures": with_figures,
-        "openssf_key": openssf_key,
-        "tracking_uri": uri,
-        "trusted_keys": trusted_key,
-    }
+        "merge": merge, "with_base": with_base, "base": base, "dtype": dtype,
+        "signing_key": signing_key, "license": license, "with_figures": with_figures,
+        "openssf_key": openssf_key, "tracking_uri": uri, "trusted_keys": trusted_key,
+    }  # fmt: skip
     if to.startswith(HUB):
         with stderr.status(f"checking {model} and sending it to {to}"):
             where = push_model(
@@ -160,6 +155,8 @@ def seal(
     json: Json = False,
 ) -> None:
     """Sign a model after a review, or seal one that was registered without."""
+    from raydp.extensions.publishing.resealing import seal_model  # loads MLflow
+
     made = seal_model(model, tracking_uri=uri, signing_key=signing_key, unseen=unseen)
     by = made["signed_by"] or "nobody: no --signing-key was given"
     print_json({"model": model, **made}) if json else stdout.print(
