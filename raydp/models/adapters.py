@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from raydp.models.finding import target_names_message
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.quantization import without_bitsandbytes
-from raydp.models.virtual_tokens import reading
+from raydp.models.reading import reading
 from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec
 
 if TYPE_CHECKING:
@@ -38,11 +38,10 @@ _PARTS = {
 }
 """Type of adapter -> parts of the names of its trained weights."""
 PREFIX_STD = 0.3
-"""Standard deviation of a prefix before training.
+"""Standard deviation of a prefix before training: keys and values of the size of the model's own.
 
-Keys and values then have the size of the model's own. peft's standard normal is more than ten times
-the values of SmolLM2's first layer, and doubles the loss. Equal values (0) would get equal
-gradients.
+peft's 1 is more than ten times the values of SmolLM2's first layer, and doubles the loss. Equal
+values (0) would get equal gradients.
 """
 
 
@@ -415,10 +414,7 @@ def shardable_layers(model: nn.Module) -> nn.ModuleList:
 
 @contextmanager
 def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
-    """Leave out the first `count` decoder layers for the block.
-
-    `inputs_embeds` must enter layer `count`.
-    """
+    """Leave out the first `count` decoder layers for the block. Inputs must enter layer `count`."""
     backbone_and_layers = decoder_layers(model)
     assert backbone_and_layers is not None
     backbone, layers = backbone_and_layers
@@ -434,8 +430,7 @@ def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
 def calling(model: nn.Module, forward_fn: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Replace the model's forward function for the block.
 
-    A call of the model still runs the model's hooks. In a sharded model the hooks gather the
-    weights.
+    A call still runs the model's hooks, which gather the weights of a sharded model.
     """
     # An instance attribute shadows the class's forward; deleting it brings the class's back.
     own = model.__dict__.get("forward")

@@ -21,10 +21,7 @@ def check_quantization(quantization: str | None) -> None:
 
 
 def quantise(base: PretrainedModel, device: torch.device | str | None = None) -> None:
-    """Put a base model's linear layers into 4 or 8 bits, in place, if it asks for it.
-
-    See the service `quantise`.
-    """
+    """Put a base model's linear layers into 4 or 8 bits, in place, if it asks for it."""
     if base.quantization is not None:
         service("quantise", needed_by=_FIELD)(base, device)
 

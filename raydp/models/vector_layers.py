@@ -28,9 +28,7 @@ class Scaling(VectorProduct, nn.ParameterDict):
 
 
 class ExampleDropout(nn.Module):
-    """Dropout whose masks come from outside, one for each example.
-
-    Without masks it passes its input on.
+    """Dropout whose masks come from outside, one for each example; without masks it drops nothing.
 
     torch's own draws the masks of a whole batch from one generator, so an example's mask would
     depend on the other examples, and on the number of workers.

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from raydp.methods.dp import DPSGD
 from raydp.models.pretrained import PretrainedModel
+from raydp.plugins.registries import service
 from raydp.selftest.observe import NoisyMethod
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
@@ -108,16 +109,16 @@ def _subjects_in(dtype: str) -> list[Subject]:
     Under an adapter, it is the type of the base weights. In full fine-tuning, it is the type of
     matrix products. The smaller the type, the more the large random weights expose rounding.
     """
-    # The clipping norms lie between the gradients' norms, so that some are clipped and some are
-    # not.
+    reads_prompts = service("read_virtual_tokens", needed_by=None) is not None
+    prompts = {"Llama, soft prompt": SOFT_PROMPT, "Llama, prefix": PREFIX} if reads_prompts else {}
+    # Each clipping norm lies between the gradients' norms, so that some of them are clipped.
     kinds: dict[
         str, tuple[Callable[[], PreTrainedModel], AdapterSpec, float, LanguageModelingTask]
     ] = {
         "Llama, tied, full": (toy_llama, FULL, 5.2, _task()),
         "Llama, LoRA": (toy_llama, LORA, 2.3, _task()),
         "Llama, LoRA, dropout": (toy_llama, DROPOUT, 2.3, _task()),
-        "Llama, soft prompt": (toy_llama, SOFT_PROMPT, 0.5, _task()),
-        "Llama, prefix": (toy_llama, PREFIX, 0.5, _task()),
+        **{name: (toy_llama, prompt, 0.5, _task()) for name, prompt in prompts.items()},
         "Llama, layers without a rule": (lambda: with_odd_layers(toy_llama()), FULL, 3.5, _task()),
         "Llama, layers without a rule, users": (
             lambda: with_odd_layers(toy_llama()),

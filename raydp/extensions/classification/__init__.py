@@ -1,1 +1,4 @@
-"""Classification of tables, images and texts (docs/classification.md)."""
+"""Classification of tables, images and texts (docs/classification.md).
+
+It builds on: adapters.
+"""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.models.key_values import Prefix, can_share
-from raydp.models.virtual_tokens import reading
+from raydp.extensions.adapters.key_values import Prefix, can_share
+from raydp.models.reading import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from raydp.extensions.adapters.key_values import Prefix
 from raydp.extensions.classification.label_words import PADDING, LabelWords, lengths_of
-from raydp.models.key_values import Prefix
 from raydp.tasks.base import Secret, TaskFacts, TaskSection, batches_by_length
 
 Utility = Literal["error_rate", "cross_entropy"]

@@ -207,11 +207,7 @@ def _array(path: Path, width: int, dtype: torch.dtype, mode: str) -> NDArray[np.
 
 def _plain(dtype: torch.dtype) -> np.dtype[np.generic]:
     """Return the type of NumPy that hidden states are kept in; bfloat16 is kept as its 16 bits."""
-    return (
-        np.dtype(np.int16)
-        if dtype == torch.bfloat16
-        else np.dtype(str(dtype).removeprefix("torch."))
-    )
+    return np.dtype("int16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
 
 
 def _mapped(

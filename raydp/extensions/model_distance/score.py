@@ -14,7 +14,7 @@ from pydantic import Field
 from transformers.pytorch_utils import Conv1D
 
 from raydp.models.adapters import MODULES_TO_SAVE, causal_model
-from raydp.models.virtual_tokens import reading
+from raydp.models.reading import reading
 from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection
 from raydp.scores.language.decoding import evaluating
 from raydp.tasks.base import Batch, batches_by_length

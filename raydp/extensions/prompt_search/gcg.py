@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from raydp.extensions.adapters.key_values import Prefix
 from raydp.extensions.prompt_search.objective import Effort, Objective
 from raydp.extensions.prompt_search.tokens import Prompt, Vocabulary
-from raydp.models.key_values import Prefix
 
 PROGRESS = 0.99
 """A new loss counts as progress if it is below this factor times the lowest loss."""

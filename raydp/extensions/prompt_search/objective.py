@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import DynamicCache
 
+from raydp.extensions.adapters.key_values import Prefix, can_share
+from raydp.extensions.adapters.virtual_tokens import prefix_states, soft_prompt
 from raydp.extensions.prompt_search.merging import ExactFn
 from raydp.extensions.prompt_search.prefixes import groups, pass_overhead
-from raydp.models.key_values import Prefix, can_share
-from raydp.models.virtual_tokens import prefix_states, soft_prompt
 from raydp.scores.language.decoding import CachedDecoder, input_embeddings
 
 if TYPE_CHECKING:

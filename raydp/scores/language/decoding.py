@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.models.virtual_tokens import reading
+from raydp.models.reading import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

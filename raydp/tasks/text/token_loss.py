@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from raydp.models.adapters import calling, causal_model, skipping_layers
-from raydp.models.virtual_tokens import Reading, reading
+from raydp.models.reading import Reading, reading
 from raydp.tasks.base import Batch
 
 IGNORE = -100

@@ -16,7 +16,6 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from raydp.io.files import write_atomically
-from raydp.models.virtual_tokens import FixedCache
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """First number of padded tokens of a micro-batch.
@@ -191,7 +190,7 @@ class _Recomputed:
     def __call__(self, *args: object, **kwargs: object) -> object:
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
         if not torch.is_grad_enabled() or any(
-            not isinstance(cache, FixedCache) for cache in caches
+            not getattr(cache, "is_fixed", False) for cache in caches
         ):
             # Recomputing would append to the cache a second time.
             return self._forward(*args, **kwargs)

@@ -16,7 +16,7 @@ from raydp.scores.language.decoding import evaluating
 from raydp.testing.models import llama
 from raydp.training.gradients.memory import recompute_layers
 from tests.builders.models import gpt2
-from tests.test_virtual_tokens import BEFORE, after, with_both
+from tests.extensions.adapters.test_virtual_tokens import BEFORE, after, with_both
 
 
 def lora(model: torch.nn.Module, targets: list[str], *, seed: int = 0) -> torch.nn.Module:

@@ -9,7 +9,8 @@ import torch
 from peft import PrefixTuningConfig, get_peft_model
 from torch import nn
 
-from raydp.models.virtual_tokens import prefix_states, reading
+from raydp.extensions.adapters.virtual_tokens import prefix_states
+from raydp.models.reading import reading
 from raydp.scores.language.decoding import CachedDecoder, evaluating
 from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll

@@ -1,7 +1,4 @@
-"""Keys and values of tokens that several sequences begin with.
-
-They are computed once and shared.
-"""
+"""Keys and values of tokens that several sequences begin with, computed once and shared."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ class Prefix:
 
 
 def can_share(cache: object) -> TypeGuard[DynamicCache]:
-    """Return whether every layer keeps all its keys and values.
-
-    A sliding window or recurrent state cannot be cut.
-    """
+    """Return whether each layer keeps all keys and values: a window or a state cannot be cut."""
     return isinstance(cache, DynamicCache) and all(
         type(layer) is DynamicLayer for layer in cache.layers
     )
