@@ -116,8 +116,7 @@ def profiles_of_sweep(
     Args:
         source: folder, name or spec of the sweep.
         storage: folder that sweeps are looked up in by name.
-        deltas: comma-separated values of δ. None means those of default and the sweep's own δ, and
-            with `DELTAS` also ten times its own.
+        deltas: comma-separated values of δ; None for those of default and near the sweep's own δ.
         accountants: the accountants whose curves are computed, in the order of the answers' curves.
         default: `TABLE_DELTAS` for a printed table, `DELTAS` for a page or a document.
 
