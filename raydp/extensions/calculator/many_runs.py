@@ -143,7 +143,6 @@ def profiles_of_sweep(
         )
     target = plan.privacy[private[0].run_id].accounted.delta
     values = _with_target(default, target) if deltas is None else delta_values(deltas)
-    # Compute the curves of each distinct (b, T).
     distinct = {(t.batch_size, t.num_steps): t for t in private}
     answers: list[CurvesOfRun] = []
     with stderr.status("computing ε at each δ") as status:
