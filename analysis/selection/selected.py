@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raydp.analysis.selection.by_threshold import ThresholdChange
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision
@@ -16,6 +15,9 @@ from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook
 from raydp.analysis.tables.shown import html_table
 from raydp.search_spaces.configuration import Configuration
+
+if TYPE_CHECKING:
+    from raydp.analysis.selection.by_threshold import ThresholdChange
 
 LEAKAGE_NOT_CHECKED = (
     "not made: it needs the values by secret (secrets.parquet) of at least 8 secrets, the "

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
 from raydp.scores.base import Measurement
-from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import read_json, read_state
 from raydp.sweep.store.results import RunResult
 from raydp.tasks.base import Secret
+
+if TYPE_CHECKING:
+    from raydp.sweep.store.folder import SweepFolder
 
 SCORES = "scores"
 ABOUT = "measurement.json"

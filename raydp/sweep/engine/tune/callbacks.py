@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from ray import tune
 from ray.tune import Callback as Callback
 
-from raydp.sweep.engine.committer import Committer
-
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
+
+    from raydp.sweep.engine.committer import Committer
 
 LOGGER = logging.getLogger(__name__)
 
