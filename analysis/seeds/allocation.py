@@ -174,7 +174,7 @@ def _seed_or_end(race: _Race, limits: SeedLimits, begun: Mapping[Configuration, 
 
 @dataclass(frozen=True, kw_only=True)
 class _Race:
-    """The configurations between which a decision is not reached.
+    """An open decision: the configurations, with the posteriors of their scores and losses.
 
     Attributes:
         measured: the measured scores.
@@ -231,7 +231,7 @@ class _Race:
 
     @cached_property
     def chances(self) -> Array:
-        """Return each configuration's probability of being the useful one with the lowest score."""
+        """Return [m] probabilities of having the lowest score of all useful configurations."""
         best = self.useful & (self.scores.draws <= self._lowest[:, None])
         # Ties share their draw. A draw without a useful configuration counts for nobody.
         chances: Array = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).mean(axis=0)
@@ -239,7 +239,7 @@ class _Race:
 
     @cached_property
     def rivals(self) -> Pool:
-        """Return which configurations matter for the decision, the selected one among them, [m]."""
+        """Return [m] whether a chance is not negligible; True for the selected configuration."""
         rivals = self.chances >= _NEGLIGIBLE
         rivals[self.selected] = True
         return rivals
@@ -265,7 +265,7 @@ class _Race:
             begun: configuration -> number of its runs that have begun.
 
         Returns:
-            Its position; None if no configuration that matters may get another seed.
+            The position of this configuration; None if no rival may get another seed.
         """
         rivals = self.rivals
         ready = rivals & allowed
@@ -292,9 +292,9 @@ class _Race:
         return max(candidates, key=gain)
 
     def seeds_are_spent(self, at_most: int, *, confidence: float) -> bool:
-        """Return whether seeds up to the limit would hardly shrink any error that matters.
+        """Return whether even `at_most` seeds each would hardly shrink the rivals' errors.
 
-        They are not spent while they may tell whether a rival is useful.
+        Return False while further seeds may show whether a rival is useful.
         """
         if self.measured.of_secrets is None:
             return False
@@ -309,7 +309,7 @@ class _Race:
 
 
 def _difference_std(scores: Posterior, rivals: NDArray[np.intp], selected: int) -> Array:
-    """Return the posterior std of each rival's score minus the selected configuration's score."""
+    """Return [rivals] posterior stds of their scores minus the selected configuration's score."""
     limited = scores.limited
     std: Array = (limited[:, rivals] - limited[:, [selected]]).std(axis=0)
     return std

@@ -175,7 +175,7 @@ class _Compared:
             np.concatenate([score - score.min(), [0.0] if own is None else own.std, of_secret])
         )
         # Draw the errors over seeds, then those over secrets.
-        noise = None if own is None else own.over(unit).take(members)
+        noise = None if own is None else own.divided_by(unit).take(members)
         score, size = score[members] / unit, len(members)
         errors, of_secrets = np.zeros((num_draws, size)), np.zeros((size, size))
         if noise is not None:

@@ -53,12 +53,10 @@ class Precision:
 
 
 def unknown_errors(means: pd.DataFrame) -> str | None:
-    """Return why the errors of the scores are not known, so that nothing is decided.
-
-    None if they are.
+    """Return why the errors of the scores are unknown, so that nothing is decided, or None.
 
     Only a second run shows how far chance in training moves a score. The values by secret of one
-    run do not show that, because the run's batches and noise move all of them together.
+    run cannot show it, because the run's batches and noise move all values together.
     """
     if means["num_seeds"].max() < 2:
         return _NO_SEEDS
@@ -70,32 +68,30 @@ def unknown_errors(means: pd.DataFrame) -> str | None:
 def equivalents(
     means: pd.DataFrame, scores: Posterior, pools: Pools, precision: Precision, *, logarithmic: bool
 ) -> Pools:
-    """Return each pool's members whose scores are within the tolerance of the pool's lowest.
+    """Return each pool's configurations whose scores are equivalent to the pool's lowest score.
 
-    Each of them has a probability of at least the confidence. So whichever of them is chosen by a
-    figure other than the score is within the tolerance with at least that probability, given the
-    measured scores.
-
-    A pool keeps none if one member is known to have the lowest score: nothing remains to choose. It
-    also keeps none if no member reaches the confidence, or if the errors of the scores are not
-    known.
+    A configuration is equivalent if its score is within the tolerance of the pool's lowest score
+    with a posterior probability of at least the confidence. The probability still holds if another
+    figure, such as the compute, chooses among the equivalent configurations.
 
     Args:
-        pools: [pools, m], none is empty. Pools that contain each other share their work.
+        pools: [pools, m] whether a configuration is in a pool. Nested pools are computed together.
+        logarithmic: whether the score is a logarithm.
 
     Returns:
-        [pools, m].
+        [pools, m] whether a configuration is equivalent. The row of a pool is all False if the
+        errors of the scores are unknown, if no configuration reaches the confidence, or if one
+        configuration has the lowest score at the confidence.
     """
     kept, nothing = np.zeros_like(pools), np.zeros(pools.shape[-1], dtype=np.bool_)
     before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
-    # Small pools first: a pool that contains the one before it continues the running minimum.
+    # Small pools first: a pool that contains the previous pool continues its running minimum.
     for at in np.argsort(pools.sum(axis=1), kind="stable"):
         pool = pools[at]
-        # This pool does not contain the one before it: start again.
+        # This pool does not contain the previous pool: start again.
         if (before & ~pool).any():
             before, lowest, close = nothing, np.full(len(scores.draws), np.inf), nothing
-        # More members only make the lowest score lower, so that no member becomes close that was
-        # not.
+        # More members only lower the lowest score, so a member that was not close stays so.
         new = pool & ~before
         lowest = np.minimum(lowest, scores.draws[:, new].min(axis=1, initial=np.inf))
         highest = scores.highest_within(lowest, precision.tolerance, logarithmic=logarithmic)
@@ -115,7 +111,7 @@ def _often_below(draws: Array, members: Pool, bound: Array, confidence: float) -
 
 
 def cheapest_of_the_most_useful(members: Pool, loss: Array, error: Array, compute: Array) -> Pool:
-    """Keep the member that costs the least of those whose loss is hardly above the lowest, [m].
+    """Return [m], True at the cheapest member whose loss is within an error of the lowest loss.
 
     Args:
         members: [m] whether a configuration is a member; at least one is.

@@ -69,17 +69,13 @@ class SeedNoise:
             std=np.sqrt(variance) * unit, degrees=degrees, num_seeds=num_seeds, shared=prior is None
         )
 
-    def take(self, members: NDArray[np.intp]) -> SeedNoise:
-        """Return the noise of some configurations."""
-        return replace(
-            self,
-            std=self.std[members],
-            degrees=self.degrees[members],
-            num_seeds=self.num_seeds[members],
-        )
+    def take(self, at: NDArray[np.intp]) -> SeedNoise:
+        """Return the noise of the configurations at these positions."""
+        std, degrees, num_seeds = self.std[at], self.degrees[at], self.num_seeds[at]
+        return replace(self, std=std, degrees=degrees, num_seeds=num_seeds)
 
-    def over(self, unit: float) -> SeedNoise:
-        """Return the noise in another unit of the score."""
+    def divided_by(self, unit: float) -> SeedNoise:
+        """Return the noise of the scores divided by `unit`."""
         return replace(self, std=self.std / unit)
 
     def std_error(self) -> Array:
@@ -207,7 +203,7 @@ def mean_over_seeds(points: pd.DataFrame, values: Array) -> Array:
 
 
 def _complete(points: pd.DataFrame, secrets: pd.DataFrame, name: str) -> Array:
-    """Return each run's values by secret, [run, k]. Raise ValueError if one lacks."""
+    """Return each run's values by secret, [run, k]. Raise ValueError if a value is missing."""
     values = as_array(by_secret(points, secrets, name)[0])
     lacking = int((~np.isfinite(values)).any(axis=1).sum())
     if lacking:

@@ -1,4 +1,4 @@
-"""A smooth surface through the measured figures, over coordinates, to predict others."""
+"""A Gaussian process of a figure over the configurations' coordinates, for predictions."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Surface:
         )
         # Draw the hyperparameters from their posterior, given a random part of the rows.
         rng = np.random.default_rng(seed)
-        few = surface._some(rng.permutation(len(y))[:_MOST_INFORMATIVE])
+        few = surface._of_rows(rng.permutation(len(y))[:_MOST_INFORMATIVE])
         mean, std = np.transpose([_SIZE, *[_LENGTH] * coordinates.size, _NOISE])
         drawn = slice_samples(few._log_likelihood, rng, mean, std)
         return replace(surface, hyperparameters=drawn)
@@ -171,7 +171,7 @@ class Surface:
         return self.level + self.unit * np.concatenate(drawn)
 
     def smoothed(self, values: Array) -> Array:
-        """Return surfaces through other values, [..., m], with the same hyperparameters."""
+        """Return posterior means at the inputs, [..., m], if `values` were the figures there."""
         line = self.level + self.unit * (self.inputs @ self.slopes)
         matrix = np.mean([self._smoother(h) for h in self.hyperparameters], axis=0)
         smooth: Array = line + (values - line) @ matrix.T
@@ -181,22 +181,25 @@ class Surface:
         standard: Array = (self.coordinates.values(table) - self.centre) / self.spread
         return standard
 
-    def _some(self, rows: NDArray[np.intp]) -> Surface:
+    def _of_rows(self, rows: NDArray[np.intp]) -> Surface:
         return replace(
             self, inputs=self.inputs[rows], residuals=self.residuals[rows], noise=self.noise[rows]
         )
 
     def _noise(self, hyperparameters: Array) -> Array:
+        """Return [m] variances of the noise, with the learnt one where none is known."""
         learnt = np.exp(2 * hyperparameters[-1])
         return np.where(np.isnan(self.noise), learnt, self.noise) + _JITTER
 
     @cached_property
-    def _squares(self) -> Array:
+    def _squared_differences(self) -> Array:
+        """Return [m, m, d] squared differences of the inputs."""
         squares: Array = (self.inputs[:, None, :] - self.inputs[None, :, :]) ** 2
         return squares
 
     @cached_property
-    def _products(self) -> Array:
+    def _inner_products(self) -> Array:
+        """Return [m, m] inner products of the inputs."""
         products: Array = self.inputs @ self.inputs.T
         return products
 
@@ -204,7 +207,7 @@ class Surface:
         # cho_solve takes 8 times as long for matrices of this size.
         from scipy.linalg.lapack import dpotrs
 
-        covariance = _covariance(self._products, self._squares, hyperparameters)
+        covariance = _covariance(self._inner_products, self._squared_differences, hyperparameters)
         covariance.flat[:: len(covariance) + 1] += self._noise(hyperparameters)
         factor = np.linalg.cholesky(covariance)
         fit = self.residuals @ dpotrs(factor, self.residuals, lower=1)[0]
@@ -240,6 +243,7 @@ class Surface:
         return density
 
     def _smoother(self, hyperparameters: Array) -> Array:
+        """Return the [m, m] matrix that maps residuals to their posterior means."""
         covariance = _kernel(self.inputs, self.inputs, hyperparameters)
         solved = np.linalg.solve(covariance + np.diag(self._noise(hyperparameters)), covariance)
         return np.asarray(solved.T, dtype=np.float64)
@@ -286,9 +290,9 @@ def slice_samples(
     """Draw hyperparameters from their posterior by elliptical slice sampling, [_KEPT, size].
 
     Args:
-        log_likelihood: of the hyperparameters.
+        log_likelihood: returns the log likelihood of hyperparameters, [size].
         rng: generator of the draws.
-        mean, std: of their independent Gaussian priors.
+        mean, std: [size] means and standard deviations of the independent Gaussian priors.
 
     Source: Murray, Adams and MacKay 2010.
     """

@@ -68,13 +68,15 @@ Rule = Annotated[
 ]
 
 
-def _if_verbose(asked: bool) -> None:
-    if asked:
+def _on_verbose(given: bool) -> None:
+    """Log progress on stderr from now on, if --verbose is given."""
+    if given:
         be_verbose()
 
 
-def _if_quiet(asked: bool) -> None:
-    if asked:
+def _on_quiet(given: bool) -> None:
+    """Print results and errors only from now on, if --quiet is given."""
+    if given:
         be_quiet()
 
 
@@ -91,14 +93,14 @@ def options_of_every_command() -> tuple[Parameter, ...]:
             typer.Option(
                 "--verbose",
                 "-v",
-                callback=_if_verbose,
+                callback=_on_verbose,
                 help="Say on stderr what is done, with times.",
             ),
         ] = False,
         quiet: Annotated[
             bool,
             typer.Option(
-                "--quiet", "-q", callback=_if_quiet, help="Print results and errors only."
+                "--quiet", "-q", callback=_on_quiet, help="Print results and errors only."
             ),
         ] = False,
     ) -> None:
@@ -147,18 +149,14 @@ def check_page(output: Path) -> None:
 
 
 def check_new(output: Path, *, force: bool) -> None:
-    """Check that a command does not overwrite an existing file without --force.
+    """Raise ValueError if a command would overwrite a file, unless --force or the user allows it.
 
-    At a terminal the user is asked.
-
-    Raises:
-        ValueError: the file exists, --force is not given, and the user does not agree.
+    The user is asked at a terminal only.
     """
     if force or not output.is_file():
         return
-    # A question is only put where somebody can answer it.
-    asked = sys.stdin.isatty() and sys.stderr.isatty()
-    if not (asked and typer.confirm(f"{output} exists. Overwrite it?", err=True)):
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    if not (can_ask and typer.confirm(f"{output} exists. Overwrite it?", err=True)):
         raise ValueError(
             f"--output must be a new file, got {str(output)!r}. Choose another name, or add "
             "--force."
@@ -166,9 +164,7 @@ def check_new(output: Path, *, force: bool) -> None:
 
 
 def configuration_of(text: str) -> Configuration:
-    """Parse batch_size,num_steps,learning_rate,FIELD=VALUE,... from the command line.
-
-    FIELD=VALUE is there for each further field.
+    """Parse batch_size,num_steps,learning_rate[,FIELD=VALUE...], with all further fields.
 
     Raises:
         ValueError: the text has another form.

@@ -129,7 +129,7 @@ class Method(Protocol):
         """Return the event of a whole run at σ = 1, before it is calibrated.
 
         Raises:
-            ValueError: the method cannot train the configuration on so many units.
+            ValueError: the method cannot train the configuration on num_examples units.
         """
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> Event:
@@ -162,7 +162,7 @@ class Method(Protocol):
         """Return the method's part of a run's privacy record."""
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
-        """Return a run, which has no id yet, as the method makes it; None if it makes no such run."""
+        """Return a run, still without id, with the method's changes; None if the run is left out."""
 
     def defines(self, trial: TrialPlan, written: Mapping[str, object]) -> Mapping[str, object]:
         """Return the method's part of what defines a run; `written` is the method in the spec."""

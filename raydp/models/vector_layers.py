@@ -1,4 +1,4 @@
-"""Layers without a matrix: factors that are trained, and dropout that a run can repeat."""
+"""Layers without a matrix: trained vectors of factors, and dropout that a run can repeat."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Scaling(VectorProduct, nn.ParameterDict):
 
 
 class ExampleDropout(nn.Module):
-    """Dropout whose masks come from outside, one for each example; without masks it drops nothing.
+    """Dropout with a separate mask for each example. Outside `dropping` it drops nothing.
 
-    torch's own draws the masks of a whole batch from one generator, so an example's mask would
-    depend on the other examples, and on the number of workers.
+    torch.nn.Dropout draws the masks of a whole batch from one generator. An example's mask would
+    then depend on the other examples, and on the number of workers.
 
     Args:
         share: share of the inputs that is dropped.
-        layer: the layer's name. Layers of other names have other masks.
+        layer: name of the layer, which its masks depend on.
     """
 
     def __init__(self, share: float, *, layer: str) -> None:
@@ -60,7 +60,7 @@ def dropouts_of(model: nn.Module) -> list[ExampleDropout]:
 
 @contextmanager
 def dropping(layers: Sequence[ExampleDropout], keep_fn: KeepFn) -> Iterator[None]:
-    """Let the layers drop inputs for the block."""
+    """Drop inputs of the layers inside the block, by the masks that `keep_fn` returns."""
     for layer in layers:
         layer.keep_fn = keep_fn
     try:

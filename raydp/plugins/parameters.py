@@ -66,7 +66,7 @@ class Unchecked(BaseModel):
 
 @cache
 def light_model(kind: registries.Kind, name: str) -> type[BaseModel]:
-    """Return a model that accepts at least what the plug-in accepts, with its names and bounds.
+    """Return a model of a plug-in's parameters that accepts at least what the plug-in accepts.
 
     Raises:
         ValueError: the name is unknown, or its file does not exist. The message names the nearest
@@ -117,10 +117,7 @@ def constant(kind: registries.Kind, name: str, attribute: str) -> Any:
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
-    """Return the type that a JSON Schema describes.
-
-    If the schema says more than types and bounds, accept any value.
-    """
+    """Return the type that a schema of the file describes: any value for the schema {}."""
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if "const" in schema:
@@ -143,7 +140,7 @@ Described = dict[str, dict[str, dict[str, object]]]
 
 
 def described(package: str = "raydp") -> dict[Path, Described]:
-    """Return what the files of a package's plug-ins must hold.
+    """Generate the content of the parameter files of a package's plug-ins.
 
     Returns:
         file -> kind -> name -> {"fields", "constants"}, or what the help needs of a command.
@@ -159,6 +156,7 @@ def described(package: str = "raydp") -> dict[Path, Described]:
 
 
 def _described(kind: registries.Kind, name: str) -> dict[str, object]:
+    """Import a plug-in; return its entry of the file. Its fields are None if it rewrites them."""
     if kind == "commands":
         return dict(registries.resolve(kind, name).described())
     cls: type[BaseModel] = registries.resolve(kind, name)
@@ -180,7 +178,7 @@ def _described(kind: registries.Kind, name: str) -> dict[str, object]:
         converted = any(
             isinstance(m, BeforeValidator | WrapValidator | PlainValidator) for m in info.metadata
         )
-        schema = {} if field in own or converted else _plain(properties[field])
+        schema = {} if field in own or converted else _readable(properties[field])
         default = (
             {"default": info.get_default(call_default_factory=True)}
             if not info.is_required()
@@ -191,17 +189,17 @@ def _described(kind: registries.Kind, name: str) -> dict[str, object]:
     return {"fields": fields, "constants": constants}
 
 
-def _plain(schema: Mapping[str, Any]) -> dict[str, object]:
-    """Return a schema that `_annotation` can read, or {} if the schema says more than that."""
+def _readable(schema: Mapping[str, Any]) -> dict[str, object]:
+    """Return a JSON Schema without title and default; {} if `_annotation` cannot express it."""
     words = {k: v for k, v in schema.items() if k not in ("title", "description", "default")}
     for key in ("anyOf", "prefixItems"):
         if key in words:
-            words[key] = [_plain(part) for part in words[key]]
+            words[key] = [_readable(part) for part in words[key]]
             # One alternative that cannot be described makes the whole field unknown.
             if {} in words[key]:
                 return {}
     if "items" in words:
-        words["items"] = _plain(words["items"])
+        words["items"] = _readable(words["items"])
     readable = {*_BOUNDS, "type", "enum", "const", "anyOf", "prefixItems", "items"}
     return (
         words

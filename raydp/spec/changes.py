@@ -1,4 +1,4 @@
-"""A section of a spec with other values of some of its fields."""
+"""Changes of a section's fields: new values that are validated together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Changes(dict[str, Any]):
 
 
 def with_values(section: BaseModel, changes: Mapping[str, Any], field: str) -> BaseModel:
-    """Return a section of a spec with other values of some fields, which are checked together.
+    """Return a section of a spec with new values of some fields, validated as a whole.
 
-    A field that has its default counts as not given, so that its default may follow the changes, as
-    `target_modules` follows the type of an adapter.
+    A field with its default value is left out of the validation's input, so that its default may
+    follow the changes. For example, `target_modules` follows the type of an adapter.
 
     Args:
         section: the section.
@@ -62,11 +62,11 @@ def with_values(section: BaseModel, changes: Mapping[str, Any], field: str) -> B
 
 
 def value_at(section: object, names: Sequence[str]) -> object:
-    """Return the value of a field, as data for JSON.
+    """Return the value of a field inside a section, in types that JSON has.
 
     Args:
-        section: the section, or the value itself if `names` is empty.
-        names: what leads from the section to the field, as `with_values` has checked it.
+        section: the outermost section; its own value is returned if `names` is empty.
+        names: keys from the section down to the field, which `with_values` has accepted.
     """
     value = section
     for given in names:
@@ -77,7 +77,7 @@ def value_at(section: object, names: Sequence[str]) -> object:
 
 
 def attribute_of(cls: type[BaseModel], given: str) -> str | None:
-    """Return the field of a section that a key of a spec names, by its name or another."""
+    """Return the name of the field that a key of a spec means, perhaps by an alias, or None."""
     for name, field in cls.model_fields.items():
         others = field.validation_alias
         if given == name or (isinstance(others, AliasChoices) and given in others.choices):

@@ -194,7 +194,7 @@ class SweepSpec(Section):
 
     def _check_names(self) -> None:
         """Refuse two paths of one configuration that name one field, or contain each other."""
-        for paths in self.space.paths_together:
+        for paths in self.space.further_paths:
             known: dict[str, str] = {}
             for path in paths:
                 # Compare by the fields' own names: `alpha` and `lora_alpha` are one field.

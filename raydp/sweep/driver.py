@@ -129,7 +129,7 @@ def _opened(spec: SweepSpec, plan: SweepPlan, weight_hash: str, *, resume: bool)
 
 
 def ending_of(context: SweepContext) -> Ending:
-    """Return the ending of a sweep. No other function decides which ending a sweep has."""
+    """Return `MeasuringEnding` if models are only measured, else the ending of the policy."""
     # First: a model that is only measured is never released.
     if (reason := context.facts.only_measured) is not None:
         return MeasuringEnding(context, reason)

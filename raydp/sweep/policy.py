@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 class Ending(Protocol):
-    """The treatment of a sweep's runs when they have ended.
+    """How a sweep ends: who hears of committed runs, when training stops, and what is selected.
 
     Implemented by `SelectionEnding`, `MeasuringEnding`, and the endings of policies in extensions.
     """
@@ -48,12 +48,12 @@ class Ending(Protocol):
         ...
 
     def finish(self) -> Finish:
-        """End the sweep: select and report, as far as this kind of sweep does."""
+        """Write the tables; select, set aliases and report if this kind of sweep does."""
         ...
 
 
 class SweepPolicy(Protocol):
-    """How a sweep's runs are calibrated, drawn, told of and ended, by `privacy.tuning`.
+    """A value of `privacy.tuning`: how runs are calibrated, drawn, disclosed and ended.
 
     An entry point of the group `raydp.policies` names a class with these. Its name is the value of
     `privacy.tuning`. The class is called with the spec; the members that need no spec belong to
@@ -83,10 +83,10 @@ class SweepPolicy(Protocol):
 
     @staticmethod
     def disclosure(decision: str | None) -> Disclosure:
-        """Return what may be told of the runs.
+        """Return which runs may be shown outside the sweep's folder.
 
         Args:
-            decision: id of the run that the sweep has chosen for good; None before.
+            decision: id of the run that the sweep has chosen for good; None if it has not chosen.
         """
 
     @staticmethod
@@ -98,11 +98,7 @@ class SweepPolicy(Protocol):
         """
 
     def check(self, facts: TaskFacts) -> None:
-        """Check that the task allows it.
-
-        Raises:
-            ValueError: the task does not allow it.
-        """
+        """Raise ValueError if the policy's guarantee does not cover the task."""
 
     def calibrate(
         self, requests: Sequence[CalibrationRequest], *, cache: Path, progress: Progress | None
@@ -134,7 +130,7 @@ class SweepPolicy(Protocol):
         """
 
     def ending(self, context: SweepContext) -> Ending:
-        """Return the ending of the sweep."""
+        """Return how the sweep ends."""
 
 
 class OrdinarySweep:

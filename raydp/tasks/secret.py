@@ -18,10 +18,13 @@ NEVER_TRAINED_ON = {
 }
 """Name of a note on the secrets that are not scored -> where they are, and the remedy."""
 
-AskedFn = Callable[[object, str, str], tuple[str, str]]
+ChatTextsFn = Callable[[object, str, str], tuple[str, str]]
+"""(list of messages, continuation or "", file and line) -> texts (prompt, continuation)."""
 
 
-def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = None) -> list[Secret]:
+def read_secrets(
+    path: str | Path, field: str, *, chat_texts_fn: ChatTextsFn | None = None
+) -> list[Secret]:
     """Read a JSON Lines file of secrets.
 
     Args:
@@ -29,9 +32,7 @@ def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = Non
             verbatim secret) or `attribute` (A(x) of an attribute secret). Other keys are ignored.
             White space counts.
         field: the option that holds the path, for messages.
-        asked_fn: returns prompt and continuation as texts, for a prompt that is a list of messages;
-            called with the list, the continuation ("" for an attribute), and the place. None:
-            prompts are texts.
+        chat_texts_fn: converts a prompt that is a list of messages; None if prompts are texts.
 
     Raises:
         ValueError: the file is missing, empty or malformed, or has a secret twice; the message
@@ -43,8 +44,8 @@ def read_secrets(path: str | Path, field: str, *, asked_fn: AskedFn | None = Non
     for line, row in read_json_rows(path, field):
         place = f"{Path(path).name}, line {line}"
         # A prompt of messages becomes the text that the chat template writes.
-        if asked_fn is not None and isinstance(row.get("prompt"), list):
-            row = _with_texts(row, place, asked_fn)
+        if chat_texts_fn is not None and isinstance(row.get("prompt"), list):
+            row = _with_texts(row, place, chat_texts_fn)
         secret = replace(_secret_of(row, field, place), number=line)
         # The id is a hash of the content, so equal secrets meet here.
         if secret.id in secrets:
@@ -86,7 +87,7 @@ def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
 
 
 def nearly_found(secrets: Sequence[Secret], texts: Sequence[str]) -> str:
-    """Return how many texts have a secret's continuation alone, for a message."""
+    """Return a message: the number of texts that hold a secret's continuation."""
     rows = sum(any(secret.continuation in text for secret in secrets) for text in texts)
     return f"a continuation occurs in {rows} rows, after other text"
 
@@ -98,7 +99,7 @@ def never_trained_on(
     training: Sequence[str],
     heldout: Sequence[str],
 ) -> dict[str, list[str]]:
-    """Return notes on the secrets that no training example holds: names, also by reason.
+    """Return note -> names of secrets: those that no training example holds, all and by reason.
 
     Args:
         secrets, kept: all secrets, and those that are scored.
@@ -118,13 +119,13 @@ def never_trained_on(
     return notes
 
 
-def _with_texts(row: Mapping[str, object], place: str, asked_fn: AskedFn) -> dict[str, object]:
-    """Return a row whose prompt is a text."""
-    said = row.get("continuation")
+def _with_texts(row: Mapping[str, object], place: str, fn: ChatTextsFn) -> dict[str, object]:
+    """Return a row with its prompt and continuation as texts."""
+    given = row.get("continuation")
     # An attribute has no continuation: only its prompt is written.
-    prompt, continuation = asked_fn(row["prompt"], said if isinstance(said, str) else "", place)
+    prompt, continuation = fn(row["prompt"], given if isinstance(given, str) else "", place)
     texts: dict[str, object] = {**row, "prompt": prompt}
-    return {**texts, "continuation": continuation} if isinstance(said, str) else texts
+    return {**texts, "continuation": continuation} if isinstance(given, str) else texts
 
 
 def _secret_of(row: Mapping[str, object], field: str, place: str) -> Secret:

@@ -87,7 +87,7 @@ def _run(chosen: Sweep, draft: SweepSpec, *, resume: bool) -> SweepResult:
     """Run a sweep. Remember that it has ended if nothing is left to do."""
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         result = or_partial(lambda: chosen.run(resume=resume))
-    # Remembered only if nothing is left to do, and if the runs may be told of at all.
+    # Remembered only if nothing is left to do, and if the runs may be shown at all.
     unfinished = result.interrupted or result.counts.pending or result.counts.failed
     if result.selected is not None and not unfinished and chosen.folder.disclosure().shows_runs:
         remember(draft)

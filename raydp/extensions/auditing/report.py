@@ -176,6 +176,7 @@ def report_of(audited: str, folder: SweepFolder, *, interrupted: bool = False) -
 
 
 def _row(trial: TrialPlan, measured: Measurement, event: Event, score: OneRunAudit) -> AuditedRun:
+    """Return the row of one finished run, before Holm's correction over all runs."""
     details = {
         name: float(value or 0.0) for name, value in measured.details.items() if name != "p_value"
     }
@@ -226,6 +227,7 @@ def _largest(rows: Sequence[AuditedRun], score: OneRunAudit) -> float | None:
 
 
 def _sentence(report: AuditReport, rows: Sequence[AuditedRun]) -> str:
+    """Return the alarm of one configuration, from the row of its runs with the smallest p."""
     worst = min(rows, key=lambda row: 1.0 if row["p_holm"] is None else row["p_holm"])
     # Whichever of the two bounds is larger: both hold.
     least = max(worst["epsilon_hat"], worst["epsilon_mechanism"] or 0.0)

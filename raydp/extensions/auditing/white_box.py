@@ -35,14 +35,12 @@ EVERY = 100
 def audit_check(
     num_runs: int | None = None, progress: Callable[[float], object] = lambda share: None
 ) -> Check:
-    """Compare a lower bound on ε, from runs with and without a canary, with their ε.
+    """Audit DP-SGD: compare its stated ε with a lower bound from runs with and without a canary.
 
-    The runs are of DP-SGD, calibrated to this ε.
-
-    The canary's clipped gradient is c along a coordinate that no other example touches. The
-    attacker adds up that coordinate of the noisy gradients and says "present" above the midpoint
-    between the two expectations. At q = 1 training is one Gaussian mechanism with μ = sqrt(T) / σ,
-    and the two error rates bound μ from below.
+    The runs are calibrated to the stated ε. The canary's clipped gradient is c along a coordinate
+    that no other example touches. The attacker adds up this coordinate of the noisy gradients and
+    says "present" above the midpoint between the two expectations. At q = 1 training is one
+    Gaussian mechanism with μ = sqrt(T) / σ, and the two error rates bound μ from below.
 
     Args:
         num_runs: number of runs with the canary, and number of runs without; NUM_RUNS by default.
@@ -58,7 +56,7 @@ def audit_check(
     # Both worlds, with noise of their own in every run.
     for canary in (False, True):
         for run in range(num_runs):
-            guesses[canary].append(_statistic(run, sigma, canary) > threshold)
+            guesses[canary].append(_attack_statistic(run, sigma, canary) > threshold)
             if (run + 1) % EVERY == 0:
                 progress((canary * num_runs + run + 1) / (2 * num_runs))
     false_positives, false_negatives = sum(guesses[0]), num_runs - sum(guesses[1])
@@ -107,11 +105,14 @@ def mu_lower_bound(false_positives: int, false_negatives: int, num_runs: int) ->
     return max(0.0, float(stats.norm.isf(fpr) - stats.norm.ppf(fnr)))
 
 
-def _statistic(run: int, sigma: float, canary: bool) -> float:
-    """Return the canary's coordinate of the noisy gradients, added up over the steps.
+def _attack_statistic(run: int, sigma: float, canary: bool) -> float:
+    """Train one run and return the sum, over its steps, of the noisy gradients' first coordinate.
 
-    Without the canary, a record with gradient 0 takes its place. The sum is then the one without
-    the record, while n and b, which are public, stay as they are.
+    Args:
+        run: number of the run, which its noise depends on.
+        sigma: noise multiplier σ.
+        canary: whether the canary is trained on. If not, a record with gradient 0 replaces it,
+            because n and b are public and must not change.
     """
     plan = observed_plan(
         f"selftest/audit/{canary}/{run}",

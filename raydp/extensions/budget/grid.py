@@ -32,7 +32,7 @@ class Design:
 
     Attributes:
         batch_sizes, num_steps, rates: numbers of values.
-        first: seeds of every configuration.
+        first: number of seeds of every configuration in the first pass.
         at_most: largest number of seeds of a configuration; equal to `first` if no further seeds
             are run.
     """
@@ -49,22 +49,25 @@ class Design:
 
     @property
     def cost_share(self) -> int:
-        """Cost of the further seeds in first passes, at most (`seeds.max_cost_share`)."""
+        """Return the largest cost of all further seeds, as a multiple of the first pass's cost.
+
+        The spec states the multiple as `seeds.max_cost_share`. The multiple is 0 without further seeds.
+        """
         return 1 if self.at_most > self.first else 0
 
     @property
     def largest(self) -> int:
-        """Compute of the largest configuration, in units of the smallest one's."""
+        """Return the largest configuration's compute over the smallest configuration's."""
         return int(FACTOR ** (self.batch_sizes + self.num_steps - 2))
 
     @property
     def passes(self) -> int:
-        """How often the cost of one seed of all configurations is paid, further seeds included."""
+        """Return the cost of all runs, in costs of one seed of every configuration."""
         return self.first * (1 + self.cost_share)
 
     @property
     def runs(self) -> int:
-        """Number of runs, further seeds included if they have the mean cost of a run."""
+        """Return the number of runs, if further seeds have the mean cost of a run."""
         return self.configurations * self.passes
 
 
@@ -74,17 +77,17 @@ DESIGNS = (
     Design(batch_sizes=2, num_steps=2, rates=2, first=2, at_most=2),
     Design(batch_sizes=2, num_steps=1, rates=2, first=2, at_most=2),
 )
-"""From the one that decides best to the cheapest one."""
+"""The designs, from the most reliable selection to the lowest cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A grid that was fitted.
+    """A grid of configurations, and the time that it takes.
 
     Attributes:
-        hours: time of all runs, the largest number of further seeds included.
-        fits: whether that is within the time; if not, it is the cheapest grid that is worth
-            running.
+        hours: expected hours of all runs, at the largest cost of further seeds.
+        fits: whether `hours` is within the user's time. A grid that does not fit is the cheapest
+            grid that is worth running.
     """
 
     design: Design
@@ -96,13 +99,13 @@ class Grid:
 
 
 def fitted(*, num_units: int, law: StepLaw, score_seconds: float, hours: float, slots: int) -> Grid:
-    """Return the best grid that fits.
+    """Return the grid of the best design that fits the time, or else the cheapest grid.
 
     Args:
         num_units: n.
         law: seconds of a private step, on one slot.
         score_seconds: seconds that the utility and the scores of one model take.
-        hours: time of the whole sweep.
+        hours: time that the whole sweep may take.
         slots: runs that are trained side by side.
     """
     for design in DESIGNS:

@@ -18,7 +18,7 @@ FEW_COUNTS = 3
 
 
 class Subset(Reason):
-    """One score on one subset of the secrets."""
+    """One score on one subset of the secrets. `secret_subsets` documents the keys."""
 
     subset: str
     secrets: int
@@ -92,7 +92,7 @@ def secret_subsets(
     subsets |= _by_count(counts)
     return {
         "score": score,
-        "subsets": [_of(points, values, counts, *entry) for entry in subsets.items()],
+        "subsets": [_figures(points, values, counts, *entry) for entry in subsets.items()],
     }
 
 
@@ -119,10 +119,10 @@ def _by_count(counts: pd.Series) -> dict[str, list[str]]:
     }
 
 
-def _of(
+def _figures(
     points: pd.DataFrame, values: pd.DataFrame, counts: pd.Series, name: str, chosen: list[str]
 ) -> Subset:
-    """Return the figures of one subset."""
+    """Compute the score on the subset `name`, as the mean of the secrets `chosen`."""
     means = values[chosen].mean(axis=1)
     variance = score_variance(points.assign(score=means))
     known = counts[chosen].dropna()

@@ -19,8 +19,8 @@ def check_secrets(path: str | Path, field: str) -> None:
         ValueError: as `read_secrets`.
     """
 
-    def asked(prompt: object, continuation: str, place: str) -> tuple[str, str]:
+    def texts_of(prompt: object, continuation: str, place: str) -> tuple[str, str]:
         messages_of(prompt, field, place)
         return json.dumps(prompt), continuation
 
-    read_secrets(path, field, asked_fn=asked)
+    read_secrets(path, field, chat_texts_fn=texts_of)

@@ -251,7 +251,7 @@ class ChatTask(RowsSection):
         return train, heldout
 
     def _limited(self, rows: list[_Row], notes: dict[str, object]) -> list[_Row]:
-        """Return the rows without those beyond the largest number of a user."""
+        """Keep each user's first `max_examples_per_user` rows; note the number of removed rows."""
         if self.max_examples_per_user is None:
             return rows
         taken: Counter[str] = Counter()
@@ -340,14 +340,13 @@ class ChatTask(RowsSection):
         A prompt is written as a training text has it.
         """
 
-        def asked(prompt: object, continuation: str, place: str) -> tuple[str, str]:
-            # Prefer the way that occurs in the training texts: earlier replies may lack the block
-            # of thinking.
+        def texts_of(prompt: object, continuation: str, place: str) -> tuple[str, str]:
+            # Prefer a form that occurs in the training texts, which may lack the thinking block.
             ways = template.asked(messages_of(prompt, field, place), continuation, field, place)
             occurring = (way for way in ways[:-1] if any(way[0] + way[1] in text for text in texts))
             return next(occurring, ways[-1])
 
-        return read_secrets(path, field, asked_fn=asked)
+        return read_secrets(path, field, chat_texts_fn=texts_of)
 
     def _encode(
         self,

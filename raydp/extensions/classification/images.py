@@ -72,6 +72,7 @@ class MnistTask(ImageTask):
         return train, heldout, 10, "MNIST's files"
 
     def _part(self, part: str) -> LabelledExamples:
+        """Read the images [n, 1, 28, 28] and labels of MNIST's files of "train" or "t10k"."""
         images = read_idx(self.path, f"{part}-images-idx3-ubyte", "task.path")
         labels = read_idx(self.path, f"{part}-labels-idx1-ubyte", "task.path")
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:

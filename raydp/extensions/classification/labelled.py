@@ -213,6 +213,7 @@ class ClassificationTask:
         return None
 
     def by_user(self) -> ClassificationTask:
+        """Raise ValueError: the task does not know the users of its examples."""
         raise ValueError(
             "privacy.unit must be example in a classification task, got user. Leave it out of the "
             "spec."

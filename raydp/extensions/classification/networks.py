@@ -215,7 +215,7 @@ def _channels(name: str, shape: tuple[int, ...], smallest: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkName:
-    """A network with everything that its untrained weights depend on."""
+    """A network's name, such as "mlp:1x8x8:10", in parts: with a seed, they fix its weights."""
 
     architecture: str
     input_shape: tuple[int, ...]
@@ -234,7 +234,7 @@ class NetworkName:
         return f"{self.architecture}:{'x'.join(map(str, self.input_shape))}:{self.num_classes}"
 
     def build(self, seed: int = SEED, *, new_classes: int = 0) -> Network:
-        """Build the untrained network from a seed, with `new_classes` added."""
+        """Build the untrained network from a seed, with `new_classes` more classes of weight 0."""
         config = NetworkConfig(self.architecture, self.input_shape, self.num_classes)
         with initial_weights(seed):
             network = Network(config)
@@ -244,10 +244,7 @@ class NetworkName:
         return network
 
     def folder(self) -> Path:
-        """Return the folder of the untrained weights in the cache.
-
-        They are written at the first use.
-        """
+        """Return the cache's folder of the untrained weights, which the first call writes."""
         # torch's initialisation may change between versions, so the version is in the name.
         digest = hashlib.sha256(f"{self} {SEED} {torch.__version__}".encode()).hexdigest()[:16]
         target = cache_dir() / "networks" / f"{self.architecture}-{digest}"

@@ -1,4 +1,4 @@
-"""Models that others trained, in the place of training: folders, and what is stated of them."""
+"""A method that takes models, with their stated guarantees, from folders and trains nothing."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ ELSEWHERE = "unknown: the model was trained elsewhere"
 
 @dataclass(frozen=True, kw_only=True)
 class StatedRun:
-    """One row of a table of models: where the model is, and what whoever trained it states.
+    """One row of a table of models that others trained: a model and its stated guarantee.
 
     Attributes:
         folder: a folder that save_pretrained wrote.
         configuration: b, T and η.
-        seed: label of the repetition; rows without one are numbered within their configuration.
+        seed: label of the repetition; by default, its number among the configuration's rows.
         noise_multiplier: σ; None if it is not stated.
-        epsilon, delta: the stated guarantee; inf for a model without one, None if σ is stated
-            instead.
+        epsilon, delta: the stated guarantee; ε is inf for a model without a guarantee. Both are
+            None if only σ is stated.
         others: further columns, as text.
     """
 
@@ -91,8 +91,8 @@ def read_runs(path: str | Path) -> tuple[StatedRun, ...]:
 
 
 @cache
-def _read(path: Path, changed: int) -> tuple[StatedRun, ...]:
-    """Read the table once for each version of the file."""
+def _read(path: Path, modified_ns: int) -> tuple[StatedRun, ...]:
+    """Read the table, once for each time of modification of the file."""
     # Check the columns, then row by row, so that a message can name the line.
     rows = _table(path)
     missing = [name for name in REQUIRED if not rows or name not in rows[0][1]]
@@ -231,14 +231,12 @@ def _check_stated(
 
 
 class Imported(MethodSection):
-    """Reads models that were trained elsewhere, in place of training.
-
-    Their ε is stated, and never certified.
+    """Reads models that others trained. Their ε is as stated by the trainer, and never certified.
 
     `raydp import` writes the spec. A run's configuration, seed, σ, ε and δ are taken from its row.
 
     Guarantee:
-        None: the method's event is NonPrivateEvent. What is stated is in the record as a claim.
+        None: the method's event is NonPrivateEvent. The record has the stated ε as a claim.
     """
 
     private: ClassVar[bool] = False
@@ -251,7 +249,7 @@ class Imported(MethodSection):
     """A CSV file with a row for each model; see `raydp import --help`."""
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
-        """Return the run with its folder and what is stated of it; None without a row for it."""
+        """Return the run with its folder and its stated guarantee; None if the table has no row."""
         row = self._row_of(trial)
         if row is None:
             return None
@@ -272,7 +270,7 @@ class Imported(MethodSection):
         )
 
     def defines(self, trial: TrialPlan, written: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the hash of the weights and what is stated of them. Their path does not count."""
+        """Return the hash of the weights and the stated guarantee. The folder's path has no part."""
         from raydp.extensions.imported.elsewhere import hash_of_model
 
         assert trial.source is not None, "the plan names the folder"
@@ -305,7 +303,7 @@ class Imported(MethodSection):
         check_fits(spec.model, [row.folder for row in read_runs(self.runs)])
 
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
-        """Return that nothing is known, and the caveat that the guarantee is only stated."""
+        """Return a record of an unknown procedure, and the caveat that ε is only stated."""
         procedure = Procedure(sampler=ELSEWHERE, divisor=ELSEWHERE)
         return MethodRecord(procedure=procedure, caveats=(WHY_STATED,), seed_policy=ELSEWHERE)
 

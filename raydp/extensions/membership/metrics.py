@@ -95,7 +95,7 @@ def auc(members: ArrayLike, nonmembers: ArrayLike, *, confidence: float = CONFID
 def clopper_pearson(
     successes: float, trials: int, *, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Return the exact interval of a binomial rate (Clopper and Pearson 1934)."""
+    """Return (low, high), the exact interval of a binomial rate (Clopper and Pearson 1934)."""
     tail = (1 - confidence) / 2
     low = 0.0 if successes <= 0 else float(beta.ppf(tail, successes, trials - successes + 1))
     high = (

@@ -90,6 +90,10 @@ class ShadowAttack(Hyperparameters):
 def attack(specs: Sequence[SweepSpec], folders: Sequence[SweepFolder], seed: int) -> ShadowAttack:
     """Attack the first model with the others as its shadows.
 
+    Args:
+        specs, folders: the sweep of each model; the first is the target's.
+        seed: seed of the pool, if the pool is a sample.
+
     Returns:
         The target's configuration and guarantee, the numbers of examples, and every attack's
         figures.

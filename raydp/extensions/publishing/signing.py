@@ -54,7 +54,7 @@ class SigningKey:
                 "tracking.signing_key must hold an Ed25519 key in PEM without a password, got "
                 f"{str(path)!r} with something else. {remedy}"
             )
-        return cls(public=_text(private.public_key().public_bytes_raw()), _private=private)
+        return cls(public=_public_text(private.public_key().public_bytes_raw()), _private=private)
 
 
 def private_key(path: Path, name: str, remedy: str) -> PrivateKeyTypes | None:
@@ -96,7 +96,7 @@ def new_key(path: Path) -> str:
         FileExistsError: one of the files exists; a key is never replaced.
     """
     private = Ed25519PrivateKey.generate()
-    public = _text(private.public_key().public_bytes_raw())
+    public = _public_text(private.public_key().public_bytes_raw())
     # Check both names first, so that no half pair is left behind.
     beside = path.with_name(path.name + PUBLIC_SUFFIX)
     for file in (path, beside):
@@ -128,7 +128,7 @@ def trusted_keys(given: Iterable[str | Path]) -> frozenset[str]:
 def signature_fits(public: str, signature: str, message: bytes) -> bool:
     """Return whether a signature is of this message by this key; False also if one is malformed."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(_raw(public))
+        key = Ed25519PublicKey.from_public_bytes(_public_bytes(public))
         key.verify(base64.b64decode(signature, validate=True), message)
     except (InvalidSignature, ValueError, binascii.Error):
         return False
@@ -146,8 +146,7 @@ def _from_file(path: Path) -> set[str]:
         raise ValueError(
             f"--trusted-key must be a public key or a file of them, got {str(path)!r}. {remedy}"
         ) from error
-    # A private key in a place for public ones has probably been shared already: say so, do not use
-    # it.
+    # A private key where public keys are expected has probably leaked, so it is refused.
     if any("PRIVATE KEY" in line for line in lines):
         raise ValueError(
             f"--trusted-key must be a public key, got the private one in {str(path)!r}. {remedy}"
@@ -163,24 +162,26 @@ def _from_file(path: Path) -> set[str]:
     return keys
 
 
-def _checked(text: str, shown: str) -> str:
+def _checked(text: str, source: str) -> str:
+    """Return a public key in its usual form; the error names `source`."""
     try:
-        return _text(_raw(text))
+        return _public_text(_public_bytes(text))
     except (ValueError, binascii.Error) as error:
         raise ValueError(
-            f"--trusted-key must be ed25519: and {_PUBLIC_BYTES} bytes in base64, got {shown!r}. "
+            f"--trusted-key must be ed25519: and {_PUBLIC_BYTES} bytes in base64, got {source!r}. "
             "Copy the line from the .pub file."
         ) from error
 
 
-def _raw(text: str) -> bytes:
+def _public_bytes(text: str) -> bytes:
+    """Return the 32 bytes of `ed25519:...`; raise ValueError if the text is no public key."""
+    # validate=True refuses characters outside base64. A wrong length reveals a truncated key.
     raw = base64.b64decode(text.removeprefix(PREFIX), validate=True)
-    # validate=True refuses other characters, which b64decode would skip; the length shows a cut
-    # key.
     if not text.startswith(PREFIX) or len(raw) != _PUBLIC_BYTES:
         raise ValueError("no public key")
     return raw
 
 
-def _text(raw: bytes) -> str:
+def _public_text(raw: bytes) -> str:
+    """Return a public key of 32 bytes as `ed25519:` and base64."""
     return PREFIX + base64.b64encode(raw).decode()

@@ -36,7 +36,7 @@ class LoggedRun:
 
     Attributes:
         name: name of the run: its configuration and seed.
-        trial_id: Tune's id, another one after each resume.
+        trial_id: Tune's id of the trial; a resumed run gets a new id.
         local_path: the folder that the logger writes into.
         experiment_dir_name: name of the sweep, by which the runs are grouped.
         evaluated_params: config of the trial.
@@ -75,11 +75,8 @@ class RunLog(tune.Callback):
         self._logger, self._sweep = logger, sweep
         self._runs: dict[str, LoggedRun] = {}
 
-    def place(self, trial: Trial) -> str:
-        """Return the folder that the logger writes a run into.
-
-        A logger with folders of its own ignores it.
-        """
+    def folder_of(self, trial: Trial) -> str:
+        """Return the folder for a run's files. A logger that chooses its own folders ignores it."""
         return "."
 
     def on_trial_start(
@@ -88,7 +85,7 @@ class RunLog(tune.Callback):
         run = LoggedRun(
             name=str(trial),
             trial_id=trial.trial_id,
-            local_path=self.place(trial),
+            local_path=self.folder_of(trial),
             experiment_dir_name=self._sweep,
             evaluated_params=dict(trial.config),
         )
@@ -134,7 +131,8 @@ class TensorBoardLog(RunLog):
         super().__init__(TBXLoggerCallback(), folder.path.name)
         self._folder = logs_of(folder, "tensorboard").resolve()
 
-    def place(self, trial: Trial) -> str:
+    def folder_of(self, trial: Trial) -> str:
+        """Return a folder whose name has the run's configuration and the start of its id."""
         return str(self._folder / f"{_file_name(str(trial))}-{trial.config['run_id'][:8]}")
 
 

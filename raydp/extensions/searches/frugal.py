@@ -24,11 +24,11 @@ Members = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outlook:
-    """S draws of the whole space from the fitted surfaces.
+class _SurfaceDraws:
+    """S draws of the fitted surfaces of utility loss and score, at all m candidates.
 
     Attributes:
-        layout: layout of the m candidates, with utility_loss and score [S, m].
+        layout: the candidates, with utility_loss and score [S, m].
         allowed: [S, m] whether a candidate keeps to the utility threshold of each draw, and to the
             bound on the score.
         rule: the rule that selects.
@@ -111,12 +111,13 @@ class FrugalSearch(Section):
                 return Proposal()
             return Proposal(configurations=_spread_out(candidates, cost, taken, affordable, count))
         # Choose by the fitted surfaces.
-        outlook = self._outlook(candidates, means, goal)
-        return self._next(candidates, cost, taken, affordable, outlook, count)
+        draws = self._draws(candidates, means, goal)
+        return self._next(candidates, cost, taken, affordable, draws, count)
 
-    def _outlook(
+    def _draws(
         self, candidates: tuple[Configuration, ...], means: pd.DataFrame, goal: Goal
-    ) -> _Outlook:
+    ) -> _SurfaceDraws:
+        """Fit surfaces of utility loss and score to the means, and draw both at all candidates."""
         table = _table(candidates)
         surface = partial(Fitted.to, means, coordinates=Coordinates.of(table), seed=self.seed)
         loss = surface("utility_loss").draw(table, self.num_draws, seed=self.seed)
@@ -130,7 +131,7 @@ class FrugalSearch(Section):
         layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
         # A draw has no errors, so the rules that weigh errors become the oracle.
         rule = "oracle" if goal.rule in ("informed", "predicted-score") else goal.rule
-        return _Outlook(layout=layout, allowed=allowed, rule=rule)
+        return _SurfaceDraws(layout=layout, allowed=allowed, rule=rule)
 
     def _next(
         self,
@@ -138,7 +139,7 @@ class FrugalSearch(Section):
         cost: Array,
         taken: Members,
         affordable: Members,
-        outlook: _Outlook,
+        draws: _SurfaceDraws,
         count: int,
     ) -> Proposal:
         """Choose candidates one by one, each as if the earlier ones had run.
@@ -154,17 +155,17 @@ class FrugalSearch(Section):
         ):
             # One-step look-ahead: the selected score now and with each candidate more, in every
             # draw.
-            now = outlook.selected_score(members)
+            now = draws.selected_score(members)
             with_one = np.tile(members, (len(left), 1))
             with_one[np.arange(len(left)), left] = True
-            gain = now[:, None] - outlook.selected_score(with_one)  # [S, left]
+            gain = now[:, None] - draws.selected_score(with_one)  # [S, left]
             wins = gain > self.tolerance * np.abs(now)[:, None]
             # Stop when in nearly every draw no single candidate would win.
             if wins.any(axis=1).mean() < self.stop_probability:
                 if chosen:
                     break
                 return self._stop(
-                    candidates, taken, left, outlook, wins.mean(axis=0), gain.mean(axis=0)
+                    candidates, taken, left, draws, wins.mean(axis=0), gain.mean(axis=0)
                 )
             # Expected improvement per unit of compute, as if all that was chosen before had run.
             worth = np.maximum(gain, 0).mean(axis=0) / cost[left]
@@ -179,11 +180,12 @@ class FrugalSearch(Section):
         candidates: tuple[Configuration, ...],
         taken: Members,
         left: NDArray[np.intp],
-        outlook: _Outlook,
+        draws: _SurfaceDraws,
         wins: Array,
         gain: Array,
     ) -> Proposal:
-        within = outlook.allowed.mean(axis=0)
+        """End the search, with each remaining candidate's probability of a win and mean gain."""
+        within = draws.allowed.mean(axis=0)
         skipped = {
             candidates[
                 at
@@ -200,6 +202,7 @@ class FrugalSearch(Section):
     def _end(
         self, candidates: tuple[Configuration, ...], taken: Members, reason: str, why: str
     ) -> Proposal:
+        """End the search for a reason; `why` says why each remaining candidate is skipped."""
         skipped = {candidates[at]: why for at in np.flatnonzero(~taken)}
         return Proposal(finished=True, reason=reason, skipped=skipped)
 

@@ -85,10 +85,7 @@ def cautions_of(*, epsilon: float, delta: float) -> list[Caution]:
 
 
 def cautions_of_few(num_units: int, num_examples: int) -> list[Caution]:
-    """Return the caution of few units of privacy.
-
-    Protecting examples is advised only where they are enough.
-    """
+    """Return a caution if there are too few units; protecting examples may be its remedy."""
     if num_units >= FEW_UNITS:
         return []
     return [
@@ -107,7 +104,7 @@ def cautions_together(
     """Return the cautions of several models that are released together, by their joint ε.
 
     Args:
-        epsilon: the joint ε; None is not known.
+        epsilon: the joint ε; None if it is unknown.
         num_models: number of the models.
         accountant: registry name of the accountant that computed ε.
         planned: whether the models are not trained yet.

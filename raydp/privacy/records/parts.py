@@ -85,13 +85,13 @@ class Mechanism:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedWeights:
-    """Noise that is added once, to the trained weights.
+    """The noise of a method that perturbs its trained weights once, before their release.
 
     Attributes:
         noise_std: standard deviation of the noise on each weight.
         sensitivity: proven sensitivity of the weights; None if there is only a claim.
         claimed_sensitivity: sensitivity that the method claims without proof.
-        formula: name of the formula that the noise is claimed by.
+        formula: name of the formula that gives noise_std, if the sensitivity is only claimed.
     """
 
     noise_std: float
@@ -116,9 +116,9 @@ class Procedure:
     Attributes:
         sampler: how batches are drawn; None means as the event says.
         divisor: divisor of the sums of gradients.
-        observer: what the attacker sees against whom the guarantee holds.
-        description: what was run, in words, if the event only dominates it.
-        released_weights: if noise is added once, to the trained weights.
+        observer: what the attacker, against whom the guarantee holds, may see.
+        description: the mechanism in words, if the event is not the mechanism but dominates it.
+        released_weights: the noise on the trained weights; None without such noise.
     """
 
     sampler: str | None = None

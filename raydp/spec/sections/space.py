@@ -265,7 +265,7 @@ class SpaceSpec(Section):
         return [*(self.further[path].values if path in self.further else ()), *own]
 
     def _named(self) -> list[object]:
-        """Return the named space's configurations; [None] for an unknown name, refused later."""
+        """Return the named space's configurations; [None] if the name is unknown."""
         try:
             return [point for point, _ in self.listed()]
         except ValueError:
@@ -278,8 +278,8 @@ class SpaceSpec(Section):
         return list(dict.fromkeys([*self.further, *own]))
 
     @property
-    def paths_together(self) -> list[list[str]]:
-        """Return the paths of the fields that one configuration sets, for each point."""
+    def further_paths(self) -> list[list[str]]:
+        """Return each point's paths of further fields; one list for a grid or a named space."""
         own = [_fields_of(point) for point in self.points or ()]
         return [
             [*fields, *(path for path in self.further if path not in fields)]
@@ -289,12 +289,11 @@ class SpaceSpec(Section):
     def combinations(
         self, configuration: Mapping[str, object], own: Mapping[str, object]
     ) -> list[dict[str, Any]]:
-        """Return the combinations of further fields for a configuration, as they are written.
+        """Return a configuration's combinations of further fields, each as path -> value.
 
         Args:
             configuration: the values of batch_size, num_steps and learning_rate.
-            own: the further fields that the configuration sets by itself, as a point of the list.
-                They do not vary.
+            own: path -> value of the further fields that its point sets; they do not vary.
         """
         order = self._in_order()
         return [
@@ -322,7 +321,7 @@ class SpaceSpec(Section):
         return list(ordered.items())
 
     def listed(self) -> Iterator[tuple[Hyperparameters, dict[str, Any]]]:
-        """Yield (b, T, η) and the own further fields of each configuration, before others vary.
+        """Yield each configuration's (b, T, η), and the further fields that its point sets.
 
         Raises:
             ValueError: there is no space of this name.

@@ -87,13 +87,13 @@ Longer waits are for a process of Ray that has frozen.
 def beside_driver(cls: type[T], **options: object) -> ActorClass[T]:
     """Return a class of actors that take no CPU and run on the driver's node.
 
-    They end with no other node.
+    These actors survive the loss of every other node.
 
     Args:
         cls: class of the actor.
         options: further options of Ray's actors.
     """
-    # On another node, the actor would end with this node.
+    # An actor on another node would die with that node.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(cls).options(num_cpus=0, scheduling_strategy=here, **options)
 
@@ -125,14 +125,14 @@ def _nodes() -> list[tuple[float, float]]:
 def first_group(slot: int, num_slots: int) -> int:
     """Return the number of runs of a slot's first worker group.
 
-    It grows from about half of `TRIALS_PER_GROUP` for slot 0 to all for the last slot, so that
-    worker groups are not all replaced at once.
+    The number grows from about half of `TRIALS_PER_GROUP` for slot 0 to all for the last slot.
+    Worker groups are then not all replaced at once.
     """
     return math.ceil(TRIALS_PER_GROUP * (num_slots + slot + 1) / (2 * num_slots))
 
 
 class SlimTrainer(DataParallelTrainer):
-    """A Ray Train trainer without idle helper processes, which tells who controls its workers.
+    """A Ray Train trainer without idle helper processes. It passes its controller to `started`.
 
     Ray Data's helper has no work, because runs read their examples from the object store. The
     cleaner of placement groups has no work, because `Slots` gives them back. For the coordinator
@@ -140,7 +140,7 @@ class SlimTrainer(DataParallelTrainer):
 
     Args:
         grows: whether the cluster adds nodes for the worker group.
-        started: takes the controller, whose process may not have started yet.
+        started: called with the controller, whose process may not run yet.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Slots:
                 stop_ray()
 
     def pause(self) -> list[RunResult]:
-        """Let runs that train save their state, and return the outcomes that are not on disk yet.
+        """Let the running trials save their state, and return results that are not on disk yet.
 
         A second interruption ends the wait.
         """
@@ -349,8 +349,8 @@ class Slots:
     def _free_leftovers(self, slot: int) -> None:
         """Give back the devices that a killed controller still holds.
 
-        Otherwise the next worker group would wait for them for ever. Train's own cleaner does not
-        do it: it needs the state API, which needs the dashboard.
+        Otherwise the next worker group would wait for these devices for ever. Train's own cleaner
+        would need the state API, and so the dashboard.
         """
         leftover = ray.get(self.queue.placement_group.remote(slot))
         if leftover is not None:

@@ -11,22 +11,24 @@ from raydp.sweep.store.folder import SweepFolder
 
 
 def field_of(path: str, given: Mapping[str, object], names: Mapping[str, str]) -> str | None:
-    """Return the field whose value is a path or the nearest folder above it; None without one.
+    """Return the parameter or spec field that led to a path which failed; None if none did.
+
+    Its value is the path or the nearest folder above the path.
 
     Args:
         path: the path that failed.
         given: name -> value of each parameter of the command.
         names: name -> the parameter as users write it: "--output", "DATA".
     """
-    written = [
+    parameters = [
         (names.get(name, name), value) for name, values in given.items() for value in _flat(values)
     ]
     storage = Path(str(given.get("storage") or "."))
-    inside = [found for _, value in written for found in _fields_of_spec(Path(value), storage)]
+    inside = [found for _, value in parameters for found in _fields_of_spec(Path(value), storage)]
     failed, here = Path(path).absolute(), Path.cwd()
     # The current folder is above every relative path, so it tells no field from another.
     above = set(failed.parents) - {here, *here.parents}
-    fitting = [(field, Path(value).absolute()) for field, value in (*inside, *written) if value]
+    fitting = [(field, Path(value).absolute()) for field, value in (*inside, *parameters) if value]
     fitting = [(field, at) for field, at in fitting if at == failed or at in above]
     # The value with the most parts is the nearest folder.
     return max(fitting, key=lambda found: len(found[1].parts), default=(None, None))[0]
@@ -39,7 +41,7 @@ def _flat(values: object) -> list[str]:
 
 
 def _fields_of_spec(source: Path, storage: Path) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a spec with their texts, by its file, its sweep's folder or its name."""
+    """Yield (field, text) of a spec, given its file, or the folder or name of its sweep."""
     for file in (
         source,
         *(SweepFolder(path=path).spec_file for path in (source, storage / source)),
@@ -52,7 +54,7 @@ def _fields_of_spec(source: Path, storage: Path) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the texts inside a value by their fields."""
+    """Yield (field, text) of every text inside a value."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What may be told of a sweep's runs outside its folder."""
+"""Which of a sweep's runs may be shown outside its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raydp.training.trial_plan import TrialPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Disclosure:
-    """What may be told of the runs of one sweep. By default all: ε covers each model.
+    """Which runs of one sweep may be shown. By default all: ε covers each model.
 
     `raydp.sweep.policy.SweepPolicy.disclosure` makes it.
 

@@ -105,7 +105,7 @@ class SweepDocuments(WrittenSpec, RunFiles):
         path.unlink(missing_ok=True) if progress is None else write_json(path, progress.to_json())
 
     def disclosure(self) -> Disclosure:
-        """Return what may be told of the sweep's runs, by the policy of its `privacy.tuning`."""
+        """Return which of the sweep's runs may be shown, by the policy of its `privacy.tuning`."""
         tuning = self.privacy().tuning
         if tuning == IGNORED:
             return Disclosure()

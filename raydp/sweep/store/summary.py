@@ -53,8 +53,7 @@ class RunCounts:
         search: how the search ended; None if none has ended.
         seeds: how the adaptive seeds ended; None if they have not.
         note: a sentence that must be shown with the numbers.
-        optional: how many of the pending runs adaptive seeds run only where the decision needs
-            them.
+        optional: number of pending runs that adaptive seeds train only if the decision needs them.
     """
 
     runs: int
@@ -71,7 +70,7 @@ class RunCounts:
 
     @property
     def sentence(self) -> str:
-        """Return the numbers in words."""
+        """Return the numbers as text, such as "18 runs, 17 finished, 1 failed, ..."."""
         words = {name: f"{number} {name}" for name, number in self.numbers.items()}
         if self.optional:
             words["pending"] += f" ({self.optional} of them only if the decision needs them)"
@@ -79,7 +78,7 @@ class RunCounts:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return the numbers by name.
+        """Return the number of runs by status.
 
         "skipped" is left out if neither a search nor adaptive seeds have ended.
         """
@@ -148,10 +147,7 @@ class ReleasedModels:
         return {"models": self.num_models, "run_ids": list(self.run_ids), **self._cost()}
 
     def on_card(self) -> ReleasedTogether:
-        """Return what every model's card says.
-
-        The run ids are left out, because every card would grow with them.
-        """
+        """Return the content for every model's card: without run ids, which would lengthen it."""
         document = self.to_json()
         del document["run_ids"]
         return document

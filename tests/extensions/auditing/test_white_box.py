@@ -43,7 +43,7 @@ def test_the_audit_finds_more_than_is_stated(
 @pytest.mark.slow
 def test_audit_fails_when_it_finds_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the canary does not reach the model: then it would not notice anything."""
-    rewrite(monkeypatch, white_box, "_statistic", ("3 * MAX_GRAD_NORM * canary", "0.0"))
+    rewrite(monkeypatch, white_box, "_attack_statistic", ("3 * MAX_GRAD_NORM * canary", "0.0"))
     assert audit_check(300).figure < 2.4
 
 

@@ -11,7 +11,7 @@ from replay import replay
 
 from raydp.analysis import configuration_means, select
 from raydp.analysis.selection.rules import Layout
-from raydp.extensions.searches.frugal import FrugalSearch, _Outlook
+from raydp.extensions.searches.frugal import FrugalSearch, _SurfaceDraws
 from raydp.sweep.search import Goal, SearchState
 from raydp.testing.surface import COLUMNS, SPACE, median_loss, surface
 
@@ -95,10 +95,10 @@ def test_a_bound_on_the_score_holds_in_every_draw():
     table = surface(np.random.default_rng(7))
     limit = float(table["score"].median())
     goal = Goal(max_loss=median_loss(table), max_score=limit)
-    outlook = FrugalSearch(num_draws=50)._outlook(tuple(SPACE), configuration_means(table), goal)
-    kept = outlook.allowed.mean(axis=0)
+    draws = FrugalSearch(num_draws=50)._draws(tuple(SPACE), configuration_means(table), goal)
+    kept = draws.allowed.mean(axis=0)
     assert 0 < kept.mean() < 0.5
-    assert not outlook.allowed[outlook.layout.score > limit].any()
+    assert not draws.allowed[draws.layout.score > limit].any()
 
 
 def winning_in_turn(left, share, draws=100):
@@ -111,18 +111,18 @@ def winning_in_turn(left, share, draws=100):
         utility_loss=0.0, score=0.0, score_std=np.nan, num_seeds=1
     )
     layout = replace(Layout.of(table), utility_loss=np.zeros_like(score), score=score)
-    outlook = _Outlook(layout=layout, allowed=np.ones_like(score, dtype=bool), rule="oracle")
-    return candidates, np.arange(1 + left) < 1, outlook
+    draws = _SurfaceDraws(layout=layout, allowed=np.ones_like(score, dtype=bool), rule="oracle")
+    return candidates, np.arange(1 + left) < 1, draws
 
 
 @pytest.mark.parametrize(("share", "finished"), [(0.06, False), (0.02, True)])
 def test_frugal_search_stops_when_no_candidate_is_likely_to_win(share, finished):
     """Four candidates win in different draws, each in that share of them: together in four times as
     many."""
-    candidates, taken, outlook = winning_in_turn(4, share)
+    candidates, taken, draws = winning_in_turn(4, share)
     search = FrugalSearch(stop_probability=0.1)
     cost = np.array([c.compute for c in candidates], dtype=float)
-    proposal = search._next(candidates, cost, taken, ~taken, outlook, 1)
+    proposal = search._next(candidates, cost, taken, ~taken, draws, 1)
     assert (proposal.finished, len(proposal.configurations)) == (finished, 0 if finished else 1)
 
 
@@ -131,7 +131,7 @@ def test_several_proposed_at_once_keep_to_the_budget_together():
 
     Of a budget of 5, the first run has cost 1.
     """
-    candidates, taken, outlook = winning_in_turn(3, 1 / 3)
+    candidates, taken, draws = winning_in_turn(3, 1 / 3)
     cost = np.array([1.0, 2, 2, 2])
-    proposal = FrugalSearch(max_cost_share=5 / 7)._next(candidates, cost, taken, ~taken, outlook, 3)
+    proposal = FrugalSearch(max_cost_share=5 / 7)._next(candidates, cost, taken, ~taken, draws, 3)
     assert len(proposal.configurations) == 2
