@@ -28,7 +28,6 @@ from machine import describe
 
 from raydp.analysis.figures.files import save_figures
 from raydp.analysis.figures.style import SEQUENCE, blank, quiet_axes
-from raydp.analysis.selection.reference import REFERENCE_RULES, best_instance
 from raydp.extensions.classification.labelled import ClassificationTask
 from raydp.extensions.classification.networks import NetworkName
 from raydp.extensions.membership.mia_outputs import (
@@ -40,17 +39,23 @@ from raydp.extensions.reference_data.advreg import (
     AdversarialRegularizationOnBoth,
 )
 from raydp.extensions.reference_data.mmd import MMDRegularization
+from raydp.extensions.reference_data.record import epsilons_of_sets
+from raydp.extensions.reference_data.sets import WeightedSets
+from raydp.extensions.reference_data.settings import (
+    EQUAL_PRIVACY,
+    PRIVATE_REFERENCE,
+    PUBLIC_REFERENCE,
+    best_instance,
+)
 from raydp.extensions.reference_data.task import WithReferenceTask
+from raydp.extensions.reference_data.weighted import WeightedDPSGD
 from raydp.extensions.reference_data.werm import WeightedRiskMinimization
-from raydp.methods.dp import DPSGD
 from raydp.models.base_models import LoadedModel
 from raydp.privacy import (
     CalibrationRequest,
     PoissonGaussian,
     PrivacyTarget,
-    WeightedSets,
     calibrate,
-    epsilons_of_sets,
 )
 from raydp.training.comm import LocalComm
 from raydp.training.trial import TrainingContext
@@ -64,6 +69,11 @@ STRENGTHS = {
     "MMD": (0.1, 0.35, 0.7, 1.5, 5.0),
 }
 FIGURES = ("test_accuracy", "mia_training", "mia_reference")
+SETTINGS = {
+    "public-reference": PUBLIC_REFERENCE,
+    "equal-privacy": EQUAL_PRIVACY,
+    "private-reference": PRIVATE_REFERENCE,
+}
 STEPS = {"WERM": 400, "WERM-ES": 100, "AdvReg": 150, "AdvReg-RT": 150, "MMD": 400}
 DP = {"num_steps": 200, "learning_rate": 0.5, "max_grad_norm": 1.0, "epsilon": 8.0}
 PAPER_PCC = {"WERM": 0.84, "AdvReg": 0.07, "MMD": 0.48}
@@ -155,7 +165,7 @@ def private(seeds: int) -> list[dict[str, Any]]:
     )
     solved = calibrate(CalibrationRequest(event=event, target=target), "pld")
     for weight in W:
-        method = DPSGD(max_grad_norm=DP["max_grad_norm"], reference_weight=weight)
+        method = WeightedDPSGD(max_grad_norm=DP["max_grad_norm"], reference_weight=weight)
         label = {
             "w": weight,
             **guarantees(weight, tasks, solved.event, solved.epsilon, target.delta),
@@ -244,16 +254,16 @@ def selected(rows: list[dict[str, Any]], setting: str, defense: str) -> dict[str
     loss, training, reference = (
         np.array([r[k] for r in own]) for k in ("test_accuracy", "mia_training", "mia_reference")
     )
-    position = best_instance(setting, 1 - loss, training, reference)
+    position = best_instance(SETTINGS[setting], 1 - loss, training, reference)
     return None if position is None else own[position]
 
 
 def tables(found: dict[str, Any]) -> str:
     rows, lines = found["instances"], []
-    lines += ["| defense | " + " | ".join(REFERENCE_RULES) + " |", "| --- | --- | --- | --- |"]
+    lines += ["| defense | " + " | ".join(SETTINGS) + " |", "| --- | --- | --- | --- |"]
     for defense in STEPS:
         cells = []
-        for setting in REFERENCE_RULES:
+        for setting in SETTINGS:
             best = selected(rows, setting, defense)
             cells.append("–" if best is None else " / ".join(
                 [f"{100 * best[k]:.1f}" for k in FIGURES]

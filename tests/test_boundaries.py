@@ -53,7 +53,7 @@ FLOW = {
         "testing",
         "__main__",
     ],
-    "raydp.privacy": ["accounting", "mechanisms", "records"],
+    "raydp.privacy": ["accounting", "records"],
     "raydp.spec": ["sections", "changes", "document", "reading"],
     "raydp.tasks": [
         "users", "base", "reading", "data_sets", "secret", "early", "text", "wrappers",

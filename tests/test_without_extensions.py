@@ -128,6 +128,13 @@ def test_a_plug_in_of_an_extension_is_unknown(core: Path) -> None:
     assert "'pate'" in said
 
 
+def test_a_field_of_an_extension_is_unknown(core: Path) -> None:
+    method = {"name": "dp_sgd", "reference_weight": 0.5}
+    spec = core / "weighted.yaml"
+    spec.write_text(yaml.safe_dump(small_spec(core, method=method)))
+    assert "reference_weight" in run(core, "raydp", "plan", str(spec), code=2)
+
+
 def test_a_tuning_of_an_extension_says_that_it_is_not_installed(core: Path) -> None:
     privacy = {"target_epsilon": 8, "tuning": "private_selection", "num_runs": {"mean": 3}}
     spec = core / "selection.yaml"

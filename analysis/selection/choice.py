@@ -36,16 +36,15 @@ from raydp.analysis.selection.decision import decide, what_would_decide
 from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
 from raydp.analysis.selection.evidence import Evidence
-from raydp.analysis.selection.reference import REFERENCE_RULES
 from raydp.analysis.selection.rules import (
-    BEST_UTILITY,
     LEAKAGE_CHECK,
     UTILITY_CHECK,
     Layout,
     Rule,
+    aims_at_scores,
     choose,
+    constrained_rule,
     dominates,
-    rule_names,
     rule_steps,
 )
 from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
@@ -59,10 +58,6 @@ from raydp.analysis.tables.points import (
 )
 from raydp.analysis.tables.renamed import reads_old_name
 from raydp.search_spaces.configuration import Configuration
-from raydp.search_spaces.names import unknown_name
-
-_UNMINDFUL = {"best-utility", "worst-utility", *REFERENCE_RULES}
-"""Rules that do not aim at a low score. For them, an undecided lowest score causes no warning."""
 
 
 @reads_old_name
@@ -87,7 +82,7 @@ def select(
             selected. Without scores, the selection has no probability and no decision.
         rule: a name in `RULES`: "informed" (the most useful of equivalent scores, else the lowest
             expected score), "procedure" (Algorithm 1: needs no score of its own), "best-utility",
-            ...; or in `REFERENCE_RULES`, of training and reference data: "public-reference", ...
+            ...; or one with a constraint of its own (`rules.ConstrainedRule`).
         max_loss, min_gain_share, base_utility_loss, max_score, at_most: see `Constraints`.
         by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the
             uncertainty includes the choice of secrets, and "informed" can test whether anything
@@ -114,7 +109,8 @@ def select(
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
     # The means, the models of the figures, and the configurations that keep to the constraints.
-    steps = steps_of(rule)
+    constrained = constrained_rule(rule)
+    steps = rule_steps(rule) if constrained is None else constrained.steps
     precision = Precision(confidence=confidence, tolerance=tolerance)
     points = require_hyperparameters(points, scored=False)
     means = configuration_means(points, scored=False)
@@ -133,7 +129,7 @@ def select(
     )
     listed = np.array(configurations(means), dtype=object)
     narrowings = constraints.narrowings(points, means, by_secret)
-    narrowings += [REFERENCE_RULES[rule].narrowing(points)] if rule in REFERENCE_RULES else []
+    narrowings += [] if constrained is None else [constrained.narrowing(points)]
     passed, record = _narrowed(listed, narrowings)
     if not scored:
         return _without_scores(rule, points, means, constraints, narrowings, passed, record)
@@ -165,7 +161,7 @@ def select(
     # Say what a reader must know before using it.
     # The default rule has weighed the errors: once it is settled, a warning would only repeat them.
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
-    by_scores = rule not in _UNMINDFUL and not judged.quiet and not settled
+    by_scores = aims_at_scores(steps) and not judged.quiet and not settled
     rest = without_threshold(means, narrowings) & ~judged.compared
     doubtful = "" if certainty is None else may_pass(means, rest, certainty)
     cautions = [
@@ -188,9 +184,9 @@ def select(
         by_secret=by_secret,
         logarithmic=evidence.logarithmic,
     )
-    # Reference rules are not in `RULES`, where `threshold_changes` looks a rule up.
+    # `threshold_changes` knows the constraints of the user alone.
     changes = None
-    if rule not in REFERENCE_RULES:
+    if constrained is None:
         changes = threshold_changes(
             rule, evidence.layout, means, narrowings, passed, judged.selected
         )
@@ -376,13 +372,6 @@ def _explanation(
         f"{others} neither more loss nor a higher score. `--rule procedure` selects by (b, T, η) "
         "alone."
     )
-
-
-def steps_of(rule: str) -> Rule:
-    """Return the steps that a rule applies to the configurations that keep to the constraints."""
-    if rule not in REFERENCE_RULES and rule not in rule_names():
-        raise ValueError(unknown_name("rule", rule, [*rule_names(), *REFERENCE_RULES]))
-    return BEST_UTILITY if rule in REFERENCE_RULES else rule_steps(rule)
 
 
 def _step(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -387,26 +387,62 @@ RULES: dict[str, Rule] = {
 }
 ENTRY_POINTS = "raydp.rules"
 """The group of entry points for rules of other packages. Each entry point is a tuple of steps."""
+CONSTRAINED = "raydp.constrained_rules"
+"""The group of entry points for rules with a constraint. Each is a `ConstrainedRule`."""
+
+
+class ConstrainedRule(Protocol):
+    """A rule of `select` with a constraint of its own, which may validly leave no configuration.
+
+    Implemented by `ReferenceSetting` of the extension `reference_data`.
+
+    Attributes:
+        steps: the steps after the constraint.
+        of_accuracies: whether the constraint bounds accuracies, so that no score may be an area.
+    """
+
+    steps: ClassVar[Rule]
+    of_accuracies: ClassVar[bool]
+
+    def narrowing(self, points: pd.DataFrame) -> tuple[str, str, Pools]:
+        """Return (name, rule in words, whether each configuration keeps to the constraint).
+
+        Raises:
+            ValueError: the table lacks what the rule needs, or no configuration is left.
+        """
 
 
 def rule_names() -> list[str]:
-    """Return the names of the known rules, built in and installed."""
+    """Return the names of the known rules without a constraint, built in and installed."""
     return [*RULES, *sorted(set(entries(ENTRY_POINTS)) - set(RULES))]
 
 
 def rule_steps(rule: str) -> Rule:
-    """Return the steps of a rule.
+    """Return the steps of a rule without a constraint.
 
     Raises:
         ValueError: the rule is unknown. The message names the nearest rule.
     """
+    if rule not in rule_names():
+        raise ValueError(unknown_name("rule", rule, [*rule_names(), *entries(CONSTRAINED)]))
     # Built-in names come first, so that no installed package can replace a built-in rule.
-    if rule in RULES:
-        return RULES[rule]
-    if rule in entries(ENTRY_POINTS):
-        steps: Rule = entries(ENTRY_POINTS)[rule].load()
-        return steps
-    raise ValueError(unknown_name("rule", rule, rule_names()))
+    steps: Rule = RULES[rule] if rule in RULES else entries(ENTRY_POINTS)[rule].load()
+    return steps
+
+
+def constrained_rule(rule: str) -> ConstrainedRule | None:
+    """Return a rule with a constraint of its own; None if the rule has none, or is unknown."""
+    if rule in rule_names() or rule not in entries(CONSTRAINED):
+        return None
+    constrained: ConstrainedRule = entries(CONSTRAINED)[rule].load()
+    return constrained
+
+
+def aims_at_scores(steps: Rule) -> bool:
+    """Return whether a rule looks at more than the utility."""
+    return not all(
+        isinstance(step.keep, Extreme) and step.keep.column == "utility_loss" for step in steps
+    )
 
 
 def choose(rule: str, layout: Layout, pools: Pools) -> NDArray[np.intp]:

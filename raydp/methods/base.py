@@ -15,7 +15,6 @@ from pydantic import Field
 
 from raydp.analysis.tables.statements import Level
 from raydp.privacy.accounting.events import NonPrivateEvent
-from raydp.privacy.mechanisms.reference import WeightedSets
 from raydp.privacy.records.parts import MethodRecord
 from raydp.spec.sections import LATER, PrivacySpec, Section
 from raydp.training.gradients.weights import UnitWeights
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from raydp.privacy.accounting.events import Event
+    from raydp.privacy.records.parts import AccountedEpsilon, MethodPart
     from raydp.search_spaces import Configuration
     from raydp.spec.document import SweepSpec
     from raydp.tasks.base import Task, TaskFacts
@@ -42,35 +42,6 @@ def poisson_batch(plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
     return np.flatnonzero(stream.poisson_mask(plan.num_examples, plan.batch_size, step=step))
 
 
-def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None:
-    """Return the task's two sets with the weights of (1 - w) L_T + w L_R; None without w.
-
-    Raises:
-        ValueError: the task has no reference data.
-    """
-    if weight is None:
-        return None
-    if not facts.num_reference:
-        raise ValueError(
-            "method.reference_weight must be left out for a task without reference data, got "
-            f"{weight:g}. Use the task with_reference."
-        )
-    return WeightedSets(
-        weight=weight, num_training=facts.num_training, num_reference=facts.num_reference
-    )
-
-
-def unit_weights(weight: float | None, task: Task) -> UnitWeights | None:
-    """Return the weights of the task's units; None without a weight of the reference data."""
-    sets = None if weight is None else weighted_sets(weight, task.facts())
-    if sets is None:
-        return None
-    shares, counts = sets.shares, (sets.num_training, sets.num_reference)
-    # Training units come first, then the reference units.
-    of_unit = np.repeat(np.array([shares["training"], shares["reference"]], np.float32), counts)
-    return UnitWeights(of_unit=of_unit, scale=sets.scale)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepTraits:
     """The properties of a method's steps that other packages must know.
@@ -78,8 +49,6 @@ class StepTraits:
     Attributes:
         clipping: how gradients are scaled to max_grad_norm: "flat", "automatic" or "adaptive".
             None: they are not.
-        reference_weight: the weight w of the reference data in the loss. None: all examples weigh
-            alike.
         loss_decay: λ of a decay term that is clipped with every example's gradient. 0: there is no
             such term.
         drops_inputs: whether examples get the dropout masks of `adapter.lora_dropout`, as in
@@ -87,7 +56,6 @@ class StepTraits:
     """
 
     clipping: str | None = None
-    reference_weight: float | None = None
     loss_decay: float = 0.0
     drops_inputs: bool = False
 
@@ -158,8 +126,26 @@ class Method(Protocol):
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the method cannot train what the spec asks for."""
 
+    def unit_weights(self, facts: TaskFacts) -> UnitWeights | None:
+        """Return the weights of the task's units in the sum of a step; None: all weigh alike.
+
+        Raises:
+            ValueError: the task lacks what the weights need.
+        """
+
+    def largest_changes(self, facts: TaskFacts) -> NDArray[np.float64]:
+        """Return [n] the largest change of that sum by each unit, over c, as ε assumes.
+
+        The self-test compares it with the step, so it must not come from `unit_weights`.
+        """
+
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
-        """Return the method's part of a run's privacy record."""
+        """Return the method's statements in a run's privacy record."""
+
+    def record_part(
+        self, facts: TaskFacts, event: Event, alone: AccountedEpsilon
+    ) -> MethodPart | None:
+        """Return a further part of a run's record, from its event and the ε of the run alone."""
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
         """Return a run, still without id, with the method's changes; None if the run is left out."""
@@ -180,7 +166,7 @@ class MethodSection(Section):
 
     @property
     def traits(self) -> StepTraits:
-        """Steps that neither clip nor weigh examples."""
+        """Steps that do not clip."""
         return StepTraits()
 
     def event_fn(self, configuration: Configuration, num_examples: int) -> Event:
@@ -199,9 +185,23 @@ class MethodSection(Section):
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Accept every spec and task."""
 
+    def unit_weights(self, facts: TaskFacts) -> UnitWeights | None:
+        """Return None: all units weigh alike."""
+        return None
+
+    def largest_changes(self, facts: TaskFacts) -> NDArray[np.float64]:
+        """Return [n] ones: every unit may change a sum by c."""
+        return np.ones(facts.num_units)
+
     def record_fields(self, plan: TrialPlan) -> MethodRecord:
-        """Return a part that adds nothing: the method runs the event as it is."""
+        """Return statements that add nothing: the method runs the event as it is."""
         return MethodRecord()
+
+    def record_part(
+        self, facts: TaskFacts, event: Event, alone: AccountedEpsilon
+    ) -> MethodPart | None:
+        """Return None: the record has no further part."""
+        return None
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan | None:
         """Return the run unchanged: the method trains every configuration with every seed."""
@@ -227,7 +227,7 @@ class ScheduledSection(MethodSection):
 
     @property
     def traits(self) -> StepTraits:
-        """Steps of `raydp.training.loop` that neither clip nor weigh examples."""
+        """Steps of `raydp.training.loop` that do not clip."""
         return StepTraits(drops_inputs=True)
 
     def schedule(self, plan: TrialPlan) -> LearningRateSchedule | None:

@@ -5,20 +5,14 @@ Source: Abadi et al. 2016; Li et al. 2022.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raydp.methods.base import (
-    ScheduledSection,
-    StepTraits,
-    poisson_batch,
-    unit_weights,
-    weighted_sets,
-)
+from raydp.methods.base import ScheduledSection, StepTraits, poisson_batch
 from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.search_spaces import Configuration
 from raydp.spec.sections import LATER, Of
@@ -39,10 +33,6 @@ from raydp.training.noise.correlated import CorrelatedNoise
 from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
-if TYPE_CHECKING:
-    from raydp.spec.document import SweepSpec
-
-
 ADAPTIVE = Of("clipping", ("adaptive",))
 
 
@@ -60,12 +50,6 @@ class DPSGD(ScheduledSection):
         adaptive clipping is part of the Gaussian mechanism, because the gradient's noise multiplier
         is raised to (σ^-2 - (2 σ_b)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). Weight decay costs
         no privacy: decoupled it is post-processing, and in the loss it is clipped.
-
-        With a reference weight, a clipped gradient is multiplied by (1 - w) N / N_T or w N / N_R
-        over the larger of these two, and the noisy sum by the larger one. An example of the set
-        with the larger weight has the guarantee above. An example of the other set has the
-        guarantee of a noise multiplier that is larger by the ratio of the weights
-        (raydp.privacy.WeightedSets.event_of). N_T and N_R count as public, like n.
     """
 
     max_grad_norm: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.5
@@ -95,20 +79,6 @@ class DPSGD(ScheduledSection):
     """`decoupled`: every update first shrinks the weights by the factor 1 - ηλ, as AdamW does
     (Loshchilov and Hutter 2019). `in_loss`: λθ, for a user with m examples m λθ, is added to every
     unit's gradient before clipping (Guo 2024, section 4.1)."""
-    reference_weight: Annotated[Annotated[float, Field(ge=0, le=1)] | None, LATER] = None
-    """w of the loss (1 - w) L_T + w L_R over training and reference data (Kaplan et al. 2024,
-    equation 13), for a task with both. Without it all examples have equal weight, as with w = N_R /
-    N."""
-
-    @model_validator(mode="after")
-    def _the_count_weighs_alike(self) -> Self:
-        # Its count weighs all examples equally.
-        if self.reference_weight is not None and self.clipping == "adaptive":
-            raise ValueError(
-                "method.clipping must be flat or automatic with reference_weight "
-                f"{self.reference_weight:g}, got 'adaptive'. Give a fixed max_grad_norm."
-            )
-        return self
 
     def event_fn(self, configuration: Configuration, num_examples: int) -> PoissonGaussian:
         """Return the event at σ = 1: the sums and, with adaptive clipping, the counts."""
@@ -138,16 +108,11 @@ class DPSGD(ScheduledSection):
             parameters, lr=plan.learning_rate, momentum=self.momentum, decay=self._decoupled_decay
         )
 
-    def check(self, spec: SweepSpec, task: Task) -> None:
-        """Raise ValueError if there is a reference weight and the task has no reference data."""
-        weighted_sets(self.reference_weight, task.facts())
-
     @property
     def traits(self) -> StepTraits:
-        """How gradients are clipped, weighted and decayed."""
+        """How gradients are clipped and decayed."""
         return StepTraits(
             clipping=self.clipping,
-            reference_weight=self.reference_weight,
             loss_decay=self._loss_decay,
             drops_inputs=True,
         )
@@ -200,7 +165,7 @@ class DPSGD(ScheduledSection):
             noise_multiplier=self._gradient_noise_multiplier(plan, plan.noise_multiplier),
             optimizer=self.optimizer(plan, list(context.parameters.values())),
             noise=CorrelatedNoise(self.noise_strategy(plan)),
-            weights=unit_weights(self.reference_weight, task),
+            weights=self.unit_weights(task.facts()),
             schedule=self.schedule(plan),
         )
         return loop.run(plan, rule, context, task, comm, key, store)
@@ -303,12 +268,12 @@ class DPAdam(DPSGD):
     def _the_correction_knows_the_noise(self) -> Self:
         if self.second_moment == "plain":
             return self
-        # Φ = (σ c / b)² must be one number for all steps and sets.
-        if self.clipping == "adaptive" or self.reference_weight is not None:
-            other = "reference_weight" if self.reference_weight is not None else "clipping adaptive"
+        # Φ = (σ c / b)² must be one number for all steps.
+        if self.clipping == "adaptive":
             raise ValueError(
-                f"method.second_moment must be plain with {other}, got 'noise_corrected': the "
-                "scale of the noise is not the same for all steps or sets. Leave one of them out."
+                "method.second_moment must be plain with clipping adaptive, got 'noise_corrected': "
+                "the scale of the noise is not the same for all steps or sets. Leave one of them "
+                "out."
             )
         return self
 

@@ -61,14 +61,10 @@ class NonPrivate(ScheduledSection):
             context,
             lambda step: self.batch_indices(plan, key, step),
             optimizer,
-            weights=self._weights(task),
+            weights=self.unit_weights(task.facts()),
             schedule=self.schedule(plan),
         )
         return loop.run(plan, rule, context, task, comm, key, store)
-
-    def _weights(self, task: Task) -> UnitWeights | None:
-        """Return None: all examples have equal weight."""
-        return None
 
 
 def plain_rule(

@@ -148,18 +148,18 @@ def described(package: str = "raydp") -> dict[Path, Described]:
     files: dict[Path, Described] = {}
     for kind in (*KINDS, "commands"):
         for name in registries.names(kind):
-            path = registries.file_of(kind, name)
-            if path is not None and (registries.target(kind, name) or "").startswith(f"{package}."):
-                of_kind = files.setdefault(path, {}).setdefault(kind, {})
-                of_kind[name] = _described(kind, name)
+            for place in {registries.target(kind, name), registries.BUILTIN[kind].get(name)}:
+                path = place and registries.file_of(kind, name, place)
+                if place and path and place.startswith(f"{package}."):
+                    of_kind = files.setdefault(path, {}).setdefault(kind, {})
+                    of_kind[name] = _described(kind, registries.at(place))
     return files
 
 
-def _described(kind: registries.Kind, name: str) -> dict[str, object]:
-    """Import a plug-in; return its entry of the file. Its fields are None if it rewrites them."""
+def _described(kind: registries.Kind, cls: Any) -> dict[str, object]:
+    """Return a plug-in's entry of the file. Its fields are None if it rewrites them."""
     if kind == "commands":
-        return dict(registries.resolve(kind, name).described())
-    cls: type[BaseModel] = registries.resolve(kind, name)
+        return dict(cls.described())
     decorators = cls.__pydantic_decorators__
     constants = {name: getattr(cls, name) for name in CONSTANTS.get(kind, ())}
     # A validator before validation may rewrite everything, so nothing is known of the fields.

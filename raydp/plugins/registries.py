@@ -23,7 +23,7 @@ from raydp.search_spaces.names import unknown_name as unknown_name
 
 Kind = Literal[
     "tasks", "methods", "scores", "accountants", "rules", "searches",
-    "models", "policies", "commands", "services", "selftest",
+    "models", "policies", "record_parts", "commands", "services", "selftest",
 ]  # fmt: skip
 
 DEFAULT_ACCOUNTANT = "pld"
@@ -67,6 +67,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "models": {},
     "policies": {"ignored": "raydp.sweep.policy:OrdinarySweep"},
+    "record_parts": {},
     "commands": {  # in the order of the help
         "sweep": "raydp.cli.commands.sweep:COMMAND",
         "status": "raydp.cli.commands.status:COMMAND",
@@ -99,13 +100,11 @@ def own_names(kind: Kind) -> list[str]:
 def target(kind: Kind, name: str) -> str | None:
     """Return where a plug-in is, "module:attribute", without importing it; None if it is unknown.
 
-    A name of the core goes first, then a name of an extension, so that no other package can take
-    the place of a method that has a guarantee.
+    An extension may stand in for a plug-in of the core, by a subclass that has further fields. No
+    other package can take the place of a method that has a guarantee.
     """
-    if (built_in := BUILTIN[kind].get(name)) is not None:
-        return built_in
-    entry = _entries(kind).get(name)
-    return None if entry is None else entry.value
+    entry, of_core = _entries(kind).get(name), BUILTIN[kind].get(name)
+    return entry.value if entry and (is_own(entry) or of_core is None) else of_core
 
 
 def _entries(kind: Kind) -> Mapping[str, EntryPoint]:
@@ -134,11 +133,12 @@ def summary(kind: Kind, name: str) -> str:
     return _first_paragraph(next((ast.get_docstring(node) for node in classes), None))
 
 
-def file_of(kind: Kind, name: str) -> Path | None:
-    """Return the file that may describe a plug-in; None if the plug-in is unknown."""
-    if name in BUILTIN[kind]:
+def file_of(kind: Kind, name: str, place: str | None = None) -> Path | None:
+    """Return the file that may describe a plug-in, at its place; None if the plug-in is unknown."""
+    place = place or target(kind, name) or ""
+    if place == BUILTIN[kind].get(name):
         return FILE
-    module = (target(kind, name) or "").partition(":")[0]
+    module = place.partition(":")[0]
     package = find_spec(module.rpartition(".")[0]) if "." in module else None
     if package is None or package.origin is None:
         return None
@@ -201,7 +201,12 @@ def resolve(kind: Kind, name: str, *, field: str | None = None) -> Any:
     """
     if (place := target(kind, name)) is None:
         raise ValueError(unknown_name(field or f"{kind.removesuffix('s')}.name", name, names(kind)))
-    module, _, attribute = place.partition(":")
     if kind in ("tasks", "methods", "scores", "models") and name in own_names(kind):
-        _used.add(module.rpartition(".")[0])
+        _used.add(place.partition(":")[0].rpartition(".")[0])
+    return at(place)
+
+
+def at(place: str) -> object:
+    """Import the object at a place, "module:attribute"."""
+    module, _, attribute = place.partition(":")
     return reduce(getattr, attribute.split("."), imported(module))

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from raydp.privacy.accounting.prv import PRVAccountant as PRVAccountant
     from raydp.privacy.accounting.rdp import RDPAccountant as RDPAccountant
     from raydp.privacy.accounting.root_search import CalibrationError as CalibrationError
-    from raydp.privacy.mechanisms.data_sets import DataSetsRecord as DataSetsRecord
-    from raydp.privacy.mechanisms.data_sets import SetEpsilon as SetEpsilon
-    from raydp.privacy.mechanisms.data_sets import data_sets_record as data_sets_record
-    from raydp.privacy.mechanisms.data_sets import epsilons_of_sets as epsilons_of_sets
-    from raydp.privacy.mechanisms.reference import WeightedSets as WeightedSets
-    from raydp.privacy.mechanisms.reference import excess_risk_bounds as excess_risk_bounds
     from raydp.privacy.records.card import card_markdown as card_markdown
     from raydp.privacy.records.card import remarks as remarks
     from raydp.privacy.records.card_content import PrivacyCard as PrivacyCard
@@ -49,6 +43,7 @@ if TYPE_CHECKING:
     from raydp.privacy.records.parts import ChoiceRecord as ChoiceRecord
     from raydp.privacy.records.parts import LedgerSummary as LedgerSummary
     from raydp.privacy.records.parts import Mechanism as Mechanism
+    from raydp.privacy.records.parts import MethodPart as MethodPart
     from raydp.privacy.records.parts import MethodRecord as MethodRecord
     from raydp.privacy.records.parts import Procedure as Procedure
     from raydp.privacy.records.parts import ReleasedWeights as ReleasedWeights
@@ -65,15 +60,14 @@ _NAMES = {
     "accounting.prv": "PRVAccountant",
     "accounting.rdp": "RDPAccountant",
     "accounting.root_search": "CalibrationError",
-    "mechanisms.data_sets": "DataSetsRecord SetEpsilon data_sets_record epsilons_of_sets",
-    "mechanisms.reference": "WeightedSets excess_risk_bounds",
     "records.card": "card_markdown remarks",
     "records.card_content": "PrivacyCard ReleasedTogether Searched",
     "records.cautions": "Caution cautions_of cautions_together stated",
     "records.cross_check": "cross_check",
     "records.guarantee": "attack_summary composed guarantee profile_rows",
     "records.kept": "require_kept",
-    "records.parts": "AccountedEpsilon ChoiceRecord LedgerSummary Mechanism MethodRecord Procedure ReleasedWeights",
+    "records.parts": "AccountedEpsilon ChoiceRecord LedgerSummary Mechanism MethodPart MethodRecord "
+    "Procedure ReleasedWeights",
     "records.record": "PrivacyRecord composed_epsilon privacy_record",
 }
 """Module of this package -> its public names."""

@@ -22,7 +22,7 @@ class LinearTask:
     Args:
         inputs: [n, in] fp32.
         targets: [n, out] fp32.
-        num_reference: number of examples that are reference data.
+        num_reference: see `TaskFacts`.
     """
 
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, num_reference: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol, Self, TypeVar
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import StepTraits, unit_weights
-from raydp.privacy.accounting.events import Event, PoissonGaussian
+from raydp.methods.base import Method, MethodSection
+from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
 from raydp.training.observers import AfterStep
-from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 LEARNING_RATE = 2.0**20
@@ -50,16 +50,7 @@ def observed_plan(
 IndicesFn = Callable[[int], NDArray[np.int64]]
 
 
-class AccountedMethod(Protocol):
-    """A private method, as its accountant uses it."""
-
-    def event(self, plan: TrialPlan, noise_multiplier: float) -> Event:
-        """See `raydp.methods.base.Method`, also for the functions below."""
-
-    def noise_strategy(self, plan: TrialPlan) -> tuple[float, ...]: ...
-
-
-class NoisyMethod(AccountedMethod, Protocol):
+class NoisyMethod(Method, Protocol):
     """A private method that adds noise in its steps. It is a pydantic model.
 
     Implementers: the DP methods of `raydp.methods`, and `DPMF`.
@@ -69,28 +60,7 @@ class NoisyMethod(AccountedMethod, Protocol):
 
     def event(self, plan: TrialPlan, noise_multiplier: float) -> PoissonGaussian: ...
 
-    @property
-    def traits(self) -> StepTraits: ...
-
-    def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]: ...
-
-    def optimizer(
-        self, plan: TrialPlan, parameters: list[torch.Tensor]
-    ) -> torch.optim.Optimizer: ...
-
-    def train(
-        self,
-        plan: TrialPlan,
-        context: TrainingContext,
-        task: Task,
-        comm: Comm,
-        key: bytes,
-        store: CheckpointStore | None,
-    ) -> Trained: ...
-
     def model_dump(self) -> dict[str, object]: ...
-
-    def model_copy(self, *, update: Mapping[str, object] | None = None) -> Self: ...
 
     @classmethod
     def model_validate(cls, obj: object) -> Self: ...
@@ -135,18 +105,23 @@ def with_fixed_threshold(method: M) -> M:
     return type(method).model_validate({**values, "clipping": "flat"})
 
 
-def without_reference_weight(method: M) -> M:
-    """Return the method with equal weights of all examples."""
-    weighs = method.traits.reference_weight is not None
-    return method.model_copy(update={"reference_weight": None}) if weighs else method
+def without_weights(method: M) -> M:
+    """Return the method with equal weights of all units."""
+
+    class Unweighted(type(method)):  # type: ignore[misc]
+        unit_weights = MethodSection.unit_weights
+        record_part = MethodSection.record_part
+
+    alike: M = Unweighted.model_validate(method.model_dump())
+    return alike
 
 
-def noise_strategy(method: AccountedMethod, plan: TrialPlan) -> NDArray[np.float64]:
+def noise_strategy(method: Method, plan: TrialPlan) -> NDArray[np.float64]:
     """Return the first column of C, which decorrelates noise over steps; (1,) if independent."""
     return np.array(method.noise_strategy(plan))
 
 
-def accounted_event(method: AccountedMethod, plan: TrialPlan) -> tuple[PoissonGaussian, int]:
+def accounted_event(method: Method, plan: TrialPlan) -> tuple[PoissonGaussian, int]:
     """Return the method's event for a run with the plan's noise, and the run's number of updates.
 
     The run has at least as many updates as the noise spans.
@@ -159,7 +134,7 @@ def accounted_event(method: AccountedMethod, plan: TrialPlan) -> tuple[PoissonGa
     return event, num_updates
 
 
-def accounted_noise(method: AccountedMethod, plan: TrialPlan) -> float:
+def accounted_noise(method: Method, plan: TrialPlan) -> float:
     """Return the noise multiplier of the method's event, as in the accountant and the record."""
     return accounted_event(method, plan)[0].noise_multiplier
 
@@ -210,7 +185,7 @@ def observed_training(
     finally:
         _restore(context, start)
     # θ_t - θ_(t+1) = η g / b, so the sum is recovered from two states of the weights.
-    weights = unit_weights(method.traits.reference_weight, task)
+    weights = method.unit_weights(task.facts())
     scale = plan.batch_size / plan.learning_rate / (1.0 if weights is None else weights.scale)
     return [(before - after) * scale for before, after in pairwise(states)], history
 

@@ -74,7 +74,7 @@ def spec_subjects(spec: SweepSpec) -> list[Subject]:
         np.unique(np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).round().astype(np.int64))
     ]
     if task.facts().num_reference:
-        # One unit of each set; reference data come last.
+        # One unit of each set: the second set comes last.
         indices = np.union1d(indices, [0, len(units) - 1])
     # Leave out layers and tokens.
     if isinstance(task, LanguageModelingTask):

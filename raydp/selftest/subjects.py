@@ -69,9 +69,9 @@ def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
 
     The models are: tied embeddings trained in full, LoRA, a soft prompt, a prefix, layers without a
     rule, and GPT-2 with Conv1D, LayerNorm and positions. The last two also come with users of
-    several examples, GPT-2 with users also with weight decay in the loss. LoRA also comes with
-    training and reference data of different weights. Each clipping norm is exceeded by some
-    gradients and not by others. Models that clip differently are included in every type.
+    several examples, GPT-2 with users also with weight decay in the loss. Each clipping norm is
+    exceeded by some gradients and not by others. Models that clip differently are included in every
+    type.
 
     Args:
         dtypes: types that a spec may name, float32 first.
@@ -79,19 +79,7 @@ def toy_subjects(dtypes: Sequence[str] = DTYPES) -> list[Subject]:
     # Every type that a spec may name: a smaller type shows rounding that float32 hides.
     others = [subject for dtype in dtypes[1:] for subject in _with_decay(_subjects_in(dtype))]
     subjects = _with_decay(_subjects_in(dtypes[0]))
-    lora = subjects[1]
-    assert isinstance(lora.task, LanguageModelingTask)
-    facts = replace(lora.task.facts(), num_reference=4)
-    return [
-        *subjects,
-        replace(
-            lora,
-            name=f"{lora.name}, reference data",
-            task=replace(lora.task, task_facts=facts),
-            method=DPSGD(max_grad_norm=lora.method.max_grad_norm, reference_weight=0.1),
-        ),
-        *(s for s in others if not s.name.startswith(AS_WITH_USERS)),
-    ]
+    return [*subjects, *(s for s in others if not s.name.startswith(AS_WITH_USERS))]
 
 
 def _with_decay(subjects: list[Subject]) -> list[Subject]:

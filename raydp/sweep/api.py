@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 import pandas as pd
 
 from raydp import analysis
-from raydp.analysis.selection.reference import REFERENCE_RULES
+from raydp.analysis.selection.rules import constrained_rule
 from raydp.analysis.tables.shown import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
@@ -278,8 +278,9 @@ def select(
         return policy.select(
             source.folder, score=score, worst_case=worst_case or None, rule=rule, **bounds
         )
-    # The reference rules bound accuracies, which an area under a curve is not.
-    if rule in REFERENCE_RULES:
+    # A rule may bound accuracies, which an area under a curve is not.
+    constrained = None if rule is None else constrained_rule(rule)
+    if rule is not None and constrained is not None and constrained.of_accuracies:
         _check_accuracies(source.folder, rule)
     # Load the points by the score that was asked for, with the spec's own rule and constraints.
     table = source.points(score=score, worst_case=worst_case, scored=False)

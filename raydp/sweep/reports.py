@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from raydp.analysis import write_report
-from raydp.analysis.selection.choice import steps_of
+from raydp.analysis.selection.rules import constrained_rule, rule_steps
 from raydp.spec.sections import Bounds
 from raydp.sweep.api import select, source_of
 from raydp.sweep.ending.notes import ReportTexts, about
@@ -21,8 +21,8 @@ def check_names(
     sources: Sequence[str], storage: str, *, rule: str | None, score: str | None
 ) -> None:
     """Raise ValueError if no rule has the name, or a source has no score of the name."""
-    if rule is not None:
-        steps_of(rule)
+    if rule is not None and constrained_rule(rule) is None:
+        rule_steps(rule)
     if score is not None:
         for source in sources:
             source_of(source, storage).points(score=score, scored=False)

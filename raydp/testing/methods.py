@@ -155,9 +155,9 @@ class MethodConformance:
         )  # rounding, and the lattice
 
     def test_a_method_that_weighs_reference_data_refuses_a_task_without(
-        self, method: Any, tmp_path: Path
+        self, method: Any, task: ClassificationTask, tmp_path: Path
     ) -> None:
-        if method.traits.reference_weight is not None:
+        if method.unit_weights(task.facts()) is not None:
             with pytest.raises(ValueError, match=r"must be .* reference data"):
                 method.check(self.spec(tmp_path), points_task(num_reference=0))
 

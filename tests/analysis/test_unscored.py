@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from point_tables import naive_means, naive_select, tables
 
 from raydp.analysis import load_points, regress, save_points, select, write_report
+from raydp.analysis.added import entries
 from raydp.analysis.selection.default import WITHOUT_SCORES
-from raydp.analysis.selection.reference import REFERENCE_RULES
-from raydp.analysis.selection.rules import rule_names
+from raydp.analysis.selection.rules import CONSTRAINED, rule_names
 from raydp.analysis.selection.words import NOT_MEASURED, in_words
 from raydp.search_spaces import exact
 
@@ -50,7 +50,7 @@ def unscored() -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize("rule", sorted({*rule_names(), *REFERENCE_RULES} - {*WITHOUT_SCORES}))
+@pytest.mark.parametrize("rule", sorted({*rule_names(), *entries(CONSTRAINED)} - {*WITHOUT_SCORES}))
 def test_rules_with_scores_are_refused(unscored: pd.DataFrame, rule: str) -> None:
     with pytest.raises(ValueError, match="rule must need no score if none was measured, got"):
         select(unscored, rule=rule)

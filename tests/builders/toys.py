@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from raydp.extensions.matrix_factorisation.method import DPMF
+from raydp.extensions.reference_data.weighted import WeightedDPAdam
 from raydp.methods.dp import DPAdam
 from raydp.models import adapters
 from raydp.models import base_models as models
@@ -30,7 +31,7 @@ METHODS = {
     "adaptive": DPAdam(max_grad_norm=0.1, clipping="adaptive"),
     "decay in the loss": DPAdam(max_grad_norm=0.1, weight_decay=0.5, decay="in_loss"),
     "banded": BANDED,
-    "reference data": DPAdam(max_grad_norm=0.1, reference_weight=0.2),
+    "reference data": WeightedDPAdam(max_grad_norm=0.1, reference_weight=0.2),
 }
 KEY = bytes(range(32))
 NUM_EXAMPLES = 40
@@ -69,7 +70,7 @@ def task(num_examples: int = NUM_EXAMPLES, num_reference: int = 0) -> LanguageMo
 
 def task_of(method: DPAdam) -> LanguageModelingTask:
     """The task, of which the last examples are reference data for a method that weighs them."""
-    return task(num_reference=0 if method.reference_weight is None else NUM_REFERENCE)
+    return task(num_reference=NUM_REFERENCE if isinstance(method, WeightedDPAdam) else 0)
 
 
 def pretrained() -> models.PretrainedModel:

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from raydp.plugins.parameters import KINDS
-from raydp.plugins.registries import Kind, file_of, own_names, target
+from raydp.plugins.registries import (
+    BUILTIN,
+    Kind,
+    at,
+    file_of,
+    own_names,
+    resolve,
+    target,
+)
 from tests.builders.packages import importable
 from tests.builders.registered import of_extensions
 from tests.test_boundaries import ROOT, SHELF, files, imports, parts
@@ -52,7 +60,6 @@ SEAMS: dict[str, set[str]] = {
     },
     "membership": {
         "analysis/report/profiles.py",
-        "analysis/selection/reference.py",
         "analysis/tables/per_secret.py",
         "raydp/cli/registration.py",
         "raydp/privacy/accounting/attack.py",
@@ -60,28 +67,15 @@ SEAMS: dict[str, set[str]] = {
     },
     "pate": set(),
     "reference_data": {
-        "analysis/selection/choice.py",
-        "analysis/selection/reference.py",
-        "raydp/methods/base.py",
-        "raydp/methods/dp.py",
-        "raydp/privacy/mechanisms/data_sets.py",
-        "raydp/privacy/mechanisms/reference.py",
-        "raydp/privacy/records/card.py",
-        "raydp/privacy/records/record.py",
-        "raydp/privacy/records/schema.py",
-        "raydp/selftest/linear.py",
-        "raydp/selftest/spec_subject.py",
-        "raydp/selftest/subjects.py",
-        "raydp/sweep/planning/plan.py",
         "raydp/tasks/base.py",
         "raydp/tasks/text/language.py",
-        "raydp/tasks/wrappers/twins.py",
     },
 }
 """Modules of the core that may hold a subject's words.
 
-Planted texts, whose canaries stand for secrets, are of the core. So are the weight of reference
-data in DP-SGD, and the levels of an ε that a method states without an accountant.
+Planted texts, whose canaries stand for secrets, are of the core. So are the levels of an ε that a
+method states without an accountant. A task says how many of its units are reference data, and a
+text task refuses to add examples to them or to sort them by user.
 """
 
 
@@ -175,13 +169,29 @@ def test_no_other_package_takes_the_name_of_an_extension(tmp_path: Path) -> None
     info = tmp_path / "foreign-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
-    taken = "".join(f"{name} = foreign:Method\n" for name in ("dp_mf", "dp_sgd", "foreign"))
+    names = ("dp_mf", "dp_sgd", "nonprivate")
+    taken = "".join(f"{name} = foreign:Method\n" for name in (*names, "foreign"))
     (info / "entry_points.txt").write_text(f"[raydp.methods]\n{taken}")
-    ours = {name: target("methods", name) for name in ("dp_mf", "dp_sgd")}
+    ours = {name: target("methods", name) for name in names}
     with importable(tmp_path, "foreign"):
         assert {name: target("methods", name) for name in ours} == ours
         assert target("methods", "foreign") == "foreign:Method"
         assert "foreign" not in own_names("methods")
+
+
+def test_what_stands_in_for_a_plug_in_of_the_core_only_adds_fields() -> None:
+    added = {
+        (kind, name): (resolve(kind, name), at(place))
+        for kind in KINDS
+        for name, place in BUILTIN[kind].items()
+        if target(kind, name) != place
+    }
+    assert added, "dp_sgd has the weight of reference data"
+    for whole, own in added.values():
+        assert issubclass(whole, own)
+        assert set(whole.model_fields) > set(own.model_fields)
+        assert whole().model_dump() == own().model_dump()
+        assert whole.model_validate(own().model_dump()).traits == own().traits
 
 
 def test_each_extension_describes_its_plug_ins_in_a_file_of_its_own() -> None:

@@ -28,10 +28,6 @@ class TestAutomaticClipping(MethodConformance):
     name, written = "dp_sgd", {"clipping": "automatic"}
 
 
-class TestReferenceWeight(MethodConformance):
-    name, written = "dp_sgd", {"reference_weight": 0.2}
-
-
 class TestDPAdam(MethodConformance):
     name, written = "dp_adam", {"weight_decay": 0.5, "decay": "in_loss"}
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from raydp.extensions.reference_data.mmd import MMDRegularization
+from raydp.extensions.reference_data.weighted import WeightedDPAdam
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
 from raydp.training.checkpoint import CheckpointStore
@@ -183,7 +184,7 @@ def test_what_is_not_used_is_no_part_of_a_runs_identity_and_what_is_used_is() ->
             "must be plain with clipping adaptive",
         ),
         (
-            DPAdam,
+            WeightedDPAdam,
             {"second_moment": "noise_corrected", "reference_weight": 0.5},
             "must be plain with reference_weight",
         ),

@@ -19,19 +19,22 @@ from raydp.extensions.output_perturbation.method import OutputPerturbation
 from raydp.extensions.pate.method import PATE
 from raydp.extensions.private_selection.calibration import ASSUMED
 from raydp.extensions.private_selection.record import PrivateSelectionRecord
+from raydp.extensions.reference_data.record import (
+    EPSILON_IS,
+    DataSetsRecord,
+    SetEpsilon,
+    data_sets_record,
+)
+from raydp.extensions.reference_data.sets import WeightedSets
 from raydp.methods.dp import DPSGD
 from raydp.privacy import (
     AccountedEpsilon,
-    DataSetsRecord,
     Event,
     Mechanism,
     MethodRecord,
     NonPrivateEvent,
     PoissonGaussian,
     PrivacyRecord,
-    SetEpsilon,
-    WeightedSets,
-    data_sets_record,
     privacy_record,
 )
 from raydp.privacy.records.schema import card_schema
@@ -82,6 +85,7 @@ def sets(weight: float, event: Event, epsilon: float) -> DataSetsRecord:
 
 
 UNKNOWN = {
+    "epsilon_is": EPSILON_IS,
     "training": SetEpsilon(epsilon=None, noise_multiplier=2.0, reason="no answer"),
     "reference": SetEpsilon(epsilon=3.99, noise_multiplier=1.5),
 }
@@ -117,13 +121,13 @@ RECORDS = {
         choice=replace(SELECTION, distribution="poisson", eta=None),
         method=MethodRecord(also_not_covered=("the votes",)),
     ),
-    "data sets": of(data_sets=sets(124 / 1024, EVENT, 3.99)),
-    "data sets, weight 1": of(data_sets=sets(1.0, EVENT, 3.99)),
-    "data sets, weight 0": of(data_sets=sets(0.0, EVENT, 3.99)),
+    "data sets": of(part=sets(124 / 1024, EVENT, 3.99)),
+    "data sets, weight 1": of(part=sets(1.0, EVENT, 3.99)),
+    "data sets, weight 0": of(part=sets(0.0, EVENT, 3.99)),
     "data sets without noise": of(
-        NonPrivateEvent(), norm=None, accounted=WITHOUT, data_sets=sets(0.5, NonPrivateEvent(), math.inf)
+        NonPrivateEvent(), norm=None, accounted=WITHOUT, part=sets(0.5, NonPrivateEvent(), math.inf)
     ),
-    "data sets, no answer": of(data_sets=replace(sets(0.5, NonPrivateEvent(), math.inf), epsilons=UNKNOWN)),
+    "data sets, no answer": of(part=sets(0.5, NonPrivateEvent(), math.inf).model_copy(update=UNKNOWN)),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from raydp.extensions.matrix_factorisation.method import DPMF
+from raydp.extensions.reference_data.weighted import WeightedDPSGD
 from raydp.methods.dp import DPSGD
 from raydp.selftest.checks.adaptive import adaptive_checks
 from raydp.selftest.checks.draws import (
@@ -35,7 +36,7 @@ BY_RUN, BY_STREAM = "noise drawn twice by a run", "noise drawn twice"
 @pytest.mark.parametrize(
     "method",
     [
-        DPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3),
+        WeightedDPSGD(momentum=0.9, max_grad_norm=2.0, reference_weight=0.3),
         DPSGD(clipping="adaptive"),
         DPMF(num_bands=4),
     ],

@@ -11,7 +11,8 @@ import torch
 from raydp.extensions.output_perturbation import method as output_perturbation
 from raydp.extensions.output_perturbation.method import OutputPerturbation
 from raydp.extensions.output_perturbation.release_checks import release_checks
-from raydp.methods import base, dp
+from raydp.extensions.reference_data.weighted import WeightedDPSGD
+from raydp.methods import dp
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.models import reading
 from raydp.selftest import observe, ranks
@@ -91,8 +92,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
             DPSGD(),
             DPSGD(momentum=0.9, max_grad_norm=2.0),
             DPAdam(),
-            DPSGD(reference_weight=0.9),
-            DPSGD(reference_weight=0),
+            WeightedDPSGD(reference_weight=0.9),
+            WeightedDPSGD(reference_weight=0),
         ],
     ),
     ids=str,
@@ -159,37 +160,6 @@ def test_norms_with_decay_that_are_cut_to_bfloat16(plant: pytest.MonkeyPatch) ->
     )  # fmt: skip
     assert "one unit by itself" in sensitivity_failures("bfloat16, decay")
     assert not sensitivity_failures("users, decay"), "in single precision nothing is cut"
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "change"),
-    slow_after(1, [
-        (ClippedGradients, "accumulate", ("factors = factors * weights", "pass")),
-        (ClippedGradients, "accumulate",
-         ("clipping.factors(norms)", "clipping.factors(norms if weights is None else norms * weights)")),
-        (base, "unit_weights", ('shares["training"], shares["reference"]', 'shares["reference"], shares["training"]')),
-    ]),
-    ids=["not weighted", "weighted before clipping", "each set with the other's weight"],
-)  # fmt: skip
-def test_reference_data_that_do_not_weigh_what_is_accounted(
-    plant: pytest.MonkeyPatch, owner: object, name: str, change: tuple[str, str]
-) -> None:
-    rewrite(plant, owner, name, change)
-    if owner is base:
-        plant.setattr(dp, name, base.unit_weights)
-    assert {"clipped sum", "one record"} <= sensitivity_failures("reference data")
-
-
-def test_noise_for_the_set_that_weighs_less(plant: pytest.MonkeyPatch) -> None:
-    """What is accounted is the set that weighs more: noise in proportion to the other's weight is
-    too little."""
-    rewrite(
-        plant,
-        DPSGD,
-        "train",
-        ("(plan, plan.noise_multiplier)", "(plan, plan.noise_multiplier / 9)"),
-    )
-    assert "noise variance" in failed(noise_checks(DPSGD(reference_weight=0.9)))
 
 
 @pytest.mark.slow

@@ -199,10 +199,10 @@ def _check_gradient_canaries(spec: SweepSpec, num_canaries: int) -> None:
             f"canaries, got {spec.method.name!r}. Audit it with access to losses: --canary "
             "new_token."
         )
-    if traits.reference_weight is not None:
+    if (weight := dict(spec.method.params).get("reference_weight")) is not None:
         raise ValueError(
             "method.reference_weight must be left out for gradient canaries, got "
-            f"{traits.reference_weight:g}. Leave it out."
+            f"{weight:g}. Leave it out."
         )
     # The auditor reads the whole noisy sum, which no rank of a sharded model has.
     if spec.cluster.sharding != "none":

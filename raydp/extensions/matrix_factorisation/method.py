@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from raydp.extensions.matrix_factorisation.factorisation import banded_square_root
-from raydp.methods.dp import DPSGD
+from raydp.extensions.reference_data.weighted import WeightedDPSGD
 from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
 from raydp.search_spaces import Configuration
 from raydp.training.noise.stream import KeyedStream
@@ -34,7 +34,7 @@ def cyclic_poisson_batch(
     return np.flatnonzero(drawn & (groups == step % num_groups))
 
 
-class DPMF(DPSGD):
+class DPMF(WeightedDPSGD):
     """SGD, with or without momentum, whose noise is C^{-1} Z (matrix factorisation, the DP-FTRL
     family).
 

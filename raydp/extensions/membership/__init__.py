@@ -1,4 +1,4 @@
 """Membership inference: attacks, their scores and shadow models (docs/scores/membership.md).
 
-It builds on: classification, later_scores.
+It builds on: classification, later_scores, reference_data.
 """

@@ -18,7 +18,7 @@ from raydp.extensions.membership.metrics import (
     tpr_at_fpr,
 )
 from raydp.extensions.membership.mia_signals import Signals, Split, signals, zlib_lengths
-from raydp.privacy.mechanisms.reference import DataSet
+from raydp.extensions.reference_data.sets import DataSet
 from raydp.scores.base import Measurement, OneByOne
 from raydp.tasks.text.language import LanguageModelingTask
 

@@ -18,7 +18,7 @@ from raydp.extensions.membership.classifier import (
 )
 from raydp.extensions.membership.metrics import auc, split_accuracy
 from raydp.extensions.membership.mia import SAMPLE, attack_figures, fresh, positions_of, sample
-from raydp.privacy.mechanisms.reference import DataSet
+from raydp.extensions.reference_data.sets import DataSet
 from raydp.scores.base import Measurement, OneByOne
 
 if TYPE_CHECKING:

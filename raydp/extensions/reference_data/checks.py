@@ -1,27 +1,33 @@
-"""Check that a row more keeps other rows in the training, the held-out or the reference data."""
+"""Check that a row more moves no other row, and that each set weighs what its ε assumes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from raydp.extensions.classification.checks import table_rows
+from raydp.extensions.reference_data.weighted import WeightedDPSGD
 from raydp.methods.base import Method
 from raydp.selftest.base import Check
 from raydp.selftest.checks.divisions import moved_rows
+from raydp.selftest.checks.sensitivity import sensitivity_checks
+from raydp.selftest.subjects import DTYPES, Subject, toy_subjects
+from raydp.tasks.text.language import LanguageModelingTask
 
 
 class ReferenceChecks:
-    """Checks of the task `with_reference`."""
+    """Checks of the task `with_reference`, and of reference data with a weight of their own."""
 
-    title = "reference rows"
+    title = "reference data"
 
     def measure(self, method: Method) -> bool:
         """Return False: these are no checks of a method."""
         return False
 
     def checks(self, method: Method | None, progress: Callable[[float], object]) -> list[Check]:
-        """Check the task on a table."""
+        """Check the task on a table, and the weights on a language model."""
         return [
+            *sensitivity_checks(weighted_subject()),
             moved_rows(
                 "with_reference",
                 lambda folder, rows: {
@@ -29,8 +35,20 @@ class ReferenceChecks:
                     "of": table_rows(folder, rows),
                     "fraction": 0.4,
                 },
-            )
+            ),
         ]
+
+
+def weighted_subject() -> Subject:
+    """Return the random model with LoRA, whose last four sentences are reference data."""
+    lora = next(subject for subject in toy_subjects(DTYPES[:1]) if subject.name == "Llama, LoRA")
+    assert isinstance(lora.task, LanguageModelingTask)
+    return replace(
+        lora,
+        name=f"{lora.name}, reference data",
+        task=replace(lora.task, task_facts=replace(lora.task.facts(), num_reference=4)),
+        method=WeightedDPSGD(max_grad_norm=lora.method.max_grad_norm, reference_weight=0.1),
+    )
 
 
 CHECKS = ReferenceChecks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,14 +14,14 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from raydp.extensions.classification.labelled import ClassificationTask
-from raydp.extensions.reference_data import batch_loop
 from raydp.methods.base import StepTraits
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
+from raydp.training.observers import Observers, StepReport
 from raydp.training.sharding import is_sharded
-from raydp.training.trial import Trained, TrainingContext
+from raydp.training.trial import Paused, Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
@@ -97,30 +98,41 @@ class RegularisedClassifier(NonPrivate):
         optimizer = self.optimizer(plan, list(context.parameters.values()))
         regulariser = self.regulariser(plan, context, classes, key)
 
-        def step_fn(step: int) -> dict[str, float]:
+        def updated(step: int) -> dict[str, float]:
             # The first steps may be without the regulariser, which needs a classifier that has
             # learnt something.
             regularised = step >= self.warmup_steps and self.strength > 0
             if regularised:
                 regulariser.prepare(step)
             units = self.batch_indices(plan, key, step)
+            row: dict[str, float] = {"step": step, "drawn": float(len(units))}
             training, reference = look_at(context, classes, units)
             # No training example drawn: nothing to learn from in this step.
             if not len(training):
-                return {"drawn": float(len(units))}
+                return row
             loss = objective = F.cross_entropy(training.logits, training.labels)
             if regularised and len(reference):
                 objective = loss + self.strength * regulariser.value(training, reference)
             optimizer.zero_grad()
             objective.backward()
             optimizer.step()
-            return {
-                "drawn": float(len(units)),
-                "loss": float(loss.detach()),
-                "objective": float(objective.detach()),
-            }
+            return {**row, "loss": float(loss.detach()), "objective": float(objective.detach())}
 
-        return batch_loop.run(plan, context, comm, step_fn)
+        started, ends = time.perf_counter(), False
+        observer, history = Observers(*context.observers), list[dict[str, float]]()
+        # The objective is no sum over examples: every rank does all the work from step 0.
+        for step in range(plan.num_steps):
+            # Rank 0's answer counts, so that all ranks stop at one step.
+            if comm.broadcast_object(context.pause_fn()):
+                done = f"{step} of {plan.num_steps} steps"
+                raise Paused(f"paused after {done}; this method starts again")
+            history.append(updated(step))
+            report = StepReport(done=step + 1, num_steps=plan.num_steps, row=history[-1])
+            observer.after_step(report)
+            if ends := observer.must_end(step + 1):
+                break
+        seconds = time.perf_counter() - started
+        return Trained(history=history, ended_early=ends, resumed_from=0, seconds=seconds)
 
 
 class Regulariser:

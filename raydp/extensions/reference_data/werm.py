@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.methods.base import StepTraits, unit_weights, weighted_sets
+from raydp.extensions.reference_data.weighted import OfTwoSets
 from raydp.methods.nonprivate import NonPrivate
 from raydp.tasks.base import Task, batches_by_length
 from raydp.training import sharding
 from raydp.training.batch_sum import losses_of
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
-from raydp.training.gradients.weights import UnitWeights
 from raydp.training.observers import AfterStep, StepReport
 from raydp.training.trial import Trained, TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 EVALUATED_TOKENS = 1024
 
-if TYPE_CHECKING:
-    from raydp.spec.document import SweepSpec
 
-
-class WeightedRiskMinimization(NonPrivate):
+class WeightedRiskMinimization(OfTwoSets, NonPrivate):
     """WERM: Adam or SGD on (1 - w) L_T + w L_R (Kaplan et al. 2024, equation 13), for a task with
     reference data.
 
@@ -48,18 +44,6 @@ class WeightedRiskMinimization(NonPrivate):
     the end. The weights with the lowest loss are kept. Utility and non-members come from the same
     held-out data, so with more than 1 the model depends on them. 1 keeps the last weights. With
     more than 1 an interrupted run starts again."""
-
-    @property
-    def traits(self) -> StepTraits:
-        """Weighted examples, without clipping."""
-        return StepTraits(reference_weight=self.reference_weight, drops_inputs=True)
-
-    def check(self, spec: SweepSpec, task: Task) -> None:
-        """Raise ValueError if the task has no reference data."""
-        weighted_sets(self.reference_weight, task.facts())
-
-    def _weights(self, task: Task) -> UnitWeights | None:
-        return unit_weights(self.reference_weight, task)
 
     def train(
         self,

@@ -6,7 +6,6 @@ import math
 
 from raydp.analysis.tables.statements import UNPROVEN, Statement
 from raydp.privacy.accounting.documents import AttackSummary, Guarantee
-from raydp.privacy.mechanisms.data_sets import EPSILON_IS, DataSetsRecord
 from raydp.privacy.records.card_content import PrivacyCard, ReleasedTogether, Searched
 from raydp.privacy.records.cautions import cautions_of_model, stated
 from raydp.privacy.records.record import ADJACENCY, INFINITE, PrivacyRecord
@@ -50,7 +49,7 @@ def card_markdown(card: PrivacyCard) -> str:
 
 
 def remarks(record: PrivacyRecord) -> list[str]:
-    """Return what a table's ε and σ need beside them: a missing ε, data sets, the real mechanism.
+    """Return what a table's ε and σ need beside them: why ε is infinite, the method's remarks.
 
     Returns:
         An empty list for a run whose every step is the Gaussian mechanism with this σ.
@@ -65,11 +64,7 @@ def remarks(record: PrivacyRecord) -> list[str]:
         lines += [f"Not certified: {reason.removeprefix(said)}." for reason in reasons]
     if mechanism := record.procedure.description:
         lines.append(f"σ is the accounted noise multiplier of: {mechanism}")
-    if record.data_sets is not None and record.data_sets.epsilons is not None:
-        lines.append(
-            f"ε is {EPSILON_IS}, of a {record.unit} of the training and of the reference data."
-        )
-    return lines
+    return [*lines, *([] if record.part is None else record.part.remarks(record.unit))]
 
 
 def guarantee_sentence(record: PrivacyRecord) -> str:
@@ -103,10 +98,10 @@ def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
         ("privacy unit", record.unit),
         ("sampler", str(procedure.sampler)),
         ("accountant", f"{record.accounted.accountant} ({record.accounted.accountant_version})"),
-        ("noise multiplier σ", _figure(mechanism.noise_multiplier)),
-        ("sampling rate q", _figure(mechanism.sample_rate)),
-        ("steps T", _figure(mechanism.num_steps)),
-        ("clipping norm c", _figure(mechanism.max_grad_norm)),
+        ("noise multiplier σ", figure(mechanism.noise_multiplier)),
+        ("sampling rate q", figure(mechanism.sample_rate)),
+        ("steps T", figure(mechanism.num_steps)),
+        ("clipping norm c", figure(mechanism.max_grad_norm)),
         ("clipping", mechanism.clipping or "–"),
         ("divisor", procedure.divisor),
         ("randomness", record.seed_policy),
@@ -115,11 +110,11 @@ def _facts(card: PrivacyCard) -> list[tuple[str, str]]:
     # Parts that only some methods and sweeps have.
     if procedure.released_weights is not None:
         released = procedure.released_weights.to_json()
-        rows += [(name.replace("_", " "), _figure(value)) for name, value in released.items()]
+        rows += [(name.replace("_", " "), figure(value)) for name, value in released.items()]
     if procedure.description:
         rows.append(("mechanism", procedure.description))
-    if record.data_sets is not None:
-        rows += _data_sets(record.data_sets)
+    if record.part is not None:
+        rows += record.part.rows()
     if card.searched is not None:
         rows += _searched(card.searched)
     if record.choice is not None:
@@ -141,26 +136,9 @@ def _together(together: ReleasedTogether) -> str:
     remarks = [together["reason"]] if together.get("reason") else []
     remarks += [together["note"]] if together.get("note") else []
     return (
-        f"{_models(together['models'])} of one sweep: ({_bound(together['epsilon'])}, "
+        f"{_models(together['models'])} of one sweep: ({bound(together['epsilon'])}, "
         f"{together['delta']:.3g}) for all that was released together"
     ) + "".join(f" ({remark})" for remark in remarks)
-
-
-def _data_sets(sets: DataSetsRecord) -> list[tuple[str, str]]:
-    """Return the rows about training and reference data, with the ε of each."""
-    rows = [
-        ("weight of the reference data w", _figure(sets.reference_weight)),
-        ("training and reference data", f"{sets.num_training} and {sets.num_reference}"),
-        ("effective number of examples", _figure(sets.effective_examples)),
-        (
-            "an example of the training data moves an update",
-            f"{_figure(sets.relative_privacy)} times as far as one of the reference data",
-        ),
-    ]
-    for name, own in (sets.epsilons or {}).items():
-        reason = "" if own.reason is None else f" ({own.reason})"
-        rows.append((f"ε of the {name} data", _bound(own.epsilon) + reason))
-    return rows
 
 
 def _searched(tuned: Searched) -> list[tuple[str, str]]:
@@ -195,7 +173,7 @@ def _assumed(record: PrivacyRecord) -> list[str]:
 
 
 def _profile(guarantee: Guarantee) -> list[str]:
-    rows = [f"| {row['delta']:.0e} | {_bound(row['epsilon'])} |" for row in guarantee["profile"]]
+    rows = [f"| {row['delta']:.0e} | {bound(row['epsilon'])} |" for row in guarantee["profile"]]
     mu = guarantee["gdp_mu"]
     gaussian = (
         f"The whole profile lies below that of a Gaussian mechanism with μ = {stated(mu)} (δ ≥ "
@@ -229,16 +207,17 @@ def _attack(attack: AttackSummary, observer: str) -> list[str]:
     ]
 
 
-def _bound(epsilon: float | str | None) -> str:
+def bound(epsilon: float | str | None) -> str:
     """Return an ε for a cell, rounded up."""
     return (
         stated(epsilon)
         if isinstance(epsilon, float | int) and math.isfinite(epsilon)
-        else _figure(epsilon)
+        else figure(epsilon)
     )
 
 
-def _figure(value: float | str | None) -> str:
+def figure(value: float | str | None) -> str:
+    """Return a figure for a cell."""
     if value is None:
         return "–"
     if isinstance(value, str):

@@ -27,7 +27,7 @@ def cross_check(records: Iterable[PrivacyRecord]) -> str | None:
     by_pld: dict[tuple[PoissonGaussian, float], float] = {}
     for record in records:
         event, accounted = record.mechanism.event, record.accounted
-        plain = record.choice is None and record.data_sets is None
+        plain = record.choice is None and record.part is None
         if (
             plain
             and accounted.accountant == PLDAccountant.name

@@ -65,5 +65,5 @@ def _stated(record: PrivacyRecord) -> dict[str, object]:
         "certified": record.certified,
         "tuning": record.tuning,
         record.tuning: None if choice is None else choice.terms(),
-        "data_sets": record.data_sets is not None,
+        "method's part": None if record.part is None else record.part.name,
     }

@@ -146,6 +146,31 @@ class MethodRecord:
     seed_policy: str | None = None
 
 
+class MethodPart(Protocol):
+    """A further part of a run's privacy record, which only some methods add.
+
+    An entry point of the group `raydp.record_parts` names its class, a pydantic model of the JSON.
+    Implemented by `DataSetsRecord` of the extension `reference_data`.
+
+    Attributes:
+        name: key of the part in the record, and name of the entry point.
+    """
+
+    name: ClassVar[str]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the values as JSON."""
+
+    def columns(self) -> dict[str, float | None]:
+        """Return further columns of the plan's table."""
+
+    def remarks(self, unit: str) -> list[str]:
+        """Return sentences that a table's ε needs beside it; `unit` is the privacy unit."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return rows of the card's table: a name and a cell."""
+
+
 class ChoiceRecord(Protocol):
     """How one run was chosen among others. The record's epsilon is the ε of the whole choice.
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from raydp.analysis.tables.statements import Statement, stated_columns
-from raydp.plugins.registries import resolve
+from raydp.plugins.registries import names, resolve
 from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.infinity import from_json_number, json_number
-from raydp.privacy.mechanisms.data_sets import DataSetsRecord
 from raydp.privacy.records.parts import (
     EVERY_STEP,
     AccountedEpsilon,
     ChoiceRecord,
     Mechanism,
+    MethodPart,
     MethodRecord,
     Procedure,
     ReleasedWeights,
@@ -65,8 +65,7 @@ class PrivacyRecord:
             made.
         not_covered: items that epsilon does not cover.
         stated: ε that the method states without proof; the accounted epsilon is then inf.
-        data_sets: for training and reference data with separate weights. epsilon then holds for an
-            example of either set.
+        part: a further part that the method adds.
         choice: for a run that was chosen among others, where epsilon is the ε of the whole choice.
 
     Raises:
@@ -83,7 +82,7 @@ class PrivacyRecord:
     not_certified_because: tuple[str, ...]
     not_covered: tuple[str, ...]
     stated: Statement | None = None
-    data_sets: DataSetsRecord | None = None
+    part: MethodPart | None = None
     choice: ChoiceRecord | None = None
 
     def __post_init__(self) -> None:
@@ -125,7 +124,7 @@ class PrivacyRecord:
             **stated_columns(self.stated),
             "released_weights": None if released is None else released.to_json(),
             "mechanism": procedure.description,
-            "data_sets": None if self.data_sets is None else self.data_sets.to_json(),
+            **({} if self.part is None else {self.part.name: self.part.to_json()}),
             **({} if self.choice is None else {self.choice.tuning: self.choice.to_json()}),
         }
         return {
@@ -174,7 +173,8 @@ class PrivacyRecord:
                     "the file."
                 )
         # Records of earlier versions lack some keys, which then have the meaning of that time.
-        target, sets = document.get("target_epsilon"), document.get("data_sets")
+        target, parts = document.get("target_epsilon"), names("record_parts")
+        part = next((name for name in parts if name in document), None)
         released, choice = document.get("released_weights"), document.get(document["tuning"])
         # The parts, each from its own keys of the flat document.
         return cls(
@@ -208,7 +208,9 @@ class PrivacyRecord:
             not_certified_because=reasons,
             not_covered=tuple(document["not_covered"]),
             stated=Statement.of(document),
-            data_sets=None if sets is None else DataSetsRecord.from_json(sets),
+            part=None
+            if part is None
+            else resolve("record_parts", part).model_validate(document[part]),
             choice=None
             if choice is None
             else resolve("policies", document["tuning"]).record.from_json(choice),
@@ -223,8 +225,8 @@ def privacy_record(
     noise_key: Literal["secret", "test"],
     method: MethodRecord | None = None,
     stated: Statement | None = None,
+    part: MethodPart | None = None,
     choice: ChoiceRecord | None = None,
-    data_sets: DataSetsRecord | None = None,
 ) -> PrivacyRecord:
     """Return the privacy record of one run. See `PrivacyRecord` for the other arguments.
 
@@ -259,7 +261,7 @@ def privacy_record(
         not_certified_because=tuple(reasons),
         not_covered=(*method.also_not_covered, *not_covered),
         stated=stated,
-        data_sets=data_sets,
+        part=part,
         choice=choice,
     )
 

@@ -64,27 +64,6 @@ class GuaranteeDocument(CardPart):
     attack: Attack
 
 
-class SetEpsilonDocument(CardPart):
-    """ε for an example of one of two data sets."""
-
-    epsilon: Number | None
-    noise_multiplier: float | None
-    reason: str | None = None
-
-
-class DataSetsDocument(CardPart):
-    """Training and reference data whose examples have different weights."""
-
-    reference_weight: float
-    num_training: int
-    num_reference: int
-    relative_privacy: Number
-    effective_examples: float
-    epsilon_is: str | None = None
-    training: SetEpsilonDocument | None = None
-    reference: SetEpsilonDocument | None = None
-
-
 class ReleasedWeightsDocument(CardPart):
     """Noise that is added once, to the trained weights."""
 
@@ -177,7 +156,6 @@ class PrivacyCardDocument(CardPart):
     mechanism: str | None = Field(
         default=None, description="What was run, if the accounted event only dominates it."
     )
-    data_sets: DataSetsDocument | None = None
     searched: SearchedDocument | None = None
     guarantee: GuaranteeDocument | None = None
     ledger: LedgerDocument | None = None
@@ -186,9 +164,10 @@ class PrivacyCardDocument(CardPart):
 
 def card_schema() -> dict[str, Any]:
     """Return the JSON Schema of privacy.json (draft 2020-12)."""
-    # The policy of another tuning adds its part under its own name.
+    # A method and the policy of another tuning each add a part under its own name.
     tunings = names("policies")
-    parts = {
+    parts = {name: (resolve("record_parts", name) | None, None) for name in names("record_parts")}
+    parts |= {
         tuning: (resolve("policies", tuning).document | None, None)
         for tuning in tunings
         if tuning != PrivacyCardDocument.model_fields["tuning"].default

@@ -20,7 +20,7 @@ from raydp.selftest.observe import (
     observed_plan,
     summed_updates,
     with_sgd,
-    without_reference_weight,
+    without_weights,
 )
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import LocalComm
@@ -279,7 +279,7 @@ def _common_power(method: NoisyMethod, seed: int) -> float:
     """Return the largest power of two that divides the first update, over c 2^-13 / sqrt(d)."""
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = (torch.randn(16, 32, generator=generator) for _ in range(2))
-    plain = without_reference_weight(method)
+    plain = without_weights(method)
     plan, context = (
         _plan(f"selftest/lattice/{seed}", 1),
         linear_training_context(32, 32, NUM_LAYERS),

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import weighted_sets
 from raydp.models.vector_layers import dropouts_of
 from raydp.selftest.base import Check, check
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
@@ -112,15 +111,9 @@ def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
     ]  # fmt: skip
 
 
-def _shares(subject: Subject) -> list[float]:
+def _shares(subject: Subject) -> NDArray[np.float64]:
     """Return the weights of the subject's units, as the accountant uses them."""
-    facts = subject.task.facts()
-    sets = weighted_sets(subject.method.traits.reference_weight, facts)
-    if sets is None:
-        return [1.0] * len(subject.indices)
-    return [
-        sets.shares["training" if i < facts.num_training else "reference"] for i in subject.indices
-    ]
+    return subject.method.largest_changes(subject.task.facts())[subject.indices]
 
 
 def _update(subject: Subject, indices: NDArray[np.int64]) -> torch.Tensor:

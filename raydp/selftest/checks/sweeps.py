@@ -25,7 +25,7 @@ from raydp.selftest.observe import (
     noise_strategy,
     observed_plan,
     with_fixed_threshold,
-    without_reference_weight,
+    without_weights,
 )
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -132,7 +132,7 @@ def _planned(method: NoisyMethod, accountant: str, noise_key: str) -> tuple[Swee
     One run has one step on a sample, and one has several on all data.
     """
     # Points with closed forms: one block of bands on a sample, and several on all data.
-    plain = without_reference_weight(method)
+    plain = without_weights(method)
     slow = observed_plan("", batch_size=1, num_steps=1, num_examples=1, noise_multiplier=1.0)
     bands = len(noise_strategy(plain, replace(slow, learning_rate=1e-6)))
     count = NUM_UNITS // bands * bands

@@ -13,18 +13,15 @@ from itertools import product
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.statements import UNPROVEN, stated_columns
 from raydp.io.cache import cache_dir
-from raydp.methods.base import weighted_sets
 from raydp.privacy import (
     AccountedEpsilon,
     Calibration,
     CalibrationRequest,
     Caution,
     ChoiceRecord,
-    DataSetsRecord,
     Mechanism,
     PrivacyRecord,
     PrivacyTarget,
-    data_sets_record,
     privacy_record,
     remarks,
 )
@@ -120,7 +117,7 @@ class SweepPlan:
             # Cost in tokens: T steps of b units of mean length, for each seed.
             "cost_tokens": round(compute * self.facts.num_tokens / self.facts.num_units) * seeds,
             **given(single_run_epsilon=choice and choice.single_run_epsilon),
-            **_of_data_sets(record.data_sets),
+            **({} if record.part is None else record.part.columns()),
         }
 
 
@@ -355,7 +352,6 @@ def _record(
 ) -> PrivacyRecord:
     alone = calibration.epsilon if calibration else math.inf
     event = spec.method.params.event(trial, trial.noise_multiplier)
-    sets = weighted_sets(spec.method.params.traits.reference_weight, facts)
     # ε of the released model: of this run alone, or of the whole choice.
     accounted = AccountedEpsilon(
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
@@ -377,11 +373,8 @@ def _record(
         noise_key=spec.privacy.noise_key,
         method=spec.method.params.record_fields(trial),
         stated=trial.stated,
+        part=spec.method.params.record_part(facts, event, replace(accounted, epsilon=alone)),
         choice=choice,
-        # Reference data that are weighted differently have an ε of their own.
-        data_sets=None
-        if sets is None
-        else data_sets_record(sets, event, alone, delta, spec.privacy.accountant),
     )
 
 
@@ -408,12 +401,6 @@ def _check_records(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> Non
             f"select.at_most.epsilon must be at least {lowest:.6g}, the lowest there is, got "
             f"{bound:g}. {remedy}"
         )
-
-
-def _of_data_sets(sets: DataSetsRecord | None) -> dict[str, float | None]:
-    """Return the columns of the plan's table with the ε of each data set."""
-    epsilons = {} if sets is None else sets.epsilons or {}
-    return {f"epsilon_{name}": own.epsilon for name, own in epsilons.items()}
 
 
 def plan_to_keep(plan: SweepPlan, sweep_id: str) -> Plan:

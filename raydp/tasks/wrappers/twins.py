@@ -92,7 +92,7 @@ class TwinTask(LanguageModelingTask):
             coin_seed, further: see the class.
 
         Raises:
-            ValueError: the task's units are users, or it has reference data.
+            ValueError: the task cannot be extended.
         """
         # The training data begin as the first twins; `_showing` swaps them by the coins.
         extended = task.extended(examples[0], unit=unit)

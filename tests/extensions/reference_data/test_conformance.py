@@ -25,6 +25,10 @@ class TestMMDRegularization(MethodConformance):
     name, written, bad = "mmd", {"strength": 1.0}, {"strength": -1}
 
 
+class TestReferenceWeight(MethodConformance):
+    name, written = "dp_sgd", {"reference_weight": 0.2}
+
+
 class TestWeightedRiskMinimization(MethodConformance):
     name, written, bad = "werm", {"reference_weight": 0.2}, {"reference_weight": 2}
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from raydp.extensions.classification.labelled import ClassificationTask
 from raydp.extensions.reference_data.task import WithReferenceTask
+from raydp.extensions.reference_data.weighted import WeightedDPAdam, WeightedDPSGD
 from raydp.extensions.reference_data.werm import WeightedRiskMinimization, heldout_loss
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.methods.nonprivate import NonPrivate
@@ -91,7 +92,7 @@ def test_a_step_on_all_examples_follows_the_gradient_of_the_weighted_loss(
 def test_a_private_step_follows_the_weighted_sum_of_clipped_gradients(task, weight: float) -> None:
     """c = 1 clips every gradient here; the sum lies on the lattice, which is the wider the larger
     the scale."""
-    method = DPSGD(max_grad_norm=1.0, reference_weight=weight)
+    method = WeightedDPSGD(max_grad_norm=1.0, reference_weight=weight)
     found = distance(trained(method, task), expected(task, weight, lambda norm: min(1.0, 1 / norm)))
     assert found < 0.5 * LATTICE_SHARE
 
@@ -101,7 +102,7 @@ def test_noise_is_in_proportion_to_the_larger_weight(task) -> None:
     %."""
     n, sigma = task.facts().num_units, 30.0
     for weight in (0.2, 0.9):
-        method = DPSGD(max_grad_norm=1.0, reference_weight=weight)
+        method = WeightedDPSGD(max_grad_norm=1.0, reference_weight=weight)
         pair = [trained(method, task, noise_multiplier=s) for s in (sigma, NO_NOISE)]
         noise = torch.cat([(pair[0][name] - pair[1][name]).flatten() for name in pair[0]])
         scale = max(
@@ -110,17 +111,23 @@ def test_noise_is_in_proportion_to_the_larger_weight(task) -> None:
         assert float(noise.std()) == pytest.approx(0.5 * sigma * scale / n, rel=0.11)
 
 
-@pytest.mark.parametrize("kind", [DPSGD, DPAdam, WeightedRiskMinimization])
-def test_weights_in_proportion_to_the_sizes_are_no_weights(task, kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [
+        (WeightedDPSGD, DPSGD()),
+        (WeightedDPAdam, DPAdam()),
+        (WeightedRiskMinimization, NonPrivate()),
+    ],
+)
+def test_weights_in_proportion_to_the_sizes_are_no_weights(task, kind, plain) -> None:
     facts = task.facts()
     weight = facts.num_reference / facts.num_units
-    plain = NonPrivate() if kind is WeightedRiskMinimization else kind()
     options = {"num_steps": 5, "batch_size": 30, "learning_rate": 0.01}
     found = [trained(method, task, **options) for method in (kind(reference_weight=weight), plain)]
     assert distance(*found) < 1e-5
 
 
-@pytest.mark.parametrize("kind", [DPSGD, WeightedRiskMinimization])
+@pytest.mark.parametrize("kind", [WeightedDPSGD, WeightedRiskMinimization])
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_a_set_without_weight_leaves_no_trace(task, kind, weight: float) -> None:
     first = task.facts().num_training
@@ -140,7 +147,7 @@ def test_one_example_moves_an_update_as_the_relative_guarantee_says() -> None:
     by (1-w)/30 or w/10, and the two are (1-w)/w N_R/N_T apart, whatever σ."""
     inputs, targets = torch.eye(40), torch.ones(40, 1)
     for weight in (0.1, 0.6):
-        method, moved = DPSGD(max_grad_norm=0.5, reference_weight=weight), []
+        method, moved = WeightedDPSGD(max_grad_norm=0.5, reference_weight=weight), []
         for zeroed in (None, 3, 35):
             rows = inputs.clone()
             if zeroed is not None:
@@ -228,11 +235,13 @@ def test_the_loss_that_is_looked_at_is_the_mean_over_the_held_out_examples(task)
 
 
 def test_what_is_not_used_is_no_part_of_the_identity() -> None:
-    assert "reference_weight" not in DPSGD().model_dump()
-    assert DPAdam(reference_weight=0.0).model_dump()["reference_weight"] == 0
+    assert "reference_weight" not in WeightedDPSGD().model_dump()
+    assert WeightedDPSGD().model_dump() == DPSGD().model_dump()
+    assert WeightedDPAdam().model_dump() == DPAdam().model_dump()
+    assert WeightedDPAdam(reference_weight=0.0).model_dump()["reference_weight"] == 0
     with pytest.raises(
         ValueError, match=r"method\.clipping must be flat or automatic with reference_weight 0\.5"
     ):
-        DPSGD(reference_weight=0.5, clipping="adaptive")
+        WeightedDPSGD(reference_weight=0.5, clipping="adaptive")
     with pytest.raises(ValueError, match="less than or equal to 1"):
         WeightedRiskMinimization(reference_weight=1.1)

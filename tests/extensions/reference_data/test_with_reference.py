@@ -11,8 +11,8 @@ from raydp.extensions.classification.digits import DigitsTask
 from raydp.extensions.membership.half import HalfTask
 from raydp.extensions.membership.mia import MembershipInference, ReferenceMembershipInference
 from raydp.extensions.reference_data.task import WithReferenceTask, _select
+from raydp.extensions.reference_data.weighted import WeightedDPAdam
 from raydp.extensions.reference_data.werm import WeightedRiskMinimization
-from raydp.methods.dp import DPAdam
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.plugins.described import resolve_plugin
@@ -129,7 +129,10 @@ def test_a_language_model_is_trained_and_scored_on_both_sets(tokenizer) -> None:
         num_examples=2000,
         noise_multiplier=0.5,
     )
-    for method in (DPAdam(reference_weight=0.0), WeightedRiskMinimization(reference_weight=0.0)):
+    for method in (
+        WeightedDPAdam(reference_weight=0.0),
+        WeightedRiskMinimization(reference_weight=0.0),
+    ):
         ends = []
         for data in (task, tampered):
             base = models.load_base(ModelSpec(name="tiny", adapter=adapter))
@@ -156,10 +159,13 @@ def test_a_plan_has_the_epsilon_of_each_set(monkeypatch, tmp_path) -> None:
     task, weights = build_task(spec)
     plan = make_plan(spec, task.facts(), weights)
     (record,), (row,) = plan.privacy.values(), plan.rows()
-    sets, epsilon = record.data_sets, record.accounted.epsilon
+    sets, epsilon = record.part, record.accounted.epsilon
     own = {name: one.epsilon for name, one in sets.epsilons.items()}
     facts = task.facts()
-    assert (sets.num_training, sets.num_reference) == (facts.num_training, facts.num_reference)
+    assert (sets.num_training, sets.num_reference) == (
+        facts.num_training,
+        facts.num_reference,
+    )
     assert epsilon == max(own["training"], own["reference"]) <= 8
     assert own["reference"] == epsilon, "fewer examples with the same weight: theirs is larger"
     assert own["training"] < 0.5 * epsilon

@@ -7,9 +7,19 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import select
-from raydp.analysis.selection.reference import REFERENCE_RULES, best_instance
-from raydp.analysis.selection.rules import rule_names
+from raydp.analysis.selection.rules import constrained_rule, rule_names
+from raydp.extensions.reference_data.settings import (
+    EQUAL_PRIVACY,
+    PRIVATE_REFERENCE,
+    PUBLIC_REFERENCE,
+    best_instance,
+)
 
+RULES = {
+    "public-reference": PUBLIC_REFERENCE,
+    "equal-privacy": EQUAL_PRIVACY,
+    "private-reference": PRIVATE_REFERENCE,
+}
 TRAINING, REFERENCE = "score.mia_outputs", "score.mia_outputs_of_reference"
 ROWS = [  # η, loss, training, reference; two seeds each, whose means are these
     (0.1, 0.40, 0.505, 0.62),
@@ -41,16 +51,16 @@ def test_each_setting_keeps_its_bound_and_the_best_utility(rule: str, chosen: fl
     assert selection.configuration.learning_rate == chosen
     assert [step.name for step in selection.steps] == ["reference setting", "best utility"]
     loss, training, reference = np.array(ROWS).T[1:]
-    assert ROWS[best_instance(rule, loss, training, reference)][0] == chosen
+    assert ROWS[best_instance(RULES[rule], loss, training, reference)][0] == chosen
 
 
 def test_rounding_does_not_break_a_bound() -> None:
     """0.55 - 0.51 is more than 0.04 in floating point."""
     for lower in range(40, 70):
         training, reference = np.array([(lower + 4) / 100]), np.array([lower / 100])
-        assert best_instance("equal-privacy", np.array([0.2]), training, reference) == 0
+        assert best_instance(EQUAL_PRIVACY, np.array([0.2]), training, reference) == 0
     mean = np.array([(0.5 + 0.51 + 0.52) / 3])
-    assert best_instance("public-reference", np.array([0.2]), mean, mean) == 0
+    assert best_instance(PUBLIC_REFERENCE, np.array([0.2]), mean, mean) == 0
 
 
 def test_other_constraints_come_first() -> None:
@@ -66,7 +76,7 @@ def test_a_setting_that_nothing_meets_is_an_answer() -> None:
     ):
         select(table(high), rule="public-reference")
     loss, training, reference = np.array(high).T[1:]
-    assert best_instance("public-reference", loss, training, reference) is None
+    assert best_instance(PUBLIC_REFERENCE, loss, training, reference) is None
 
 
 @pytest.mark.parametrize(
@@ -91,4 +101,5 @@ def test_refused(points: pd.DataFrame, rule: str, message: str) -> None:
 
 
 def test_they_are_no_rules_of_one_score() -> None:
-    assert not REFERENCE_RULES.keys() & set(rule_names())
+    assert not RULES.keys() & {*rule_names()}
+    assert all(constrained_rule(name) is rule for name, rule in RULES.items())

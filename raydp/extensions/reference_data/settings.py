@@ -1,19 +1,21 @@
 """Selection rules for three settings of training and reference data (Kaplan et al. 2024, §4.4).
 
 Each rule keeps the models that meet a bound on the membership inference accuracy of one or both
-sets, and selects the best utility among them. The rules are not entries of `RULES`, because they
-need two scores and may validly leave no model.
+sets, and selects the best utility among them. The rules need two scores and may validly leave no
+model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.selection.rules import BEST_UTILITY, Rule
 from raydp.analysis.tables.points import column_means
 
 Array = NDArray[np.float64]
@@ -32,11 +34,16 @@ SUFFIX = "_of_reference"
 class ReferenceSetting:
     """One setting: which of the two data sets must be protected.
 
+    See `raydp.analysis.selection.rules.ConstrainedRule`.
+
     Attributes:
         text: the bound, in words.
         keeps: (scores of the training data, scores of the reference data) -> whether each model
             meets the bound.
     """
+
+    steps: ClassVar[Rule] = BEST_UTILITY
+    of_accuracies: ClassVar[bool] = True
 
     text: str
     keeps: Callable[[Array, Array], Pool]
@@ -61,24 +68,22 @@ class ReferenceSetting:
 
 
 # The settings of sections 4.4.2, 4.4.3 and 4.4.4, in this order.
-REFERENCE_RULES: dict[str, ReferenceSetting] = {
-    "public-reference": ReferenceSetting(
-        text=f"keep a score of the training data of at most {HARDLY_FOUND:g}",
-        keeps=lambda training, reference: training <= HARDLY_FOUND + SLACK,
-    ),
-    "equal-privacy": ReferenceSetting(
-        text=f"keep scores of the two sets that differ by at most {ALIKE:g}",
-        keeps=lambda training, reference: np.abs(training - reference) <= ALIKE + SLACK,
-    ),
-    "private-reference": ReferenceSetting(
-        text=f"keep a score of the reference data of at most {HARDLY_FOUND:g}",
-        keeps=lambda training, reference: reference <= HARDLY_FOUND + SLACK,
-    ),
-}
+PUBLIC_REFERENCE = ReferenceSetting(
+    text=f"keep a score of the training data of at most {HARDLY_FOUND:g}",
+    keeps=lambda training, reference: training <= HARDLY_FOUND + SLACK,
+)
+EQUAL_PRIVACY = ReferenceSetting(
+    text=f"keep scores of the two sets that differ by at most {ALIKE:g}",
+    keeps=lambda training, reference: np.abs(training - reference) <= ALIKE + SLACK,
+)
+PRIVATE_REFERENCE = ReferenceSetting(
+    text=f"keep a score of the reference data of at most {HARDLY_FOUND:g}",
+    keeps=lambda training, reference: reference <= HARDLY_FOUND + SLACK,
+)
 
 
 def best_instance(
-    setting: str, utility_loss: Array, training: Array, reference: Array
+    setting: ReferenceSetting, utility_loss: Array, training: Array, reference: Array
 ) -> int | None:
     """Return the position of the lowest utility loss among models that meet a setting's bound.
 
@@ -86,11 +91,10 @@ def best_instance(
     Table 2).
 
     Args:
-        setting: a name in `REFERENCE_RULES`.
         utility_loss, training, reference: [m] each model's loss and its two scores, which are
             accuracies.
     """
-    kept = REFERENCE_RULES[setting].keeps(training, reference)
+    kept = setting.keeps(training, reference)
     return int(np.where(kept, utility_loss, np.inf).argmin()) if kept.any() else None
 
 

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydp.privacy import NonPrivateEvent, PLDAccountant, PoissonGaussian, WeightedSets
+from raydp.extensions.reference_data.record import data_sets_record, epsilons_of_sets
+from raydp.extensions.reference_data.sets import (
+    DATA_SETS,
+    ROUNDING,
+    WeightedSets,
+    excess_risk_bounds,
+)
+from raydp.privacy import NonPrivateEvent, PLDAccountant, PoissonGaussian
 from raydp.privacy.accounting.gdp import gaussian_epsilon
-from raydp.privacy.mechanisms.data_sets import data_sets_record, epsilons_of_sets
-from raydp.privacy.mechanisms.reference import DATA_SETS, ROUNDING, excess_risk_bounds
 from raydp.training.noise.lattice import LATTICE_SHARE, NOISE_WIDENING
 from tests.marks import slow_after
 

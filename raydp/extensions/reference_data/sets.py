@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from raydp.privacy.accounting.events import PoissonGaussian
+from raydp.tasks.base import TaskFacts
 
 DataSet = Literal["training", "reference"]
 DATA_SETS: tuple[DataSet, DataSet] = ("training", "reference")
@@ -125,6 +126,24 @@ class WeightedSets:
         return replace(
             event, noise_multiplier=event.noise_multiplier * ((1 + ROUNDING) / (share + ROUNDING))
         )
+
+
+def weighted_sets(weight: float | None, facts: TaskFacts) -> WeightedSets | None:
+    """Return the task's two sets with the weights of (1 - w) L_T + w L_R; None without w.
+
+    Raises:
+        ValueError: the task has no reference data.
+    """
+    if weight is None:
+        return None
+    if not facts.num_reference:
+        raise ValueError(
+            "method.reference_weight must be left out for a task without reference data, got "
+            f"{weight:g}. Use the task with_reference."
+        )
+    return WeightedSets(
+        weight=weight, num_training=facts.num_training, num_reference=facts.num_reference
+    )
 
 
 def excess_risk_bounds(
