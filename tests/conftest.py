@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +22,7 @@ import yaml
 from hypothesis import HealthCheck, settings
 
 from tests.builders.specs import small_spec
+from tests.marks import WHOLE
 
 if TYPE_CHECKING:
     from tests.sweep.undisturbed import Done
@@ -33,8 +35,11 @@ gc.set_threshold(
     50_000, 20, 50
 )  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
-WHOLE = (HERE.parent / "raydp/extensions").is_dir()
-"""Whether the extensions are there. `tests/test_without_extensions.py` runs the core's tests without."""
+NEEDS_EXTENSIONS = re.compile(
+    r"raydp\.extensions|raydp\.testing\.(methods|tasks|points)|^pytestmark = .*mark\.extensions",
+    re.M,
+)
+"""Marks a file that needs an extension. The suites of tasks and methods train classifiers too."""
 SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text())
 """Group of tests -> the time it took. `pytest --write-seconds` writes the file."""
 
@@ -77,6 +82,13 @@ def failed_before(config: pytest.Config) -> set[str]:
     return {split_group(nodeid)[0] for nodeid in cache}
 
 
+def needs_extensions(item: pytest.Item) -> bool:
+    """Return whether a test needs an extension. The mark may name parts of the cases' ids."""
+    mark = item.get_closest_marker("extensions")
+    case = getattr(getattr(item, "callspec", None), "id", "")
+    return mark is not None and (not mark.args or any(part in case for part in mark.args))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the files of which no test is asked for: with --alone and with --failed-again.
 
@@ -84,7 +96,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """
     if not collection_path.name.startswith("test_"):
         return None
-    if not WHOLE and "raydp.extensions" in collection_path.read_text(encoding="utf-8"):
+    if not WHOLE and NEEDS_EXTENSIONS.search(collection_path.read_text(encoding="utf-8")):
         return True
     if config.getoption("failed_again"):
         files = {name.partition("::")[0] for name in failed_before(config)}
@@ -108,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         reporter.write_line("\n  ".join(["Tried again, since they failed:", *sorted(failed)]))
     if not WHOLE:
-        items[:] = [item for item in items if item.get_closest_marker("extensions") is None]
+        items[:] = [item for item in items if not needs_extensions(item)]
     items.sort(key=lambda item: -SECONDS.get(group_of(item), math.inf))
 
 

@@ -226,7 +226,7 @@ def test_a_controller_of_ray_train_loads_no_torch() -> None:
     )
 
 
-def test_what_is_used_of_rays_private_modules_is_listed() -> None:
+def test_used_names_of_rays_private_modules_are_listed() -> None:
     """docs/design.md has the one list: whoever moves Ray's upper bound looks there."""
     listed = re.findall(
         r"^\| `(ray\.[\w.]+)` \|", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.M

@@ -44,7 +44,7 @@ def writer(target: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_what_a_killed_process_wrote_is_removed_and_what_a_living_one_writes_stays(
+def test_parts_of_killed_processes_are_removed_and_parts_of_living_ones_stay(
     tmp_path: Path,
 ) -> None:
     with writer(tmp_path / "killed") as killed, writer(tmp_path / "living"):

@@ -72,7 +72,7 @@ def test_the_points_of_a_sweep_are_selected_from_as_the_sweep_does(
     )
 
 
-def test_the_package_lists_what_it_offers() -> None:
+def test_the_package_lists_its_public_names() -> None:
     import raydp
 
     assert set(dir(raydp)) == {*raydp.__all__, "__version__"}
@@ -124,7 +124,7 @@ def test_spaces_are_listed_and_shown(raydp: Command) -> None:
 @pytest.mark.parametrize(
     "arguments", [["select", "absent.csv"], ["status", "absent"], ["points", "absent"]]
 )
-def test_what_does_not_exist_is_bad_input(raydp: Command, arguments: list[str]) -> None:
+def test_an_absent_path_is_bad_input(raydp: Command, arguments: list[str]) -> None:
     answer = raydp(*arguments)
     assert answer.code == 2
     assert "absent" in answer.err
@@ -158,7 +158,7 @@ def test_without_a_spec_the_embedded_sweep_is_planned(raydp: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_named_space_leaves_out_what_does_not_fit_and_says_why(
+def test_a_named_space_leaves_out_unfit_configurations_with_a_reason(
     raydp: Command, write_spec: Callable[..., Path]
 ) -> None:
     answer = raydp("plan", write_spec(space={"name": "tofu-1"}))
@@ -402,9 +402,7 @@ def test_old_option_of_the_gain_share_is_read_with_a_warning(raydp: Command, poi
     assert old.json() == raydp("select", points, "--min-gain-share", 0.9, "--json").json()
 
 
-def test_a_minimum_gain_where_nothing_is_gained_says_what_to_change(
-    raydp: Command, points: Path
-) -> None:
+def test_a_minimum_gain_without_any_gain_names_the_remedy(raydp: Command, points: Path) -> None:
     table = pd.read_csv(points).assign(base_utility_loss=1.0)
     table.to_csv(points, index=False)
     answer = raydp("select", points, "--min-gain-share", 0.9)

@@ -258,7 +258,7 @@ def test_every_python_block_is_run() -> None:
     }
 
 
-def test_the_weight_noise_is_what_the_page_says() -> None:
+def test_the_weight_noise_is_as_documented() -> None:
     *before, last = python_of("docs/mechanisms/mf.md").strip().splitlines()
     code, _, comment = last.partition("  # ")
     names: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def test_a_warning_is_told_as_one_and_debugging_is_not(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("verbose", ["-v", "--verbose"])
 @pytest.mark.parametrize("before", slow_after(1, [False, True]))
-def test_verbose_tells_what_is_done_with_times(
+def test_verbose_names_actions_with_times(
     raydp: Command, verbose: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -69,7 +69,7 @@ def test_verbose_tells_what_is_done_with_times(
     assert raydp("calibrate", *CALIBRATE, "--json").err == ""
 
 
-def test_verbose_tells_what_came_from_the_cache(
+def test_verbose_names_entries_from_the_cache(
     raydp: Command, write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -233,7 +233,7 @@ def test_defaults_pass_the_first_check(kind: registries.Kind) -> None:
             parameters.light_model(kind, name).model_validate(plugin.model_dump(mode="json"))
 
 
-def test_the_first_check_says_what_the_whole_one_says(tmp_path: Path) -> None:
+def test_the_early_check_agrees_with_the_whole_check(tmp_path: Path) -> None:
     for changes in MISTAKES.values():
         spec = small_spec(tmp_path, **changes)
         if {"tracking", "storage", "model"} & set(changes) or changes.get("task", {}).get(

@@ -40,7 +40,7 @@ def test_a_file_is_copied_once_and_again_when_it_changes(tmp_path: Path) -> None
     assert copy.parent.stat().st_mode & 0o077 == 0, "the data are private"
 
 
-def test_a_folder_is_copied_whole_and_what_is_gone_goes(tmp_path: Path) -> None:
+def test_a_copied_folder_loses_the_files_that_its_source_lost(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "part").mkdir(parents=True)
     (folder / "a").write_text("a")

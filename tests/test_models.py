@@ -98,7 +98,7 @@ def test_the_start_is_pefts_and_decided_by_the_seed(base: models.PretrainedModel
 
 @pytest.mark.parametrize(("alpha", "same_bits"), [(4, True), (8, True), (6, False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_lora_layer_computes_what_pefts_own_does_and_is_saved_as_it(
+def test_a_lora_layer_computes_and_saves_as_pefts_own(
     alpha: int, same_bits: bool, dtype: str, tmp_path: Path
 ) -> None:
     """Scaled on the narrow side: the same bits if the scale is a power of two, else but for
@@ -155,7 +155,7 @@ def test_virtual_tokens_start_at_a_size_that_is_theirs_and_are_decided_by_the_se
     assert abs(torch.stack(starts[:2]).std() / std - 1) <= 4 / math.sqrt(4 * parameter.numel())
 
 
-def test_a_model_that_forgets_what_was_read_takes_no_prefix() -> None:
+def test_a_model_without_a_cache_takes_no_prefix() -> None:
     config = MistralConfig(vocab_size=50, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
     sliding = models.PretrainedModel(
@@ -258,7 +258,7 @@ def test_a_saved_adapter_is_pefts_own_and_names_no_path(
     assert not torch.equal(logits(fresh), logits(models.load_base(ModelSpec(name="tiny")).model))
 
 
-def test_ia3_scales_what_its_paper_does_and_computes_what_peft_does(
+def test_ia3_scales_as_in_its_paper_and_computes_as_peft(
     base: models.PretrainedModel, tmp_path: Path
 ) -> None:
     """Keys and values by their outputs, the feed-forward layer by its inputs (Liu et al. 2022,
@@ -295,7 +295,7 @@ def test_ia3_scales_what_its_paper_does_and_computes_what_peft_does(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dora_computes_what_pefts_own_does_and_is_saved_as_it(dtype: str, tmp_path: Path) -> None:
+def test_dora_computes_and_saves_as_pefts_own(dtype: str, tmp_path: Path) -> None:
     spec = ModelSpec(name="tiny", dtype=dtype)
     model = adapters.attach_adapter(models.load_base(spec), DORA)
     parameters = adapters.trainable_parameters(model, DORA)
@@ -443,7 +443,7 @@ def test_skipping_layers_starts_in_the_middle(base: models.PretrainedModel) -> N
     assert backbone.layers is layers
 
 
-def test_pefts_own_words_mean_what_they_do_in_peft(base: models.PretrainedModel) -> None:
+def test_fields_named_as_in_peft_mean_the_same(base: models.PretrainedModel) -> None:
     """`lora_alpha`, `use_rslora` and `target_modules: all-linear`."""
     spec = AdapterSpec.model_validate(
         {"r": 4, "lora_alpha": 8, "use_rslora": True, "target_modules": "all-linear"}

@@ -101,7 +101,7 @@ def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> Non
         (["eps-8.csv", "-o", "eps-8.csv", "--score", "vrm"], "vrm"),
     ],
 )
-def test_it_says_what_to_change(
+def test_bad_arguments_are_refused_with_a_remedy(
     raydp: Command, table: Path, arguments: list[str], message: str
 ) -> None:
     answer = raydp("report", *arguments)
@@ -139,12 +139,12 @@ def test_a_table_is_not_overwritten(raydp: Command, table: Path) -> None:
     assert table.read_text() == before
 
 
-def test_best_utility_may_be_what_is_compared(raydp: Command, table: Path) -> None:
+def test_choices_of_best_utility_are_compared(raydp: Command, table: Path) -> None:
     answer = raydp("report", "eps-4.csv", "eps-8.csv", "--rule", "best-utility", "--json")
     assert answer.code == 0, answer.err
 
 
-def test_a_comparison_names_no_folder_above_what_tells_its_sources_apart(
+def test_a_comparison_names_the_distinct_part_of_each_source(
     raydp: Command, tmp_path: Path
 ) -> None:
     for name in ("one", "two"):

@@ -182,7 +182,7 @@ def test_every_page_is_in_the_navigation() -> None:
         ),
     ],
 )
-def test_what_a_page_loads_from_elsewhere_is_seen(text: str, address: str | None) -> None:
+def test_loads_of_foreign_addresses_are_detected(text: str, address: str | None) -> None:
     found = LOADED.search(text)
     assert (found and found[1]) == address
 

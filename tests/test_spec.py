@@ -29,7 +29,7 @@ def test_a_spec_survives_being_written(tmp_path: Path) -> None:
     assert load_spec(spec.model_dump(mode="json")) == spec
 
 
-def test_an_adapter_says_only_what_applies_to_it(tmp_path: Path) -> None:
+def test_an_adapter_dumps_only_the_fields_of_its_type(tmp_path: Path) -> None:
     """The dump is part of a run's identity: those of LoRA and full fine-tuning are as they always
     were."""
     lora = {

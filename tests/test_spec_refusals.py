@@ -81,7 +81,7 @@ def test_an_existing_sweep_is_not_overwritten(
     assert (folder / "spec.yaml").read_text() == "kept"
 
 
-def test_what_was_begun_is_known(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_begun_sweep_is_recognised(write_spec: WriteSpec, tmp_path: Path) -> None:
     sweep = Sweep(write_spec())
     assert not sweep.begun
     folder = tmp_path / "runs" / "small"
@@ -91,7 +91,9 @@ def test_what_was_begun_is_known(write_spec: WriteSpec, tmp_path: Path) -> None:
     assert sweep.begun
 
 
-def test_resuming_what_was_never_started_is_an_error(raydp: Command, write_spec: WriteSpec) -> None:
+def test_resuming_a_sweep_that_was_never_started_is_refused(
+    raydp: Command, write_spec: WriteSpec
+) -> None:
     answer = raydp("sweep", write_spec(), "--resume")
     assert answer.code == 2
     assert "Leave --resume out, or write --start-or-resume" in " ".join(answer.err.split())
@@ -197,7 +199,7 @@ def test_parts_of_a_gpu_and_whole_ones_are_taken(gpus: float, tmp_path: Path) ->
     )
 
 
-def test_of_thousands_of_mistakes_the_first_are_told(tmp_path: Path) -> None:
+def test_the_first_of_thousands_of_mistakes_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.\.\. and \d+ more\.$") as error:
         load_spec(small_spec(tmp_path, scores=[1] * 2000))
     assert len(str(error.value)) < 20_000

@@ -279,7 +279,7 @@ BAD = {
 
 @pytest.mark.parametrize("command", slow_after(1, ["sweep", "plan"]))
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_exit_code_2_and_says_what_to_change(
+def test_bad_input_ends_with_code_2_and_a_remedy(
     raydp: Command, write_spec: WriteSpec, tmp_path: Path, case: str, command: str
 ) -> None:
     rows = [

@@ -149,7 +149,7 @@ def test_whoever_prints_a_line_ends_the_silence(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_is_told_nothing(
+def test_a_terminal_gets_no_lines_of_waits(
     terminal: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raydp.io.output.WAITS", clock.waits)

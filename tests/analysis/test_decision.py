@@ -425,7 +425,7 @@ def test_a_score_that_can_be_negative_has_no_tolerance():
         assert decision.probability_within == decision.probability
 
 
-def test_what_is_not_the_lowest_is_said_not_to_be():
+def test_a_choice_without_the_lowest_score_is_called_not_the_lowest():
     selected = select(table(rising, falling_loss), rule="best-utility")
     assert in_words(selected)[0].startswith(
         "Not the lowest: it has the lowest score of the 18 that may be selected with"

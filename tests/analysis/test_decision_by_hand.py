@@ -125,7 +125,7 @@ def test_a_tolerance_of_a_tenth_is_a_difference_of_the_logarithms_of_ln_1_1(diff
 
 
 @pytest.mark.parametrize("logarithmic", [False, True], ids=["rate", "logarithm"])
-def test_what_all_secrets_share_widens_the_interval_once(logarithmic):
+def test_a_shared_error_of_all_secrets_widens_the_interval_once(logarithmic):
     """Every configuration finds the same secrets easier, and seeds hardly differ.
 
     So the error is that of a mean of nine secrets: Student's t with 8 degrees of freedom, times

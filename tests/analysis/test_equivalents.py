@@ -133,7 +133,7 @@ def test_only_those_that_keep_to_the_utility_threshold_are_equivalent():
     assert [(e["batch_size"], e["num_steps"]) for e in fewer.decision.equivalents] == [(64, 10)]
 
 
-def test_the_slider_selects_what_select_does_at_every_threshold_and_precision():
+def test_the_slider_agrees_with_select_at_every_threshold_and_precision():
     points = table([0.500, 0.501, 0.502, 0.9, 0.503, 0.504], [2.0, 1.5, 1.8, 1.2, 1.7, 1.9])
     for tolerance in (0.0, 0.1):
         along = selections_by_threshold(points, precision=Precision(tolerance=tolerance))
@@ -148,7 +148,7 @@ def test_the_slider_selects_what_select_does_at_every_threshold_and_precision():
             assert chosen == configurations(along.means)[position]
 
 
-def test_pools_that_share_their_work_keep_what_each_keeps_alone():
+def test_pools_that_share_their_work_keep_the_same_as_each_alone():
     rng = np.random.default_rng(0)
     for number in range(30):
         draws = rng.lognormal(rng.normal(0, 0.05, 8), 0.02, (300, 8))

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 import pytest
 from report_pages import Page, made_up_sweep
 
+from raydp import analysis
 from raydp.analysis import (
-    comparison_figures,
     configuration_means,
     heuristic_accuracy,
     hyperparameter_effects,
@@ -19,7 +19,6 @@ from raydp.analysis import (
     report_figures,
     score_variance,
     select,
-    write_comparison,
 )
 from raydp.analysis.figures import (
     configurations_and_seeds,
@@ -49,7 +48,7 @@ def traces(figure: go.Figure) -> dict[str, go.Scatter]:
     return {trace.name: trace for trace in figure.data}
 
 
-def test_scatter_separates_what_the_constraints_allow(points):
+def test_scatter_separates_allowed_from_other_configurations(points):
     figure = score_against_utility(points, constraints=Constraints(max_loss=2.6))
     found = traces(figure)
     inside = [
@@ -151,7 +150,10 @@ def _strips_and_notes(points):
 def test_no_axis_writes_small_numbers_with_si_prefixes(points):
     """Without a format plotly writes the probability 1e-6 as 1μ."""
     small = points.assign(score=points["score"] * 1e-6)
-    for figures in (report_figures(small), comparison_figures({"one": small, "two": points})):
+    for figures in (
+        report_figures(small),
+        analysis.comparison_figures({"one": small, "two": points}),
+    ):
         for name, figure in figures.items():
             bars = [trace.marker.colorbar for trace in figure.data if trace.type == "scatter3d"]
             written = bars or [*figure.select_xaxes(), *figure.select_yaxes()]
@@ -189,7 +191,7 @@ def test_a_table_without_pairs_or_seeds_has_figures(points):
     ("file_format", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
 )
 def test_figures_become_files(points, tmp_path, file_format, start):
-    figures = comparison_figures({"a": points, "b": points})
+    figures = analysis.comparison_figures({"a": points, "b": points})
     files = save_figures(figures, tmp_path / "new", file_format=file_format)
     assert [file.name for file in files] == [f"{name}.{file_format}" for name in figures]
     assert all(file.read_bytes().startswith(start) for file in files)
@@ -205,12 +207,12 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_more_groups_than_colours_are_told_apart_by_symbols(points):
+def test_more_groups_than_colours_differ_by_symbols(points):
     groups = {f"group {place}": points for place in range(12)}
     for name in ("layout", "spread"):
         marks = {
             (trace.marker.color, trace.marker.symbol)
-            for trace in comparison_figures(groups)[name].data
+            for trace in analysis.comparison_figures(groups)[name].data
         }
         assert len(marks) == 12
 
@@ -219,13 +221,13 @@ def test_more_groups_than_colours_are_told_apart_by_symbols(points):
 def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
     claiming = points.assign(epsilon=float("inf"), claimed_epsilon=7.25)
     selections = [select(points), select(points, rule="best-utility")]
-    write_comparison(
+    analysis.write_comparison(
         {"a": points, "b": points},
         {"a": selections, "b": selections},
         tmp_path / "plain.html",
         title="x",
     )
-    write_comparison(
+    analysis.write_comparison(
         {"a": points, "b": claiming},
         {"a": selections, "b": selections},
         tmp_path / "both.html",
@@ -240,7 +242,7 @@ def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
 def test_names_are_shown_letter_by_letter(points):
     """Plotly reads tags in names, and %{...} in the boxes beside the pointer."""
     name = "<a href='https://example.org'>x</a>%{x}"
-    for figure in comparison_figures({name: points, "b": points}).values():
+    for figure in analysis.comparison_figures({name: points, "b": points}).values():
         written = figure.to_json()
         assert "<a" not in written
         assert "\\u003ca" not in written

@@ -236,7 +236,7 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
 
 
 @pytest.mark.slow
-def test_of_a_large_table_the_rest_is_conditioned_on_what_is_modelled(monkeypatch):
+def test_rows_beyond_the_model_are_conditioned_on_the_modelled_ones(monkeypatch):
     """About as good an estimate as if all 700 were modelled jointly, and honest intervals; a mean
     of two is worse."""
     grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))

@@ -221,7 +221,7 @@ def test_the_model_is_that_of_the_first_listed_seed_that_finished(tmp_path):
     assert configuration_means(points)["model_uri"].tolist() == ["models:/m/7", None]
 
 
-def test_seeds_of_64_bits_are_told_apart():
+def test_seeds_of_64_bits_are_distinct():
     """A private selection draws such seeds; as doubles these two are one."""
     seeds = [2**60 + 1, 2**60 + 2]
     table = pd.DataFrame({"batch_size": 2, "num_steps": 3, "learning_rate": 0.1, "seed": seeds})

@@ -11,10 +11,10 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 from report_pages import COLUMNS, MAX_LOSS, TITLE, Page, made_up_sweep
 
+from raydp import analysis
 from raydp.analysis import (
     heuristic_accuracy,
     privacy_risk,
-    regress,
     select,
     verify_heuristics,
     write_report,
@@ -119,7 +119,7 @@ def test_texts_are_escaped(page):
     assert {row[0] for row in page.table("Score vmr by secret")} == {"<s0>", "<s1>", "<s2>"}
 
 
-def test_every_rule_starts_with_what_select_says(page, sweep, selection):
+def test_every_rule_starts_with_the_choice_of_select(page, sweep, selection):
     points, secrets = sweep
     rows = {row[0]: row[1:6] for row in page.table("What each rule")}
     assert list(rows) == rule_names()
@@ -138,7 +138,7 @@ def test_every_rule_starts_with_what_select_says(page, sweep, selection):
 
 
 @pytest.mark.parametrize("rule", slow_unless(["procedure"], rule_names()))
-def test_at_every_threshold_the_page_holds_what_select_says(page, sweep, rule):
+def test_the_page_agrees_with_select_at_every_threshold(page, sweep, rule):
     points, secrets = sweep
     live = page.told["live"]
     assert len(live["thresholds"]) == 60
@@ -265,7 +265,7 @@ def test_tables_hold_the_figures_of_the_analyses(page, points):
     coefficients = {(i, row[0]): row[1] for i, rows in enumerate(fits) for row in rows}
     assert coefficients == {
         (i, term): number(figures["coef"])
-        for i, fit in enumerate(regress(points).values())
+        for i, fit in enumerate(analysis.regress(points).values())
         for term, figures in fit["terms"].items()
     }
 
@@ -341,7 +341,7 @@ def test_large_tables_are_shortened_and_say_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_printed_threshold_selects_what_the_page_says(page, points):
+def test_the_printed_threshold_selects_the_configuration_of_the_page(page, points):
     """What a reader copies from beside the slider into --max-loss."""
     live = page.told["live"]
     for at, text in enumerate(live["texts"]):

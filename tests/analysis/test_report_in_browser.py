@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from report_pages import MAX_LOSS, made_up_sweep
 
-from raydp.analysis import Selection, select, write_comparison, write_report
+from raydp import analysis
+from raydp.analysis import Selection, select, write_report
 from raydp.analysis.figures import Curve
 from raydp.analysis.report.markup import number
 from raydp.analysis.selection.rules import rule_names
@@ -251,7 +252,7 @@ def test_a_click_on_a_header_sorts_the_table(page):
 def test_a_comparison_is_drawn_too(points, tmp_path):
     groups = {"ε = 4": points, "ε = 8": points.assign(score=points["score"] * 2)}
     selections = {name: [select(p), select(p, rule="best-utility")] for name, p in groups.items()}
-    write_comparison(groups, selections, tmp_path / "both.html", title="Both")
+    analysis.write_comparison(groups, selections, tmp_path / "both.html", title="Both")
     with OpenPage((tmp_path / "both.html").as_uri()) as page:
         drawn(page)
         assert page.complaints == []

@@ -97,7 +97,7 @@ def test_the_cheaper_of_two_gets_the_seed():
 
 
 @pytest.mark.parametrize("limits", [replace(LIMITS, at_most=2), replace(LIMITS, compute=300.0)])
-def test_a_budget_that_is_used_up_says_what_would_decide(limits):
+def test_a_used_up_budget_names_the_remedy(limits):
     points, _ = runs([0.50, 0.55, 0.8, 0.9], 2, noise=0.05)
     limits = replace(limits, tolerance=0.0)
     step = next_seed(points, NO_CONSTRAINT, limits, begun=begun(points))

@@ -36,7 +36,7 @@ def full_grid(loss=lambda c: 3 - c.compute * c.learning_rate):
 @settings(max_examples=30)
 @given(table=tables(), data=st.data())
 @pytest.mark.parametrize("rule", slow_after(1, NAIVE_RULES))
-def test_rules_select_what_their_definition_selects(rule, table, data):
+def test_rules_agree_with_their_naive_definitions(rule, table, data):
     means = naive_means(table)
     max_loss = data.draw(st.none() | st.sampled_from([loss for loss, _ in means.values()]))
     pool = {
@@ -137,7 +137,7 @@ def test_max_loss_overrides_the_gain():
         ({"rule": "best-utilty"}, "Did you mean 'best-utility'"),
     ],
 )
-def test_bad_requests_say_what_would_do(arguments, message):
+def test_bad_requests_are_refused_with_a_remedy(arguments, message):
     with pytest.raises(ValueError, match=message):
         select(full_grid(loss=lambda c: 3 - c.compute * c.learning_rate / 2), **arguments)
 
@@ -215,7 +215,7 @@ def of_two(selected, best):
         ([0.2], [0.1], "unknown", "no configuration has two seeds"),
     ],
 )
-def test_what_the_scores_leave_open_is_said(selected, best, verdict, warning):
+def test_an_open_decision_is_named(selected, best, verdict, warning):
     table = of_two(selected, best)
     if len(selected) == 1:
         table = table[table["seed"] == 0]

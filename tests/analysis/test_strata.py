@@ -49,7 +49,7 @@ def table(fields: list[dict[str, Any]], seeds: int = 2, **figures: Any) -> pd.Da
 NORMS = [{CLIPPING: norm} for norm in (0.5, 1.0, 2.0)]
 
 
-def test_the_heuristics_count_what_they_count_in_each_stratum_alone() -> None:
+def test_the_heuristics_count_pairs_within_each_stratum() -> None:
     together = heuristic_accuracy(table(NORMS))
     apart = [heuristic_accuracy(table([own])) for own in NORMS]
     whole = table(NORMS)
@@ -62,7 +62,7 @@ def test_the_heuristics_count_what_they_count_in_each_stratum_alone() -> None:
         assert figures["correct"] == sum(one["correct"] for one in of_rows)
 
 
-def test_the_procedure_keeps_what_it_keeps_in_each_stratum_alone() -> None:
+def test_the_procedure_keeps_the_same_in_each_stratum_alone() -> None:
     points = table(NORMS)
     steps = select(points, rule="procedure").steps
     kept = {step.name: set(step.survivors) for step in steps}
@@ -72,7 +72,7 @@ def test_the_procedure_keeps_what_it_keeps_in_each_stratum_alone() -> None:
             assert set(step.survivors) == {c for c in kept[step.name] if c.fields == own}
 
 
-def test_at_every_threshold_the_procedure_selects_what_it_selects_from_the_pool_itself() -> None:
+def test_growing_pools_agree_with_the_procedure_at_every_threshold() -> None:
     """Growing pools against the steps, on losses without any order."""
     rng = np.random.default_rng(3)
     means = configuration_means(table(NORMS, seeds=1))
@@ -214,7 +214,7 @@ def test_another_value_of_a_field_that_was_the_same_for_all_is_an_extrapolation(
     assert [row["beyond"] for row in predict(points, asked)] == [[], [CLIPPING]]
 
 
-def test_what_is_left_out_is_predicted_within_its_stratum() -> None:
+def test_left_out_configurations_are_predicted_within_their_stratum() -> None:
     """A field that varies at one learning rate alone is not predicted at the other one."""
     points = table([{}, {KIND: "corrected"}])
     points = points[(points["settings"] == "") == (points["learning_rate"] == 0.01)]

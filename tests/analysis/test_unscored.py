@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from point_tables import naive_means, naive_select, tables
 
-from raydp.analysis import load_points, regress, save_points, select, write_report
+from raydp import analysis
+from raydp.analysis import load_points, save_points, select, write_report
 from raydp.analysis.added import entries
 from raydp.analysis.selection.default import WITHOUT_SCORES
 from raydp.analysis.selection.rules import CONSTRAINED, rule_names
@@ -63,7 +64,7 @@ def test_a_bound_on_the_score_is_refused(unscored: pd.DataFrame) -> None:
 
 def test_analyses_of_scores_say_that_there_are_none(unscored: pd.DataFrame) -> None:
     with pytest.raises(ValueError, match="score must be measured in the finished rows, got none"):
-        regress(unscored.assign(score=np.nan))
+        analysis.regress(unscored.assign(score=np.nan))
 
 
 def test_a_score_that_some_rows_lack_is_still_refused(unscored: pd.DataFrame) -> None:

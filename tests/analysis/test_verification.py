@@ -51,7 +51,7 @@ def verdicts(tables):
 
 
 @pytest.mark.slow
-def test_null_data_are_told_from_followers_with_an_error_of_at_most_5_percent():
+def test_null_data_pass_for_followers_in_at_most_5_percent():
     """200 tables of scores that have nothing to do with the hyperparameters: any verdict in at most
     5 % of them, up to 3 standard errors of 1.5 %."""
     rng = np.random.default_rng(0)
@@ -148,7 +148,7 @@ def test_p_value_counts_the_table_itself():
     assert all(each["p"] >= 2 / 101 for each in found.values())
 
 
-def test_what_cannot_be_tested_says_why():
+def test_untestable_heuristics_have_a_reason():
     one = verify_heuristics(table(lambda c: 0.5, CONFIGURATIONS[:1]))["heuristics"]
     assert all("no two configurations" in found["reason"] for found in one.values())
     same = verify_heuristics(table(lambda c: 0.5))["heuristics"]

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from raydp.extensions.matrix_factorisation.method import DPMF
-from raydp.extensions.reference_data.weighted import WeightedDPAdam
 from raydp.methods.dp import DPAdam
 from raydp.models import adapters
 from raydp.models import base_models as models
@@ -21,18 +19,22 @@ from raydp.training.observers import Observer
 from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.models import plain_llama
+from tests.marks import WHOLE
 from tests.processes import forked
 
 ADAPTER = AdapterSpec(r=2, alpha=4, target_modules=("q_proj", "v_proj", "gate_proj", "down_proj"))
 METHOD = DPAdam(max_grad_norm=0.1)
-BANDED = DPMF(max_grad_norm=1.0, num_bands=3, momentum=0.5)
 METHODS = {
     "flat": METHOD,
     "adaptive": DPAdam(max_grad_norm=0.1, clipping="adaptive"),
     "decay in the loss": DPAdam(max_grad_norm=0.1, weight_decay=0.5, decay="in_loss"),
-    "banded": BANDED,
-    "reference data": WeightedDPAdam(max_grad_norm=0.1, reference_weight=0.2),
 }
+if WHOLE:
+    from raydp.extensions.matrix_factorisation.method import DPMF
+    from raydp.extensions.reference_data.weighted import WeightedDPAdam
+
+    METHODS["banded"] = DPMF(max_grad_norm=1.0, num_bands=3, momentum=0.5)
+    METHODS["reference data"] = WeightedDPAdam(max_grad_norm=0.1, reference_weight=0.2)
 KEY = bytes(range(32))
 NUM_EXAMPLES = 40
 NUM_REFERENCE = 15

@@ -63,7 +63,7 @@ def test_hadolint_refuses_a_broken_dockerfile(tmp_path: Path) -> None:
     assert {"DL3006", "DL3013"} <= set(re.findall(r"DL\d+", done.stdout))
 
 
-def test_the_image_pins_what_the_repository_pins_and_is_nobody_special() -> None:
+def test_the_image_pins_the_repositorys_versions_and_runs_as_a_plain_user() -> None:
     text = DOCKERFILE.read_text()
     pinned = dict(
         re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -78,7 +78,7 @@ def test_the_image_pins_what_the_repository_pins_and_is_nobody_special() -> None
     assert len(set(re.findall(r"^FROM (\S+)", text, re.MULTILINE))) == 1
 
 
-def test_the_image_pins_what_rays_dashboard_needs() -> None:
+def test_the_image_pins_the_requirements_of_rays_dashboard() -> None:
     """Requirements of ray[default], all of them in one of the two files."""
     from importlib.metadata import requires
 

@@ -172,7 +172,7 @@ CONTAINER = "workerGroupSpecs/0/template/spec/containers/0"
     ],
     ids=lambda part: getattr(part, "__name__", ""),
 )
-def test_what_is_broken_is_refused(
+def test_broken_manifests_are_refused(
     manifest: Manifest, check: Callable[[Manifest], object], break_it: Callable[[Manifest], None]
 ) -> None:
     broken = copy.deepcopy(manifest)

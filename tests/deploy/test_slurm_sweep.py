@@ -123,7 +123,7 @@ def test_a_signal_before_the_time_limit_stops_queues_again_and_goes_on(
     assert not leftovers(job)
 
 
-def test_what_is_wrong_is_said_before_anything_starts(cluster: Slurm, tmp_path: Path) -> None:
+def test_mistakes_are_named_before_any_worker_starts(cluster: Slurm, tmp_path: Path) -> None:
     job = Job(cluster, tmp_path)
     assert job.ended()["ExitCode"] == "2:0"
     assert "SPEC must be a file that can be read, got 'spec.yaml' in" in job.log

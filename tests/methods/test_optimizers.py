@@ -152,7 +152,7 @@ def test_a_paused_run_goes_on_with_the_rates_of_its_steps(tmp_path: Path) -> Non
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(parts, whole, strict=True))
 
 
-def test_what_is_not_used_is_no_part_of_a_runs_identity_and_what_is_used_is() -> None:
+def test_only_used_fields_are_part_of_a_runs_identity() -> None:
     for method in (DPSGD(), DPAdam(), NonPrivate()):
         assert not {"learning_rate_schedule", "warmup_ratio", "second_moment"} & set(
             method.model_dump()
@@ -195,9 +195,7 @@ def test_what_is_not_used_is_no_part_of_a_runs_identity_and_what_is_used_is() ->
         (MMDRegularization, {"strength": 1.0, "warmup_ratio": 0.1}, "less than or equal to 0"),
     ],
 )
-def test_what_would_be_ignored_or_is_unknown_is_refused(
-    method: type, changes: dict, message: str
-) -> None:
+def test_ignored_and_unknown_fields_are_refused(method: type, changes: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         method(**changes)
 

@@ -96,7 +96,7 @@ def test_both_kinds_take_part_in_training() -> None:
         assert toys.distance(ends[a], ends[b]) > 1e-4
 
 
-def test_what_is_not_used_is_no_part_of_the_identity() -> None:
+def test_unused_fields_are_no_part_of_the_identity() -> None:
     assert DPAdam().model_dump() == DPAdam(weight_decay=0.0).model_dump()
     assert not {"weight_decay", "decay"} & set(DPAdam().model_dump())
     assert DPSGD(weight_decay=0.1).model_dump()["decay"] == "decoupled"

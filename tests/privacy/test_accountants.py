@@ -402,7 +402,7 @@ def test_prv_reaches_noise_multipliers_that_the_librarys_search_refuses() -> Non
     assert exact < PRVAccountant().epsilon(event, 1e-6) <= 1.022 * exact
 
 
-def test_merging_keeps_the_total_and_separates_what_differs() -> None:
+def test_merging_keeps_the_total_and_separates_different_events() -> None:
     other = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.2, num_steps=5)
     full = PoissonGaussian(sample_rate=1.0, noise_multiplier=2.0, num_steps=4)
     result = merged([TYPICAL, other, full, TYPICAL, full])

@@ -75,7 +75,7 @@ def record(event: PoissonGaussian | NonPrivateEvent, epsilon: float) -> PrivacyC
     )
 
 
-def test_it_says_what_the_accountant_says(tmp_path: Path) -> None:
+def test_the_profile_agrees_with_the_accountant(tmp_path: Path) -> None:
     said = guarantee(EVENT, "pld", cache_dir=tmp_path)
     expected = PLDAccountant().epsilons(EVENT, DELTAS)
     assert [row["epsilon"] for row in said["profile"]] == pytest.approx(expected, rel=1e-12)
@@ -86,7 +86,7 @@ def test_it_says_what_the_accountant_says(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_stored_belongs_to_one_event_and_one_accountant(tmp_path: Path) -> None:
+def test_a_stored_guarantee_belongs_to_one_event_and_one_accountant(tmp_path: Path) -> None:
     guarantee(EVENT, "pld", cache_dir=tmp_path)
     other = PoissonGaussian(sample_rate=0.05, noise_multiplier=0.91, num_steps=50)
     assert (
@@ -95,7 +95,7 @@ def test_what_is_stored_belongs_to_one_event_and_one_accountant(tmp_path: Path) 
     assert guarantee(EVENT, "rdp", cache_dir=tmp_path)["accountant"] == "rdp"
 
 
-def test_what_is_stored_belongs_to_one_setting_of_the_accountant(tmp_path: Path) -> None:
+def test_a_stored_guarantee_belongs_to_one_setting_of_the_accountant(tmp_path: Path) -> None:
     event = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.0, num_steps=10)
     fine, coarse = PLDAccountant(), PLDAccountant(interval=0.1)
     profile_rows(event, [1e-5], fine, cache_dir=tmp_path)
@@ -111,7 +111,7 @@ def test_a_delta_out_of_reach_has_a_reason() -> None:
     assert "delta must be >" in row["reason"]
 
 
-def test_the_card_says_what_is_promised_and_what_is_not() -> None:
+def test_the_card_names_the_guarantee_and_its_limits() -> None:
     card = card_markdown(record(EVENT, 7.5))
     assert "(7.5, 1e-05)-differentially private for one mail added or removed." in card
     assert "This guarantee is certified." in card
@@ -154,7 +154,7 @@ def test_card_warning_and_closing_sentence_have_the_same_joint_epsilon() -> None
     assert "ε at most 26.85 at" in together_notes(joint)[0]
 
 
-def test_the_card_says_what_was_tuned_and_on_what() -> None:
+def test_the_card_names_tuned_fields_and_their_data() -> None:
     card = card_markdown(record(EVENT, 7.5))
     assert (
         "| searched | 4 configurations of batch_size: 64, 128; learning_rate: 0.0005, 0.001 |"
@@ -201,7 +201,7 @@ def test_the_card_of_a_run_without_noise_promises_nothing() -> None:
     assert "| 0.001 | 1 |" in card
 
 
-def test_what_is_released_together_costs_more_than_one_and_says_why_it_is_not_known() -> None:
+def test_a_joint_release_costs_more_than_one_and_an_unknown_cost_has_a_reason() -> None:
     one, two = (composed([EVENT] * k, 1e-5, "pld")["epsilon"] for k in (1, 2))
     assert one < two < 2 * one
     unknown = composed([EVENT], 1e-16, "pld")

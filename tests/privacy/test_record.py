@@ -135,7 +135,7 @@ def test_records_do_not_lie(changes: dict[str, Any], message: str) -> None:
         record(**changes)
 
 
-def test_releasing_three_runs_costs_what_their_steps_cost_together() -> None:
+def test_releasing_three_runs_costs_as_much_as_all_their_steps() -> None:
     longer = PoissonGaussian(sample_rate=0.1, noise_multiplier=1.5, num_steps=120)
     assert composed_epsilon([EVENT] * 3, 1e-5, "pld") == PLDAccountant().epsilon(longer, 1e-5)
 

@@ -154,7 +154,7 @@ def test_the_base_rate_is_the_score_of_the_untrained_model(tokenizer):
     assert (again.value, again.details) == (0.75, {}), "and the trained weights are back"
 
 
-def test_paraphrases_are_averaged_and_the_worst_is_told(tokenizer, tmp_path):
+def test_paraphrases_are_averaged_and_the_worst_is_reported(tokenizer, tmp_path):
     """x after ':' and never after '?': of secret 1 one prompt of two gives it away, of secret 2
     none of one."""
     model = bigram({(":", "x"): 1.0, ("x", "<eos>"): 1.0, ("?", "<eos>"): 1.0}, tokenizer)
@@ -183,7 +183,7 @@ def test_paraphrases_that_do_not_fit_are_refused_before_training(tmp_path, line,
     assert "hidden" not in str(error.value)
 
 
-def test_a_task_of_verbatim_secrets_is_told_which_scores_fit():
+def test_a_task_of_verbatim_secrets_gets_the_names_of_fitting_scores():
     message = "must contain kind 'attribute' for the score 'air', got 2 of kind 'verbatim'. Choose acr, extraction"
     with pytest.raises(ValueError, match=message):
         AttributeInference().check(make_task(made_up_secrets("verbatim", 2, seed=0)))

@@ -111,7 +111,7 @@ def test_a_switched_off_adapter_is_off(build):
     assert (on - off).abs().max() > 0.1
 
 
-def test_what_has_no_place_before_the_text_is_refused():
+def test_adapters_without_a_place_before_the_text_are_refused():
     model = adapted(
         MultitaskPromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", num_tasks=2)
     )
@@ -121,7 +121,7 @@ def test_what_has_no_place_before_the_text_is_refused():
         CachedDecoder(model, SEQUENCES).read()
 
 
-def test_what_was_read_is_forgotten_when_it_is_read_again():
+def test_a_second_reading_replaces_the_cache():
     model = prefix()
     with evaluating(model):
         decoder = CachedDecoder(model, SEQUENCES)

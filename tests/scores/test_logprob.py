@@ -108,7 +108,7 @@ def test_the_base_model_is_read_once_for_all_models_and_again_for_other_texts(tr
     )
 
 
-def test_what_is_learnt_of_the_format_falls_out(tokenizer):
+def test_learning_of_the_format_cancels_out(tokenizer):
     """A model that learns that digits follow gains on secrets and controls alike."""
     digits = "0123456789"
     before = bigram({}, tokenizer)

@@ -175,7 +175,7 @@ def test_attributes_are_not_scored_verbatim(untrained):
     assert list(measured.per_secret) == [secret.name for secret in mixed[:2]]
 
 
-def test_a_task_of_attributes_is_told_which_scores_fit():
+def test_a_task_of_attributes_gets_the_names_of_fitting_scores():
     task = make_task(made_up_secrets("attribute", 3, seed=0))
     message = "must contain kind 'verbatim' for the score 'vmr', got 3 of kind 'attribute'. Choose air or logprob"
     with pytest.raises(ValueError, match=message):

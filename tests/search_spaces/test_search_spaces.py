@@ -96,7 +96,7 @@ def test_bad_files_are_refused(body, message):
         parse_space("x", HEAD + body)
 
 
-def test_grid_is_the_product_and_refuses_what_occurs_twice():
+def test_grid_is_the_product_and_refuses_repeated_values():
     assert triples(grid([2, 4], [1], ["1e-3", 0.002])) == [
         (2, 1, 1e-3),
         (2, 1, 2e-3),

@@ -243,7 +243,7 @@ def test_a_damaged_spec_is_a_spec_or_a_message_for_long(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["plan"], ["sweep", "--dry-run"]])
-def test_the_command_line_says_what_to_change(
+def test_the_command_line_names_the_remedy(
     command: list[str], raydp: Callable[..., Answer], tmp_path: Path
 ) -> None:
     clock = Clock(FUZZ_SECONDS)

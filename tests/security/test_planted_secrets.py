@@ -109,7 +109,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 
 @pytest.mark.slow
-def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
+def test_the_sweep_leaves_files_of_every_searched_kind(swept: Swept) -> None:
     left = {path.name for path in swept.files}
     assert {"mlflow.db", "report.html", "stdout.txt", "plan.json", "result.json", "MLmodel"} <= left
     assert any(path.is_relative_to(swept.ray) and "logs" in path.parts for path in swept.files), (
@@ -119,7 +119,7 @@ def test_the_sweep_leaves_what_is_searched(swept: Swept) -> None:
 
 
 @pytest.mark.slow
-def test_it_told_what_it_did_with_times(swept: Swept) -> None:
+def test_a_verbose_sweep_logs_its_actions_with_times(swept: Swept) -> None:
     """So the search sees the records of all levels.
 
     A quiet sweep is in tests/sweep/test_adaptive.py.
@@ -152,7 +152,7 @@ def test_the_noise_key_is_in_its_own_file_only(swept: Swept) -> None:
     assert found_in(swept.files, wanted) == []
 
 
-def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+def test_the_search_finds_planted_bytes_in_every_encoding(tmp_path: Path) -> None:
     import base64
     import gzip
 

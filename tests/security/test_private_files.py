@@ -100,7 +100,7 @@ def test_no_field_of_a_spec_shows_a_file_that_it_cannot_use(
             assert_nothing_is_shown(answer, (name, form))
 
 
-def test_a_message_still_says_what_to_change(raydp: Command, places: Places) -> None:
+def test_a_message_still_names_the_remedy(raydp: Command, places: Places) -> None:
     answer = raydp("plan", places.forms / "tab.yaml")
     assert "line 2, column 1" in " ".join(answer.err.split())
     answer = raydp("plan", places.forms / "named.jsonl")

@@ -155,7 +155,7 @@ def test_every_type_that_a_spec_may_name_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_starts_from_what_the_last_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_starts_from_the_previous_runs_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not failed(_worker_checks())
     started, initialise = list[Any](), adapters.initialise
 

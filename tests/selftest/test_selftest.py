@@ -159,6 +159,6 @@ def test_the_verdict_comes_first_then_the_rows_of_the_spec(
     assert ("check 7 " in answer.out) is verbose
 
 
-def test_what_is_not_a_number_does_not_pass() -> None:
+def test_a_value_that_is_not_a_number_does_not_pass() -> None:
     assert not check("x", math.nan, 0, 1, "").passed
     assert check("x", 1, 0, 1, "").passed

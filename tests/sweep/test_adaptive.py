@@ -112,7 +112,7 @@ def test_all_seeds_of_a_configuration_are_given_before_the_next_is_asked_for(
     assert (goal.rule, goal.base_utility_loss) == ("informed", 2.0)
 
 
-def test_the_end_is_written_and_what_was_not_run_is_skipped(tmp_path: Path) -> None:
+def test_the_end_is_written_and_unstarted_runs_are_skipped(tmp_path: Path) -> None:
     world = World(tmp_path, max_loss=9.0)
     search = Scripted([CANDIDATES[1]])
     closed: list[int] = []
@@ -153,7 +153,7 @@ def test_a_resumed_search_begins_with_the_missing_seeds(tmp_path: Path) -> None:
     assert [source.next_run() for _ in range(3)] == ["4-1", "3-0", "3-1"]
 
 
-def test_a_resumed_search_goes_on_with_what_was_begun(tmp_path: Path) -> None:
+def test_a_resumed_search_goes_on_with_begun_runs(tmp_path: Path) -> None:
     """A run without a result that has a folder was being trained when the driver was killed."""
     world = World(tmp_path, max_loss=9.0)
     world.folder.trial("6-0").mkdir()
@@ -161,7 +161,7 @@ def test_a_resumed_search_goes_on_with_what_was_begun(tmp_path: Path) -> None:
     assert [source.next_run() for _ in range(3)] == ["6-0", "6-1", "3-0"]
 
 
-def test_what_ran_when_the_search_ended_is_not_skipped(tmp_path: Path) -> None:
+def test_runs_in_progress_at_the_end_of_a_search_are_not_skipped(tmp_path: Path) -> None:
     """A kill between the end of the search and that of its last run leaves the run to a resume."""
     world = World(tmp_path, max_loss=9.0)
     source = world.source(Scripted([CANDIDATES[1]]))
@@ -177,7 +177,7 @@ def test_what_ran_when_the_search_ended_is_not_skipped(tmp_path: Path) -> None:
     assert (by_run["4-1"], by_run["3-0"]) == ("pending", "skipped")
 
 
-def test_what_a_bound_rules_out_before_it_runs_is_no_candidate(tmp_path: Path) -> None:
+def test_a_configuration_that_a_bound_rules_out_is_no_candidate(tmp_path: Path) -> None:
     world = World(
         tmp_path, max_loss=9.0, max_score=0.5, at_most={"compute": 130, "score.vmr_exact": 1.0}
     )
@@ -261,7 +261,7 @@ def test_private_selection_draws_from_the_whole_space(tmp_path: Path) -> None:
         load_spec(data)
 
 
-def test_what_was_not_drawn_is_skipped_with_its_reason(raydp, tmp_path: Path) -> None:
+def test_undrawn_configurations_are_skipped_with_a_reason(raydp, tmp_path: Path) -> None:
     """A random search to its end, with results that are written instead of trained."""
     world = World(tmp_path, max_loss=9.0)
     space = {**SPACE, "search": {"name": "random", "num_configurations": 1}}

@@ -141,7 +141,7 @@ def test_the_result_of_a_failed_run_is_replaced_by_that_of_the_next_attempt(tmp_
 @pytest.mark.parametrize(
     ("status", "ended"), [("finished", True), ("stopped", True), ("failed", False)]
 )
-def test_what_has_ended_is_not_run_again(status: Status, ended: bool, tmp_path: Path) -> None:
+def test_an_ended_run_is_not_run_again(status: Status, ended: bool, tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     folder.commit(RunResult(run_id="run", status=status, utility_loss=1.0))
     assert folder.has_ended("run") == ended

@@ -196,7 +196,7 @@ def test_the_cost_stays_within_its_share(tmp_path: Path) -> None:
     assert 0.6 - 3 / first < end.cost_share <= 0.6
 
 
-def test_a_resume_begins_with_what_was_begun_and_counts_it(tmp_path: Path) -> None:
+def test_a_resume_starts_with_begun_runs_and_counts_them(tmp_path: Path) -> None:
     world = World(tmp_path, CLOSE, tolerance=0.0)
     for run_id in [*FIRST_PASS[1:], "4-2"]:
         world.finish(run_id)

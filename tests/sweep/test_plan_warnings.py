@@ -94,7 +94,7 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_says_little_is_told_with_rule_value_and_remedy(
+def test_weak_settings_are_warned_of_with_rule_value_and_remedy(
     tmp_path: Path, known: dict[str, Any], changes: dict[str, Any], rule: str, value: str
 ) -> None:
     plan = planned(tmp_path, facts(**known), **changes)
@@ -116,7 +116,7 @@ def test_protecting_examples_is_advised_only_where_they_are_enough(
     assert not cautions_of_few(500, num_examples)
 
 
-def test_all_models_together_are_told_before_they_are_trained(
+def test_the_joint_epsilon_is_named_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """n = 59: each of 24 models has ε = 8, and all of them about 40."""

@@ -19,7 +19,7 @@ LONGEST = 300
 """Characters of a repr: three lines of a terminal."""
 
 
-def test_what_a_sweep_selected_is_a_selection(done: Done) -> None:
+def test_the_result_of_a_sweep_holds_selections(done: Done) -> None:
     chosen, best = done.result.selected, done.result.best_utility
     assert isinstance(chosen, Selection)
     assert isinstance(best, Selection)

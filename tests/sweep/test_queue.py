@@ -47,7 +47,7 @@ def test_runs_are_handed_out_in_the_order_of_submission_and_completed_once() -> 
     run(scenario())
 
 
-def test_a_stale_token_commits_nothing_and_is_told_to_stop() -> None:
+def test_a_stale_token_commits_nothing_and_is_stopped() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=1)
         waiting = await submitted(queue, "a")
@@ -184,7 +184,7 @@ def test_outcomes_that_are_not_on_disk_are_returned_without_failures() -> None:
     run(scenario())
 
 
-def test_what_runs_on_a_drained_node_is_given_back_untried_and_goes_elsewhere() -> None:
+def test_runs_of_a_drained_node_are_requeued_without_a_counted_attempt() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=3, max_retries=0)
         waiting = await submitted(queue, "a", "b")
@@ -222,7 +222,7 @@ def test_a_worker_that_waits_for_a_run_hears_of_a_pause() -> None:
     run(scenario())
 
 
-def test_a_hopeless_run_is_told_so_at_its_check() -> None:
+def test_a_hopeless_run_is_stopped_at_its_check() -> None:
     async def scenario() -> None:
         early_stopping = EarlyStopping(
             min_finished=1, slack=0.0, constraints=Constraints(min_gain_share=0.9)
@@ -277,7 +277,7 @@ def test_a_slot_goes_home_when_the_last_run_is_handed_out() -> None:
     run(scenario())
 
 
-def test_what_a_dead_controllers_workers_held_brings_its_slot_back() -> None:
+def test_a_lease_of_a_dead_controllers_worker_is_requeued() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=1)
         waiting = await submitted(queue, "a")
@@ -389,7 +389,7 @@ def test_a_closed_queue_sends_idle_slots_home() -> None:
     run(scenario())
 
 
-def test_what_a_slot_prepares_is_known_until_it_has_a_run() -> None:
+def test_the_preparation_of_a_slot_is_shown_until_it_has_a_run() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=0)
         for slot in (0, 1):
@@ -425,7 +425,7 @@ def test_a_slot_that_gives_up_prepares_nothing_any_more() -> None:
     run(scenario())
 
 
-def test_what_is_abandoned_is_nobodys_any_more() -> None:
+def test_abandoned_runs_are_leased_to_nobody() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=2, max_retries=5)
         await queue.enqueue(["a", "b"], 2)

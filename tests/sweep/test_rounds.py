@@ -26,7 +26,7 @@ def test_rounds_are_the_runs_in_order_and_larger_than_the_slots(
 ROWS = ({"loss": 1.0}, {"loss": 2.0})
 
 
-def test_the_queue_forgets_what_is_on_disk() -> None:
+def test_the_queue_forgets_saved_results() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=1, max_retries=1)
         await queue.enqueue(["a"], 1)

@@ -45,7 +45,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.slow
-def test_tensorboard_reads_what_the_points_say(explored: Explored) -> None:
+def test_tensorboard_reads_the_values_of_the_points(explored: Explored) -> None:
     folders = {
         path.name.rpartition("-")[2]: path
         for path in logs_of(explored.folder, "tensorboard").iterdir()
@@ -71,7 +71,7 @@ def test_tensorboard_reads_what_the_points_say(explored: Explored) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_has_what_the_points_say(explored: Explored) -> None:
+def test_wandb_has_the_values_of_the_points(explored: Explored) -> None:
     runs = {run.config["run_id"]: run for run in wandb_runs(logs_of(explored.folder, "wandb"))}
     assert runs.keys() == {trial.run_id for trial in explored.folder.plan().trials}
     for point in explored.points:

@@ -24,7 +24,7 @@ def said(folder: Path, **select: Any) -> dict[str, Any]:
     return searched(load_spec(small_spec(folder, seeds=[0, 1], select=chosen)), TRIALS)
 
 
-def test_only_what_has_more_than_one_value_was_searched(tmp_path: Path) -> None:
+def test_only_fields_with_several_values_were_searched(tmp_path: Path) -> None:
     answer = said(tmp_path)
     assert answer["hyperparameters"] == {"num_steps": [4, 8], "learning_rate": [0.01, 0.02]}
     assert (answer["configurations"], answer["seeds"]) == (4, [0, 1])

@@ -105,7 +105,7 @@ def test_plan_prints_the_notes_about_the_data(
     assert "synthetic: all names, facts and sentences are made up" in out.splitlines()
 
 
-def test_a_step_names_what_it_left_and_not_what_it_dropped(
+def test_a_step_names_the_configurations_that_it_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     points = tuple(
@@ -230,7 +230,7 @@ def test_a_printed_program_is_one_that_the_shell_finds(tmp_path: Path) -> None:
         )
 
 
-def test_a_status_says_how_to_go_on_or_what_came_of_it(
+def test_a_status_names_the_next_command_or_the_result(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     configuration = Configuration(batch_size=8, num_steps=4, learning_rate=0.1)
@@ -276,7 +276,7 @@ def test_a_status_says_how_to_go_on_or_what_came_of_it(
     assert "--resume" not in out
 
 
-def test_predictions_warn_of_what_is_beyond_the_measured(
+def test_predictions_warn_of_extrapolation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {
@@ -319,7 +319,7 @@ def test_predictions_warn_of_what_is_beyond_the_measured(
         ),
     ],
 )
-def test_plan_says_what_its_epsilon_and_sigma_are_of(
+def test_plan_names_the_unit_and_the_events_of_its_epsilon(
     raydp: Callable[..., Answer],
     write_spec: Callable[..., Path],
     method: dict[str, object],

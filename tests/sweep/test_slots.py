@@ -39,7 +39,7 @@ def interrupt(slots: Slots, *, running: bool) -> None:
     ],
     ids=["a fixed number of workers", "a cluster that grows", "a group that grows"],
 )
-def test_only_what_can_grow_starts_rays_autoscaling_coordinator(
+def test_only_an_elastic_group_starts_rays_autoscaling_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterSpec, announced: bool
 ) -> None:
     """The coordinator is a process that every worker group would wait for."""

@@ -78,7 +78,7 @@ def test_plan_and_sweep_refuse_the_same(
     check_start(draft_spec(small_spec(tmp_path)))  # the mended spec may use the name
 
 
-def test_what_does_not_answer_now_is_a_warning_of_the_plan(
+def test_an_unreachable_service_is_a_warning_of_the_plan(
     raydp: Command, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     with socket.socket() as free:
@@ -193,7 +193,7 @@ def test_a_removed_start_takes_only_its_own_files(tmp_path: Path) -> None:
     assert [found.name for found in folder.path.iterdir()] == ["notes.txt"]
 
 
-def test_what_a_killed_start_left_keeps_no_name(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_start_frees_its_name(tmp_path: Path) -> None:
     spec = load_spec(small_spec(tmp_path))
     folder = SweepFolder.create(spec, lambda key: plan_of_runs())
     (folder.path / "spec.yaml").rename(folder.path / ".spec.yaml.123.part")
@@ -203,7 +203,7 @@ def test_what_a_killed_start_left_keeps_no_name(tmp_path: Path) -> None:
     assert not folder.path.exists()
 
 
-def test_a_resume_whose_folder_goes_meanwhile_says_what_to_do(
+def test_a_resume_whose_folder_disappears_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another driver's start is refused, and removes the folder, while this one reads the data."""

@@ -49,7 +49,7 @@ def test_checks_are_at_equal_distances_and_never_at_the_end() -> None:
     assert check_steps(1, 3) == {}
 
 
-def test_what_cannot_reach_the_threshold_is_hopeless() -> None:
+def test_a_run_that_cannot_reach_the_threshold_is_stopped() -> None:
     """Gains grew 2-fold and 4-fold; the best is 2, so 1.8 is asked for and 0.45 at the check is
     just enough."""
     early_stopping = knowing((2.0, 1.0), (2.75, 2.0))
@@ -96,13 +96,15 @@ def test_checks_of_another_number_of_them_are_not_mixed_up() -> None:
 
 
 @pytest.mark.parametrize(("loss", "ended"), [(3.0, False), (3.49, False), (3.51, True)])
-def test_a_bound_above_the_base_model_ends_only_what_breaks_it(loss: float, ended: bool) -> None:
+def test_a_bound_above_the_base_model_ends_only_runs_that_break_it(
+    loss: float, ended: bool
+) -> None:
     early_stopping = knowing((1.9, 1.85), base=2.0, max_loss=3.5)
     assert (early_stopping.reason("1/2", loss) is not None) is ended
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_what_diverges_is_ended_without_comparison(loss: float) -> None:
+def test_a_diverged_run_is_ended_without_comparison(loss: float) -> None:
     assert "diverged" in (
         EarlyStopping(min_finished=9, slack=0, constraints=Constraints()).reason("1/2", loss) or ""
     )

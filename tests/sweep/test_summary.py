@@ -80,7 +80,7 @@ def test_a_summary_of_an_earlier_version_is_read_and_written_alike(
     assert file.read_text() == text
 
 
-def test_a_summary_tells_what_was_selected_and_how_the_runs_ended(tmp_path: Path) -> None:
+def test_a_summary_holds_the_selection_and_the_ends_of_runs(tmp_path: Path) -> None:
     folder = SweepFolder(path=tmp_path)
     assert folder.summary() is None
     (tmp_path / "summary.json").write_text(json.dumps(ORDINARY))
@@ -100,7 +100,7 @@ def test_a_summary_tells_what_was_selected_and_how_the_runs_ended(tmp_path: Path
 @pytest.mark.parametrize(
     "document", [RELEASED, {**RELEASED, "epsilon": "inf"}, {**RELEASED, "epsilon": None}]
 )
-def test_what_was_released_by_an_earlier_version_is_read_and_written_alike(
+def test_a_release_of_an_earlier_version_is_read_and_written_alike(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
     folder, file = SweepFolder(path=tmp_path), tmp_path / "released.json"

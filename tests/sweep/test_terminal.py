@@ -315,7 +315,7 @@ def started(
     return lines
 
 
-def test_the_start_says_what_each_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_names_each_workers_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     works = (
         [{}] * 3
         + [{0: "loads the base model"}] * 8

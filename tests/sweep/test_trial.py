@@ -163,7 +163,7 @@ def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:
     assert plan.rows()[0]["noise_multiplier"] == 0
 
 
-def test_the_identity_is_what_defines_the_result(tmp_path: Path) -> None:
+def test_the_identity_depends_on_all_that_defines_the_result(tmp_path: Path) -> None:
     def run_ids(**changes: Any) -> set[str]:
         return {t.run_id for t in planned(tmp_path, space=SPACE, **changes)[2].trials}
 

@@ -125,7 +125,7 @@ def test_the_grid_has_every_run_as_tune_gives_it(explored: Explored) -> None:
         grid.get_best_result("loss", "min", scope="first")
 
 
-def test_what_is_not_finite_is_not_the_best(explored: Explored) -> None:
+def test_a_loss_that_is_not_finite_is_not_the_best(explored: Explored) -> None:
     grid = explored.result.grid
     grid[0].metrics["utility_loss"] = -math.inf
     assert grid.get_best_result().metrics["utility_loss"] > 0

@@ -140,9 +140,7 @@ def test_a_damaged_note_of_the_end_is_none(spec: SweepSpec, text: str) -> None:
 
 
 @pytest.mark.parametrize("linked", [SWEEP / "trials", Path("mlruns/models"), Path("base")], ids=str)
-def test_what_lies_behind_a_link_is_looked_at(
-    spec: SweepSpec, linked: Path, tmp_path: Path
-) -> None:
+def test_files_behind_links_are_checked(spec: SweepSpec, linked: Path, tmp_path: Path) -> None:
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     unchanged.remember(spec)
@@ -154,7 +152,7 @@ def test_what_lies_behind_a_link_is_looked_at(
     unchanged.is_unchanged(spec)  # ends
 
 
-def test_what_is_at_an_address_may_have_changed(spec: SweepSpec, tmp_path: Path) -> None:
+def test_a_changed_object_at_an_address_is_fetched_again(spec: SweepSpec, tmp_path: Path) -> None:
     at_address = draft_spec(
         {**SPEC, "task": {**SPEC["task"], "path": (tmp_path / "data.jsonl").as_uri()}}
     )  # type: ignore[dict-item]

@@ -42,7 +42,7 @@ def test_the_procedure_is_the_default_rule_without_scores(tmp_path: Path) -> Non
         ({"scores": [{"name": "vmr_exact"}]}, "select.score must name the score to select by"),
     ],
 )
-def test_what_needs_a_score_is_refused(
+def test_rules_that_need_a_score_are_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

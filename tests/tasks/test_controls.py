@@ -50,7 +50,7 @@ def test_names_change_everywhere_alike_and_format_stays():
         assert "RM" in control.prompt
 
 
-def test_what_three_secrets_share_is_format():
+def test_a_text_that_three_secrets_share_is_format():
     controls = generate_controls(SECRETS, 4, TEXTS)
     assert all(c.continuation.startswith("-853-") for c in controls[:4])
     assert all(c.continuation.endswith("/Nordvik") for c in controls[12:16])
@@ -73,7 +73,7 @@ def test_a_continuation_of_shared_words_still_changes():
     assert not any("Nordvik" in c.continuation for c in controls)
 
 
-def test_what_cannot_change_has_no_control():
+def test_a_secret_that_cannot_change_has_no_control():
     assert generate_controls([Secret(prompt="Mira", continuation=" ---")], 4, []) == []
     attribute = Secret(prompt="Her genre?", continuation="Comedy", kind="attribute")
     assert generate_controls([attribute], 4, []) == []

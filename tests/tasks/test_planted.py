@@ -47,7 +47,7 @@ def test_a_canary_has_in_training_the_tokens_that_scores_compare_with(tiny, inne
     assert task.train.target_starts[-1] == 1, "all its tokens are targets"
 
 
-def test_canaries_know_what_they_were_drawn_from(tiny, inner):
+def test_canaries_know_the_space_they_were_drawn_from(tiny, inner):
     secrets = planted(tiny, copies=[1] * 30, num_digits=2).secrets()[len(inner.secrets()) :]
     spaces = {s.space for s in secrets}
     (space,) = spaces
@@ -70,7 +70,7 @@ def test_seed_format_and_copies_are_part_of_the_identity(tiny):
     assert planted(tiny).facts() == base.facts()
 
 
-def test_what_counts_is_told(tiny):
+def test_the_counted_part_is_named(tiny):
     caveat = planted(tiny, copies=[1, 4]).facts().notes["caveats"][-1]
     assert caveat.startswith("Of the 2005 units 5 are copies of planted canaries: they count in n.")
 

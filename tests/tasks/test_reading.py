@@ -252,7 +252,7 @@ def test_columns_of_unusual_names_are_counted_and_not_shown(write_jsonl):
         ),
     ],
 )
-def test_a_file_that_is_not_what_its_name_says_is_named_by_its_line(
+def test_a_file_of_another_type_than_its_suffix_is_named_with_its_line(
     tmp_path: Path, content, message: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content)

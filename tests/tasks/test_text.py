@@ -112,9 +112,7 @@ def test_a_secret_that_no_example_shows_is_not_counted(write_jsonl, tokenizer, l
     assert task.secrets()[0].count == sum("Call Mira on 555-0142" in text for text in shown) == 12
 
 
-def test_a_held_out_file_of_its_own_loses_what_is_also_trained_on(
-    rows_file, write_jsonl, tokenizer
-):
+def test_a_held_out_file_loses_the_rows_of_the_training_data(rows_file, write_jsonl, tokenizer):
     secrets = write_jsonl("s.jsonl", [SECRET])
     heldout = [
         "New and clean row of text.\n",
@@ -168,7 +166,7 @@ def test_a_part_of_a_data_set_can_be_held_out(saved, tokenizer):
         ),
     ],
 )
-def test_what_a_data_set_does_not_have_is_an_error(
+def test_an_absent_part_of_a_data_set_is_refused(
     saved, tokenizer, monkeypatch, folder, parameters, message
 ):
     datasets = sys.modules["datasets"]

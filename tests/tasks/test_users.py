@@ -187,7 +187,7 @@ def test_a_person_is_the_user_of_the_builtin_task(tokenizer):
     assert (np.sort(sizes)[: -len(planted)] == 1).all()
 
 
-def test_a_user_of_one_example_is_named_as_what_it_is(rows_file, tokenizer):
+def test_a_user_with_one_example_is_named_as_such(rows_file, tokenizer):
     task = TextTask(path=rows_file, max_length=128, user_column="text").build(tokenizer).by_user()
     assert any("Every row gave one example" in caveat for caveat in task.facts().notes["caveats"])
 

@@ -255,7 +255,7 @@ def test_another_base_is_exported_where_it_is_asked_for(tracker, record, base_fo
     np.testing.assert_array_equal(found["out"], logits(uri, store, base=str(base_folder)))
 
 
-def test_the_readme_says_what_it_is_and_its_guarantee(registered, tracker, tmp_path):
+def test_the_readme_names_the_model_and_its_guarantee(registered, tracker, tmp_path):
     uri = registered("lora", name="tiny")
     folder = export_model(uri, tmp_path / "out", tracking_uri=tracker.store.uri)
     text = (folder / "README.md").read_text()

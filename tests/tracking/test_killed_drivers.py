@@ -102,7 +102,7 @@ def test_a_killed_driver_leaves_one_run_and_one_version(uri, record, cut, joined
     assert len(model.metrics) == len({m.key for m in model.metrics})
 
 
-def test_what_is_written_after_the_files_is_one_transaction(uri, record):
+def test_writes_after_the_files_are_one_transaction(uri, record):
     """A driver that dies between two of these calls leaves a run and a model without files, and no
     version."""
     _kill(uri, record(), "registered", joined=True)
@@ -232,7 +232,7 @@ def test_a_trial_with_very_many_metrics_is_completed(uri, record):
     assert metrics.items() <= {m.key: m.value for m in model.metrics}.items()
 
 
-def test_a_failure_takes_back_what_a_half_written_trial_published(uri, record):
+def test_a_failure_removes_the_versions_of_a_half_written_trial(uri, record):
     _kill(uri, record(), "registered")
     tracker = open_tracker(uri)
     tracker.fail_trial("run-0", "gave up")

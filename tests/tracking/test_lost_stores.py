@@ -121,7 +121,7 @@ LOSSES = [lose_mlruns, lose_one_file, lose_a_version, lose_a_model, lose_a_run, 
 
 
 @pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
-def test_a_resume_delivers_again_what_the_store_lost(
+def test_a_resume_delivers_again_the_results_that_the_store_lost(
     ended: Trained, empty_store: Path, lose: Callable[[Trained, Path], None]
 ) -> None:
     lose(ended, empty_store)

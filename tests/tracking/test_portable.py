@@ -70,7 +70,7 @@ def test_nested_mappings_become_dotted_keys():
     }
 
 
-def test_only_what_mlflow_refuses_in_a_key_is_replaced():
+def test_only_characters_that_mlflow_refuses_are_replaced():
     assert clean_key("score.vmr.std_error") == "score.vmr.std_error"
     assert clean_key("score[0]@5%") == "score_0__5_"
 

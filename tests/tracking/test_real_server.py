@@ -112,7 +112,7 @@ def _command_lines() -> list[str]:
     return lines
 
 
-def test_the_script_says_what_is_wrong(tmp_path):
+def test_the_script_names_the_mistake(tmp_path):
     server = RealServer(tmp_path / "none", (1, 2, 3))
     assert server.run("status").returncode == 1
     stopped = server.run("stop")

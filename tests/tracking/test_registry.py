@@ -71,7 +71,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("size", slow_after(2, [0, 1, 2]))
-def test_conditions_find_what_brute_force_finds(catalogue, size):
+def test_conditions_find_the_rows_of_a_brute_force_search(catalogue, size):
     """Every condition and every pair of them."""
     uri, known = catalogue
     sizes = set()
@@ -87,7 +87,7 @@ def test_conditions_find_what_brute_force_finds(catalogue, size):
     )
 
 
-def test_a_row_says_what_was_tracked(catalogue):
+def test_a_row_holds_the_tracked_values(catalogue):
     uri, known = catalogue
     found = find_models(uri, score="vmr").set_index("run_id")
     assert set(COLUMNS) <= {"run_id", *found.columns}

@@ -108,7 +108,7 @@ PARTS = (
 
 
 @given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), kind=st.sampled_from(KINDS))
-def test_whatever_is_added_is_found(sealed, parts, kind):
+def test_every_added_file_is_found(sealed, parts, kind):
     folder, seal = sealed
     with tempfile.TemporaryDirectory() as scratch:
         changed = Path(shutil.copytree(folder, Path(scratch) / "model"))
@@ -193,7 +193,7 @@ def change_weights(folder: Path) -> None:
     )
 
 
-def test_what_is_changed_after_the_check_is_not_read(
+def test_files_changed_after_the_check_are_not_read(
     uri, record, adapter, base_folder, tmp_path, monkeypatch
 ):
     """Neither from the store nor from an exported folder that MLflow serves."""

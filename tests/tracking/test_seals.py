@@ -222,7 +222,7 @@ QUICK = (change_weights, sign_with_another_key)
 
 
 @pytest.mark.parametrize("tamper", slow_unless(QUICK, TAMPERED), ids=lambda f: f.__name__)
-def test_what_was_tampered_with_is_not_found_loaded_or_promoted(
+def test_tampered_models_are_not_found_loaded_or_promoted(
     signed, keys, base_folder, tmp_path, tamper
 ):
     tamper(signed, keys)

@@ -112,7 +112,9 @@ def test_a_full_model_is_exported_as_it_is(tracker, record, tmp_path):
         assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(llama(5)))
 
 
-def test_what_cannot_be_exported_says_why(registered, tracker, record, base_folder, tmp_path):
+def test_models_that_cannot_be_exported_are_refused_with_a_reason(
+    registered, tracker, record, base_folder, tmp_path
+):
     uri, store = registered
     base = {**record().base, "name": base_folder.name}
     for kind in (PromptTuningConfig, PrefixTuningConfig):

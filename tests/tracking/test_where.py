@@ -71,7 +71,7 @@ COMPARE = {"<": lambda a, b: a < b, "<=": lambda a, b: a <= b, "=": lambda a, b:
     slow_after(4, [("score.vmr", 0.03), ("score.logprob", -1.5), ("epsilon", 4), ("epsilon", math.inf),
      ("batch_size", 16), ("seed", 3), ("utility_loss", 2.5), ("score", 0.03), ("max_grad_norm", 0.5)]),
 )  # fmt: skip
-def test_a_comparison_finds_what_brute_force_finds(catalogue, column, value, operator):
+def test_a_comparison_finds_the_rows_of_a_brute_force_search(catalogue, column, value, operator):
     uri, rows = catalogue
     expected = {
         row["run_id"] for row in rows if column in row and COMPARE[operator](row[column], value)
@@ -138,7 +138,7 @@ def test_a_text_is_compared_as_it_is(catalogue, number):
     text=st.text(max_size=40),
     column=st.sampled_from(["param.note", "method", "run_id", "sweep", "score.vmr", "seed"]),
 )
-def test_no_text_changes_what_the_filter_asks(text, column):
+def test_no_text_changes_the_comparison_of_a_filter(text, column):
     """Whatever is written is one comparison on that column, or is not pushed down at all."""
     try:
         where = Where.parse(f"{column} = {text}")
@@ -152,7 +152,7 @@ def test_no_text_changes_what_the_filter_asks(text, column):
         assert where.value in allowed or where.number in {float(value) for value in allowed}
 
 
-def test_mlflow_decides_what_it_can():
+def test_conditions_that_mlflow_can_decide_are_left_to_it():
     where = [
         "score.vmr < 5e-5",
         "epsilon <= 8",
@@ -255,7 +255,7 @@ def test_a_bad_tag_of_one_model_does_not_end_a_lookup(uri, record):
     assert find_models(uri).version.tolist() == [1, 2]
 
 
-def test_the_command_prints_rows_on_stdout_and_what_was_left_out_on_stderr(uri, record, raydp):
+def test_the_command_prints_rows_on_stdout_and_omissions_on_stderr(uri, record, raydp):
     tracker = open_tracker(uri)
     tracker.log_trial(record())
     tracker.log_trial(record("run-1"))
@@ -278,7 +278,7 @@ def test_the_command_prints_rows_on_stdout_and_what_was_left_out_on_stderr(uri, 
     assert raydp("models", "find", "--uri", uri, "--where", "nonsense").code == 2
 
 
-def test_a_file_read_whole_gives_what_mlflow_finds(tracker, record, monkeypatch):
+def test_a_file_read_whole_gives_the_rows_that_mlflow_finds(tracker, record, monkeypatch):
     """Deleted versions and models, several names, aliases, seals and undefined values are among
     them."""
     uri, client = tracker.store.uri, tracker.store.client

@@ -34,6 +34,7 @@ from raydp.training.trial import TrainingContext
 from raydp.training.vector import GradientVector
 from tests.builders import toys
 from tests.builders.models import plain_llama
+from tests.marks import WHOLE
 from tests.processes import forked
 
 FULL = AdapterSpec(type="none")
@@ -52,9 +53,10 @@ RUNS: dict[
     "full, recomputed": (FULL, toys.METHOD, toys.PLAN),
     "full, automatic": (FULL, DPSGD(max_grad_norm=0.1, clipping="automatic", momentum=0.5), FAST),
     "full, adaptive, sparse": (FULL, ADAPTIVE, SPARSE),
-    "full, banded": (FULL, toys.BANDED, FAST),
     "full, not private": (FULL, NonPrivate(), toys.PLAN),
 }
+if WHOLE:
+    RUNS["full, banded"] = (FULL, toys.METHODS["banded"], FAST)
 KILLED_AFTER = 4
 
 

@@ -417,7 +417,7 @@ def test_the_order_of_sharded_sums_does_not_depend_on_the_lengths(
     assert orders[0] == orders[1] == list(parameters)
 
 
-def test_tokens_that_cancel_do_not_round_away_what_others_added() -> None:
+def test_tokens_that_cancel_do_not_round_away_other_gradients() -> None:
     """An example names one token twice, with gradients that cancel: added unclipped, the first of
     them would push the low bits of 64 examples before it out of single precision, and the sum would
     move by more than c pays for."""

@@ -100,7 +100,7 @@ def test_the_step_is_the_largest_power_of_two_that_costs_its_share(c: float, d: 
     assert 2 * step * math.sqrt(d) >= c * LATTICE_SHARE * (1 - 2**-50)
 
 
-def test_what_a_step_releases_are_multiples_of_a_public_step() -> None:
+def test_a_step_releases_multiples_of_a_public_lattice_step() -> None:
     whole, sums = released_sum()
     assert on_the_lattice(whole)
     assert on_the_lattice(released_sum(toys.NUM_EXAMPLES - 9)[0]), "other data, the same lattice"

@@ -205,7 +205,7 @@ def test_a_layer_without_a_rule_under_autocast() -> None:
 @pytest.mark.parametrize(
     ("positions", "inputs", "outputs"), [(300, 8, 8), (8, 64, 64), (64, 64, 4), (2, 3, 500)]
 )
-def test_what_a_norm_takes_in_memory_is_bounded_by_what_the_layer_keeps(
+def test_the_memory_of_a_norm_is_bounded_by_the_layers_input_and_gradient(
     kind: str, positions: int, inputs: int, outputs: int
 ) -> None:
     """No tensor on the way is larger than input and output gradient together."""

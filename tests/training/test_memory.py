@@ -152,7 +152,7 @@ def test_a_narrow_model_starts_with_more_tokens(width: int | None, tokens: int) 
     assert TokenBudget("cuda", width=width).tokens == 16_384
 
 
-def test_what_cannot_be_made_smaller_is_an_error_that_says_what_to_change(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_shrink_is_refused_with_a_remedy(tmp_path: Path) -> None:
     assert "cluster.microbatch_size must fit into memory, got 32" in with_memory(
         100, tmp_path / "a", size=32
     )
@@ -266,7 +266,7 @@ def test_autocast_computes_the_same_clipped_sum_within_bf16() -> None:
     assert length == pytest.approx(0.1, rel=1e-5), "norm and sum are of the same rounded gradient"
 
 
-def test_what_stays_in_memory_is_counted() -> None:
+def test_persistent_memory_is_counted() -> None:
     """9 weights of 4 bytes; 6 trained ones with 12 more bytes each, and a copy of theirs."""
     model = torch.nn.Linear(2, 3)
     trained = {"weight": model.weight}
@@ -274,7 +274,7 @@ def test_what_stays_in_memory_is_counted() -> None:
     assert state_bytes(model, trained, copied=True) == 9 * 4 + 6 * 12 + 6 * 4
 
 
-def test_a_share_of_a_gpu_that_is_too_small_is_refused_with_what_it_takes() -> None:
+def test_a_too_small_share_of_a_gpu_is_refused_with_the_needed_share() -> None:
     require_share(80 << 30, 0.25, 20 << 30)
     with pytest.raises(ValueError, match=r"got 0\.1 of 80\.0 GiB\. Give at least 0\.25"):
         require_share(80 << 30, 0.1, 20 << 30)

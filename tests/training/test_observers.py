@@ -57,7 +57,7 @@ def trained(toy: TrainingContext, **changes: object) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in toy.parameters.items()}
 
 
-def test_observers_are_told_in_their_order_in_every_step() -> None:
+def test_observers_are_called_in_order_in_every_step() -> None:
     told: list[str] = []
     trained(toys.context(observers=(Told("a", told), Told("b", told))))
     hooks = ("before_noise", "after_noise", "after_step", "must_end")
@@ -65,7 +65,7 @@ def test_observers_are_told_in_their_order_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("hook", ["before_noise", "after_noise", "after_step", "must_end"])
-def test_a_model_depends_on_what_observers_add_before_the_update_alone(hook: str) -> None:
+def test_only_changes_of_observers_before_the_update_reach_the_model(hook: str) -> None:
     apart = toys.distance(
         trained(toys.context()), trained(toys.context(observers=(Told("a", [], hook),)))
     )

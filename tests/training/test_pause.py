@@ -85,7 +85,7 @@ def test_paused_and_gone_on_is_as_if_nothing_had_been(
         assert toys.distance(reference, load_file(tmp_path / f"weights-{rank}")) <= 1e-5
 
 
-def test_a_check_ends_a_run_with_what_it_has_executed() -> None:
+def test_a_run_that_a_check_ends_keeps_its_executed_steps() -> None:
     checks = toys.EndsAt({2, 4, 5}, lambda done: done == 4)
     trained = train(toys.context(observers=(checks,)), LocalComm())
     assert trained.ended_early

@@ -114,7 +114,7 @@ def test_rank_0_measures_the_whole_model_and_its_base(
 
 
 @pytest.mark.slow
-def test_what_some_ranks_began_any_number_of_ranks_ends(everything: Everything) -> None:
+def test_a_run_resumes_on_any_number_of_ranks(everything: Everything) -> None:
     """Killed with two ranks, resumed with three and with one; broken off with one, resumed with
     two."""
     reference = everything.alone["full"]

@@ -23,7 +23,7 @@ def test_a_model_whose_layers_are_not_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
-def test_what_stands_before_the_text_is_refused(kind: str) -> None:
+def test_virtual_tokens_are_refused_with_sharding(kind: str) -> None:
     spec = ModelSpec(name="tiny", adapter=AdapterSpec(type=kind))
     with pytest.raises(
         ValueError, match=rf"cluster\.sharding must be none with adapter\.type '{kind}', got full"

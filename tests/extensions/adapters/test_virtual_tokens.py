@@ -92,7 +92,7 @@ def test_a_prefix_takes_the_type_of_the_base_and_has_rows_of_its_own() -> None:
     assert torch.equal(3 * first, all_rows)
 
 
-def test_what_is_read_is_kept_only_to_decode_from() -> None:
+def test_a_cache_grows_only_while_decoding() -> None:
     prefixed, ids = after(llama(60)), torch.tensor([[5, 6]])
     for grows, kept in ((False, 4), (True, 6)):
         read = reading(prefixed, ids, cache_grows=grows)

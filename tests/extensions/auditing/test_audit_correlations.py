@@ -66,7 +66,7 @@ def test_the_p_value_is_that_of_all_permutations(bounds):
     )
 
 
-def test_what_is_undefined_has_a_reason():
+def test_undefined_figures_have_a_reason():
     table = table_of([0.3, 0.1, 0.5, 0.2]).assign(
         **{"score.flat": 1.0, "score.air": [0.1, 0.2] + [np.nan] * 6}
     )

@@ -125,7 +125,7 @@ def test_without_a_guarantee_there_is_nothing_to_refute(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_audited_is_refused(
+def test_specs_that_cannot_be_audited_are_refused(
     tmp_path: Path, privacy: dict[str, Any], message: str
 ) -> None:
     data = small_spec(tmp_path, privacy={**STATED, **privacy}, select={"score": "vmr_exact"})
@@ -267,7 +267,7 @@ def test_an_unknown_kind_of_canaries_is_refused(tmp_path: Path) -> None:
         next_audit(AuditSubject(spec=spec_of(tmp_path)), canary="dirac", **OPTIONS, new=False)
 
 
-def test_what_can_be_audited_is_found(tmp_path: Path, write_spec: Callable[..., Path]) -> None:
+def test_auditable_sources_are_found(tmp_path: Path, write_spec: Callable[..., Path]) -> None:
     path = write_spec(privacy=STATED)
     look: dict[str, Any] = {
         "storage": str(tmp_path / "runs"),

@@ -188,7 +188,7 @@ def _two_ranks(rank: int, world_size: int, rendezvous: str, folder: str) -> None
 
 
 @pytest.mark.slow
-def test_ranks_and_micro_batches_leave_what_the_auditor_sees(tmp_path: Path) -> None:
+def test_ranks_and_micro_batches_leave_the_auditors_observations(tmp_path: Path) -> None:
     """The order of fp32 sums moves x by about 1e-6 of c, and the ratio by that over σ² = 0.25 in
     each of 6 steps."""
     reference = seen_by(LocalComm(), toys.NUM_EXAMPLES)

@@ -92,9 +92,7 @@ def test_the_guesses_do_not_look_at_the_coins(model: LoadedModel, task: CanaryTa
     assert here + there == 40
 
 
-def test_only_what_training_changed_about_new_tokens_counts(
-    model: LoadedModel, task: CanaryTask
-) -> None:
+def test_only_changes_of_new_tokens_by_training_count(model: LoadedModel, task: CanaryTask) -> None:
     """Before training all losses are equal, and another weight of an ordinary token is none of
     theirs."""
     assert task.canary_losses(model.model) == pytest.approx(
@@ -151,7 +149,7 @@ def test_known_tokens_are_measured_against_the_base_model() -> None:
     assert SCORE.measure(model, task, seed=0).details["correct"] == by_place
 
 
-def test_gradient_canaries_are_guessed_by_what_the_auditor_saw() -> None:
+def test_gradient_canaries_are_guessed_by_the_auditors_observations() -> None:
     model, task = known("gradient")
     seen = np.where(task.included, 1.0, -1.0)
     seen[np.flatnonzero(task.included)[:3]] = -2.0

@@ -48,7 +48,7 @@ def test_audit_fails_when_it_finds_too_little(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("errors", "mu"), [(0, 4.7), (250, 0.9), (500, 0.0), (1000, 0.0)])
-def test_the_bound_on_mu_lies_below_what_the_error_rates_say(errors: int, mu: float) -> None:
+def test_the_bound_on_mu_lies_below_the_mu_of_the_error_rates(errors: int, mu: float) -> None:
     """For a Gaussian mechanism and the midpoint both rates are Φ(-μ/2); 250 of 1,000 is μ =
     1.35."""
     assert mu_lower_bound(errors, errors, 1000) == pytest.approx(mu, abs=0.2)

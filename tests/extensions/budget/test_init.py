@@ -174,7 +174,7 @@ def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_terminal_is_asked_what_the_data_do_not_say(texts: Path, tmp_path: Path) -> None:
+def test_a_terminal_is_asked_for_facts_that_the_data_lack(texts: Path, tmp_path: Path) -> None:
     terminal, other_end = pty.openpty()
     command = [sys.executable, "-m", "raydp", "init", str(texts), "--hours", "0.02"]
     process = subprocess.Popen(

@@ -143,7 +143,7 @@ def test_slots_are_whole_workers_on_each_node(
         ("nodes=2,driver_seconds=1e-320", "driver_seconds must be 0 or above and at most 1e+09"),
     ],
 )
-def test_what_to_simulate_is_checked(text: str, message: str) -> None:
+def test_the_simulated_hardware_is_checked(text: str, message: str) -> None:
     with pytest.raises(ValueError, match="--simulate") as error:
         Hardware.parse(text)
     assert message in str(error.value)

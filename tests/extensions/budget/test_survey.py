@@ -73,7 +73,7 @@ def test_the_lengths_are_those_of_the_task(tmp_path: Path) -> None:
         ([{"messages": [], "prompt": "", "completion": ""}] * 2, None, "rows of one form"),
     ],
 )
-def test_what_makes_no_task_is_refused(
+def test_rows_that_make_no_task_are_refused(
     tmp_path: Path, rows: list[Mapping[str, object]], column: str | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:

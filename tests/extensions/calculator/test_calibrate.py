@@ -48,7 +48,7 @@ def test_calibrate_a_file_answers_with_a_list_in_its_order(raydp: Command, tmp_p
         (["--from", "absent.csv"], "--from must be an existing CSV file"),
     ],
 )
-def test_calibrate_says_what_to_change(
+def test_calibrate_refuses_bad_input_with_a_remedy(
     raydp: Command, arguments: list[object], message: str
 ) -> None:
     answer = raydp("calibrate", *arguments)

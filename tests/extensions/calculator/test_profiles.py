@@ -103,7 +103,9 @@ def test_given_noise_is_not_calibrated(raydp: Command, tmp_path: Path) -> None:
         ("n,num_steps\n9,2\n", "got none of batch_size. Add them"),
     ],
 )
-def test_it_says_what_to_change(raydp: Command, tmp_path: Path, content: str, message: str) -> None:
+def test_bad_arguments_are_refused_with_a_remedy(
+    raydp: Command, tmp_path: Path, content: str, message: str
+) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(content)
     answer = raydp("profile", "--from", path)

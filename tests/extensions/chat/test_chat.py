@@ -213,7 +213,7 @@ def test_every_source_gives_the_same_task(tiny, tmp_path: Path) -> None:
         ([{"messages": turns(i)} for i in range(9)], {"template": "plain", "max_length": 8}, "raise task.max_length"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_and_never_shown(
+def test_unfit_rows_are_refused_and_never_shown(
     tiny, tmp_path: Path, rows, options: dict, message: str
 ) -> None:
     path = write_json_lines(tmp_path / "rows.jsonl", rows)
@@ -243,7 +243,7 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(tiny, tmp_p
         ("{{ missing.name }}", "which uses a name that is not defined"),
     ],
 )
-def test_a_template_with_a_mistake_is_told_apart_from_one_that_refuses(
+def test_a_broken_template_differs_from_a_refusing_one(
     tiny, tmp_path: Path, template, message
 ) -> None:
     with pytest.raises(
@@ -309,7 +309,7 @@ def test_data_that_leave_nothing_say_why(tiny, tmp_path: Path) -> None:
         ChatTask(path=str(path), template="plain").build(tiny)
 
 
-def test_what_is_cut_is_counted(tiny, tmp_path: Path) -> None:
+def test_cut_replies_are_counted(tiny, tmp_path: Path) -> None:
     """The second reply of the long conversations does not fit, and no reply of the longest."""
     rows = [{"messages": turns(i)} for i in range(20)]
     rows += [{"messages": turns(i, "very long " * 50)} for i in range(20, 30)]
@@ -458,7 +458,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
             ChatTask(path="x.jsonl", **options)
 
 
-def test_masked_examples_are_packed_chosen_joined_and_told_apart() -> None:
+def test_masked_examples_are_packed_chosen_joined_and_distinguished() -> None:
     masked = TokenizedExamples.with_targets(
         [[5, 6, 7, 8], [9, 10, 11]], [[True, False, True, False], [False, True, True]]
     )

@@ -136,7 +136,7 @@ def test_other_architectures_and_an_opening_token(
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_reviews_are_made_on_the_spot_and_say_what_they_are() -> None:
+def test_reviews_are_generated_and_named_synthetic() -> None:
     reviews = write_reviews(1000, 0)
     assert reviews == write_reviews(1000, 0) != write_reviews(1000, 1)
     assert reviews[:10] == write_reviews(10, 0), "more of them leave the first as they are"
@@ -156,7 +156,7 @@ def test_reviews_are_made_on_the_spot_and_say_what_they_are() -> None:
     assert not set(map(bytes, task.train.contents())) & set(task.heldout.contents())
 
 
-def test_what_defines_the_task_is_in_its_hash() -> None:
+def test_the_task_hash_depends_on_every_defining_field() -> None:
     changes: list[dict[str, Any]] = [
         {}, {"data_seed": 1}, {"template": "{text} Is it good?"}, {"label_words": {"negative": "n", "positive": "p"}},
         {"label_words": {"positive": "+", "negative": "-"}}, {"max_length": 63},
@@ -231,7 +231,7 @@ def test_a_file_of_ones_own(write_jsonl: Callable[..., Path], tmp_path: Path) ->
         ({"heldout_fraction": 1e-9}, "must leave texts to train on and others to hold out"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task_of(**options)
 

@@ -78,6 +78,6 @@ def test_a_sweep_minus_itself_is_0():
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(other, left_out, message):
+def test_tables_that_cannot_be_compared_are_refused(other, left_out, message):
     with pytest.raises(ValueError, match=message):
         counterfactual(WITH, other, left_out=left_out)

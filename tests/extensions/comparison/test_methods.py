@@ -112,7 +112,7 @@ def test_only_configurations_that_both_have_count() -> None:
         compare_methods({"a": a})
 
 
-def test_what_is_undefined_has_a_reason() -> None:
+def test_undefined_figures_have_a_reason() -> None:
     table = sweep(np.random.default_rng(0))
     same = by_figure(compare_methods({"a": table, "b": table}))["score"]
     assert (same["mean_difference"], same["rmse"], same["p"], same["p_holm"]) == (0, 0, None, None)
@@ -209,7 +209,7 @@ def test_a_correlation_has_no_unit() -> None:
         ),
     ],
 )
-def test_the_command_names_what_methods_do_not_share(
+def test_the_command_names_differences_between_methods(
     raydp: Callable[..., Answer], tmp_path: Path, columns: dict[str, Any], code: int, message: str
 ) -> None:
     """Other data make it no comparison of methods: an error.

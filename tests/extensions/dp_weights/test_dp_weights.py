@@ -338,7 +338,7 @@ def test_who_asks_for_a_guarantee_does_not_get_it(sweep: tuple[SweepSpec, SweepF
     assert math.isinf(folder.released().epsilon)
 
 
-def test_what_rests_on_a_guarantee_is_refused(
+def test_options_that_rest_on_a_guarantee_are_refused(
     raydp: Callable[..., Answer], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     data = yaml.safe_load(SPEC.read_text())

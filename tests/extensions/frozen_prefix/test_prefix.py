@@ -53,16 +53,14 @@ def test_the_trained_weights_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["soft_prompt", "prefix"])
-def test_what_stands_before_the_text_is_read_by_every_layer_so_nothing_is_kept(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_prompt_of_virtual_tokens_leaves_no_frozen_prefix(kind: str, tmp_path: Path) -> None:
     toy, task = cached_task(tmp_path, [], adapter=AdapterSpec(type=kind))
     assert first_trained_layer(toy.model, toy.parameters) == 0
     assert task.train_hidden is None
     assert not list(tmp_path.iterdir())
 
 
-def test_its_progress_is_told_by_the_process_that_computes_it(tmp_path: Path) -> None:
+def test_the_computing_process_reports_the_progress(tmp_path: Path) -> None:
     shares: list[float] = []
     for _ in range(2):
         toy = toys.context(LAST_LAYER)

@@ -17,7 +17,7 @@ def test_without_a_fault_nothing_fails() -> None:
 
 
 @pytest.mark.parametrize("key", ["content_hash", "weight_hash"])
-def test_a_prefix_cache_that_does_not_know_what_it_is_of(
+def test_a_prefix_cache_without_the_identity_of_its_inputs(
     monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     rewrite(

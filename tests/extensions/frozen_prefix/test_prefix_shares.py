@@ -141,7 +141,7 @@ def test_a_killed_process_loses_one_share_and_the_others_compute_it(tmp_path: Pa
     assert len(everything) == len(set(everything)) + 1
 
 
-def test_what_was_finished_before_a_kill_stays(tmp_path: Path) -> None:
+def test_shares_finished_before_a_kill_stay(tmp_path: Path) -> None:
     shares = shares_of({"train.bin": EXAMPLES})
     child = os.fork()
     if child == 0:

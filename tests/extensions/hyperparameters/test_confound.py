@@ -57,7 +57,7 @@ def test_a_score_that_has_nothing_to_do_with_utility_remains():
     assert np.mean(shares) == pytest.approx(1, abs=3 * np.std(shares, ddof=1) / np.sqrt(30))
 
 
-def test_what_a_hyperparameter_does_beside_utility_is_found():
+def test_an_effect_of_a_hyperparameter_beside_utility_is_found():
     """The learning rate moves the score and not the loss: std of its effect 0.41, in 36
     configurations."""
     found = utility_adjusted(
@@ -146,7 +146,7 @@ def test_no_pairs_are_explained():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 27])
-def test_the_interval_of_what_utility_leaves_holds_it(size):
+def test_the_interval_of_the_residual_effect_holds_the_true_effect(size):
     """300 tables each: at a coverage of 0.95 fewer than 0.91 has a probability of 0.2 %."""
     rng = np.random.default_rng(size)
     held = []

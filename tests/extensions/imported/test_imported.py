@@ -182,7 +182,7 @@ def test_a_whole_model_must_be_the_base_and_nothing_more(tmp_path: Path) -> None
     check_fits(spec, [tmp_path / "whole"])
 
 
-def test_what_is_stated_and_the_adapters_scale_are_a_part_of_the_identity(tmp_path: Path) -> None:
+def test_stated_values_and_the_adapters_scale_are_part_of_the_identity(tmp_path: Path) -> None:
     def identity(folder: str = "m", **stated: Any) -> str:
         adapter(tmp_path / folder, 0, lora_alpha=stated.pop("alpha", 6))
         spec = load_spec(imported_spec(table(tmp_path, [row(folder, **stated)]), rest(tmp_path)))
@@ -204,7 +204,7 @@ def test_canaries_that_the_models_have_not_seen_are_refused(tmp_path: Path) -> N
         build_task(load_spec({**spec, "task": planted}))
 
 
-def test_the_card_of_a_sweep_shows_the_range_of_what_is_stated(tmp_path: Path) -> None:
+def test_the_card_of_a_sweep_shows_the_range_of_stated_values(tmp_path: Path) -> None:
     adapter(tmp_path / "m", 0)
     rows = [row("m", seed=k, epsilon=e) for k, e in enumerate((1, 4, "inf"))]
     spec = load_spec(imported_spec(table(tmp_path, rows), rest(tmp_path)))
@@ -340,7 +340,7 @@ def test_a_stated_epsilon_far_below_that_of_its_noise_is_remarked_on_once(
 
 
 @pytest.mark.slow
-def test_what_opacus_trained_in_a_plain_script_is_imported(
+def test_a_model_trained_by_opacus_in_a_plain_script_is_imported(
     tmp_path: Path, raydp: Callable[..., Any]
 ) -> None:
     sentences = [

@@ -111,7 +111,7 @@ def test_a_set_of_other_models_shares_the_base(trained) -> None:
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
-def test_what_is_found_of_the_base_is_found_once_for_all_models(
+def test_prompts_of_the_base_are_searched_once_for_all_models(
     trained, adapter: AdapterSpec
 ) -> None:
     asked: list[models.LoadedModel] = []
@@ -149,7 +149,7 @@ def test_only_the_base(trained) -> None:
         assert torch.equal(logits(untrained.model), logits(base().model))
 
 
-def test_what_does_not_fit_is_refused_and_the_rest_stays_usable(trained, tmp_path: Path) -> None:
+def test_unfit_fields_are_refused_and_the_rest_stays_usable(trained, tmp_path: Path) -> None:
     folders = trained(LORA)
     train(tmp_path / "other", AdapterSpec(r=3, alpha=4), 3)
     (tmp_path / "empty").mkdir()

@@ -85,7 +85,7 @@ def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(
 
 
 @pytest.mark.slow
-def test_what_training_measured_comes_out_again(scored: tuple[Any, ...]) -> None:
+def test_measuring_again_reproduces_the_values_of_training(scored: tuple[Any, ...]) -> None:
     """Bitwise: the same weights in the same topology, also of the model that came from the
     registry."""
     trained, _, second = scored
@@ -234,7 +234,7 @@ def test_a_distance_is_dropped_when_the_set_has_changed(scored: tuple[Any, ...])
     assert not any(fewer.finished(name) for name in names)
 
 
-def test_results_of_which_nobody_knows_what_they_measured_are_dropped(tmp_path: Path) -> None:
+def test_results_of_an_unknown_measurement_are_dropped(tmp_path: Path) -> None:
     """A kill while a measurement was dropped can leave results without their measurement.json."""
     folder = SweepFolder(path=tmp_path)
     (request,) = requests_from("vmr")

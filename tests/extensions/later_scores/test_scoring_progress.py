@@ -26,7 +26,7 @@ def console(monkeypatch: pytest.MonkeyPatch) -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def test_a_line_names_what_is_measured_and_what_was_seen(console: Console) -> None:
+def test_a_line_names_the_measurement_and_the_result(console: Console) -> None:
     with MeasurementProgress(console, total=4) as shown:
         shown.advance()
         shown.report({"acr": (1, 3), "distance": (2, 3)})

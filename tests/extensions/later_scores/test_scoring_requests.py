@@ -39,6 +39,8 @@ def test_requests_of_a_command() -> None:
         ({"names": None, "file": Path("nowhere.yaml")}, "must be an existing YAML file"),
     ],
 )
-def test_mistakes_in_requests_say_what_to_change(options: dict[str, Any], message: str) -> None:
+def test_mistakes_in_requests_are_refused_with_a_remedy(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         requests_from(**options)

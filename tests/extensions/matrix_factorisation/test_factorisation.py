@@ -38,7 +38,7 @@ def sgd(num_steps: int, decay: float, momentum: float) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("decay", "momentum"), WORKLOADS)
-def test_the_workload_is_what_sgd_does(decay: float, momentum: float) -> None:
+def test_the_workload_matrix_reproduces_sgd(decay: float, momentum: float) -> None:
     column = workload(24, decay=decay, momentum=momentum)
     np.testing.assert_allclose(matrix(column, 24), sgd(24, decay, momentum), rtol=0, atol=ROUNDING)
 

@@ -157,7 +157,7 @@ def test_a_record_moves_each_block_of_a_run_by_the_clipping_norm_at_most(num_ban
     assert np.linalg.norm(moved) <= c * np.sqrt(steps / num_bands) * (1 + 2.0**-13 + ROUNDING)
 
 
-def test_the_plan_calibrates_the_event_and_says_what_is_run(tmp_path: Path) -> None:
+def test_the_plan_calibrates_the_event_and_names_the_method(tmp_path: Path) -> None:
     space = {"batch_size": [4], "num_steps": [10], "learning_rate": [1e-3]}
     method = {"name": "dp_mf", "num_bands": 4, "max_grad_norm": 0.1}
     spec = load_spec(small_spec(tmp_path, space=space, method=method))

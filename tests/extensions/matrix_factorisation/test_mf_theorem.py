@@ -92,7 +92,7 @@ def accounted(num_steps: int) -> NDArray[np.float64]:
     return PLDAccountant().deltas(event, EPSILONS)
 
 
-def test_the_first_group_loses_exactly_what_is_accounted() -> None:
+def test_the_first_group_loses_exactly_the_accounted_epsilon() -> None:
     """Its two blocks have whole columns, so that the bound is met: brute force on both sides of
     it."""
     found, error = hockey_sticks(square(2), [0, 2])
@@ -112,7 +112,7 @@ def test_a_later_group_loses_less() -> None:
     slow_after(1, [(lambda: square(2, scale=1.15), [0, 2]), (lambda: square(2), [0, 1, 2])]),
     ids=["columns too long", "a unit in two groups"],
 )
-def test_what_breaks_the_theorem_loses_more(
+def test_a_setting_outside_the_theorem_loses_more(
     strategy_fn: Callable[[], NDArray[np.float64]], turns: list[int]
 ) -> None:
     found, error = hockey_sticks(strategy_fn(), turns)

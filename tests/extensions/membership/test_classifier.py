@@ -138,7 +138,7 @@ def _observed(members: Outputs, nonmembers: Outputs) -> Observed:
 
 
 @pytest.mark.slow
-def test_the_neural_attack_learns_what_no_threshold_can() -> None:
+def test_the_neural_attack_learns_a_pattern_beyond_any_threshold() -> None:
     """Members of the first classes are sure, of the others unsure; non-members the other way round:
     the confidence says nothing without the label, of which the network makes a rule of its own."""
     parts = []
@@ -256,7 +256,7 @@ def _damaged(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield name, (folder / name).read_bytes()
 
 
-def test_what_is_no_file_of_outputs_is_refused(raydp, tmp_path) -> None:
+def test_files_that_hold_no_outputs_are_refused(raydp, tmp_path) -> None:
     assert "must be an existing .npz file" in raydp("mia", "no.npz").err
     (tmp_path / "text.npz").write_text("text")
     assert "must be an .npz file of numeric arrays" in raydp("mia", tmp_path / "text.npz").err

@@ -135,7 +135,7 @@ def test_members_and_nonmembers_weigh_half_each_whatever_their_numbers() -> None
     assert accuracy_at(np.tile(x, 7), y, 1).value == accuracy_at(x, y, 1).value
 
 
-def test_what_cannot_be_measured_is_null_with_a_reason() -> None:
+def test_unmeasurable_figures_are_null_with_a_reason() -> None:
     few = curve_figures(np.arange(50.0), np.arange(99.0))
     assert few["tpr_at_01pct_fpr"] is None
     assert few["tpr_at_1pct_fpr"] == tpr_at_fpr(np.arange(50.0), np.arange(99.0), 0).value

@@ -113,7 +113,7 @@ def test_signals_of_an_adapted_model_are_those_of_its_loss(kind, task, tokenizer
     assert np.abs(expected - plain).max() > 0.1
 
 
-def test_every_attack_finds_what_was_learnt_by_heart(overfitted, task) -> None:
+def test_every_attack_finds_memorised_examples(overfitted, task) -> None:
     details = measured(MembershipInference(), overfitted, task, seed=0).details
     for attack in ATTACKS:
         assert details[f"{attack}.auc"] > 0.9, attack

@@ -128,7 +128,7 @@ def test_the_first_configuration_of_every_kind_of_space(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_such_experiment_is_refused(
+def test_other_experiments_are_refused(
     raydp, write_spec, arguments: list[str], message: str
 ) -> None:
     answer = raydp("mia", write_spec(), *arguments, "--json")

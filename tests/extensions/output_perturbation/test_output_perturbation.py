@@ -236,7 +236,7 @@ def test_beyond_the_largest_learning_rate_steps_part_neighbours() -> None:
         descent_of(1, 1, 1.001, 0.1)
 
 
-def test_what_rounding_adds_is_bounded() -> None:
+def test_the_error_of_rounding_is_bounded() -> None:
     """Against the same steps in the platform's long double (64 bits of mantissa)."""
     if np.finfo(np.longdouble).nmant < 63:
         pytest.skip("long double is double here")
@@ -355,7 +355,7 @@ def test_the_noise_gives_the_epsilon_by_the_analytic_gaussian_mechanism(accounta
         assert delta(epsilon) <= 1e-5 < delta(epsilon * (0.75 if accountant == "rdp" else 0.97))
 
 
-def test_the_plan_and_the_record_say_what_is_released() -> None:
+def test_the_plan_and_the_record_name_the_release() -> None:
     privacy = {"target_epsilon": 2, "delta_exponent": 1.1, "accountant": "pld"}
     plan = planned(spec_of(privacy=privacy, space={"points": [[128, 100, 0.2]]}))
     trial, (row,) = plan.trials[0], plan.rows()
@@ -402,7 +402,7 @@ def test_its_profile_is_that_of_one_release_whatever_the_steps(tmp_path: Path) -
         ({"space": {"points": [[128, 10, 3.0]]}}, r"space\.learning_rate must be at most 0\.2352"),
     ],
 )  # fmt: skip
-def test_what_has_no_guarantee_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_settings_without_a_guarantee_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         planned(spec_of(**changes))
 

@@ -69,7 +69,7 @@ def test_without_a_common_name_there_is_none():
         (["satire. Genre"], None),
     ],
 )
-def test_the_genre_is_what_commonly_stands_before_the_word(sentences, genre):
+def test_the_genre_is_the_common_phrase_before_the_word(sentences, genre):
     assert find_genre(sentences) == genre
 
 

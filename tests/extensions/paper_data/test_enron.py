@@ -89,7 +89,7 @@ def test_a_mail_more_moves_no_other_mail():
     assert side != {text: is_held_out(text, 0.25, 4) for text in texts}
 
 
-def test_clean_up_counts_what_it_drops(make, tokenizer):
+def test_clean_up_counts_dropped_rows(make, tokenizer):
     log = "x\nNo ancillary schedules awarded.  No variances detected.\n\n    LOG MESSAGES:\n\nPARSING FILE -->> O:\\a\n"
     hour = "Start\nHourAhead schedule download\nfailed. Manual intervention required.\n"
     dropped = [log, hour, "a\t" * 101 + "b", "hi"]
@@ -187,7 +187,7 @@ def test_the_number_of_prompts_that_secrets_share_is_a_caveat(make, tokenizer):
         ("lines", r"\. Raise task\.max_length, or"),
     ],
 )
-def test_no_secret_in_training_is_an_error_that_says_what_to_do(make, tokenizer, window, remedy):
+def test_no_secret_in_training_is_refused_with_a_remedy(make, tokenizer, window, remedy):
     with pytest.raises(
         ValueError, match=rf"task\.secrets must hold a secret that occurs.*got none of 1.*{remedy}"
     ):

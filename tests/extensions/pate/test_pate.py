@@ -147,7 +147,7 @@ def test_a_pause_between_teachers_loses_none(
 
 
 @pytest.mark.parametrize("check", [{}, {"threshold": 6.0, "threshold_noise": 1.7}])
-def test_the_accounted_event_costs_what_the_analysis_of_votes_says_of_any_votes(
+def test_the_accounted_event_costs_as_much_as_the_data_independent_analysis(
     check: dict[str, float],
 ) -> None:
     """By another room's formulas: α/σ² a query and α/(2 σ1²) a check (Papernot et al. 2018)."""
@@ -177,7 +177,7 @@ def test_answers_are_the_largest_count_after_noise_of_the_accounted_size() -> No
 
 
 @pytest.mark.parametrize("part", ["answers", "check"])
-def test_what_is_released_of_the_same_votes_depends_on_the_key(part: str) -> None:
+def test_released_answers_to_the_same_votes_depend_on_the_key(part: str) -> None:
     """The noise on the counts and the noise of the check both come from the key, which is not the
     public test key."""
     method = PATE(num_queries=400, num_teachers=60, threshold=30.0, threshold_noise=0.5)
@@ -273,14 +273,14 @@ def spec_of(folder: Path, **method: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_contradictory_options_are_refused(
     tmp_path: Path, method: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load_spec(spec_of(tmp_path, **method))
 
 
-def test_what_does_not_fit_the_data_is_refused_before_training(tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_data_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"method\.num_queries must be <= the task's \d+ public inputs, got 5000"
     ):
@@ -308,7 +308,7 @@ def test_what_does_not_fit_the_data_is_refused_before_training(tmp_path: Path) -
     [np.random.default_rng(0).standard_normal((60, 4), np.float32), np.arange(240).reshape(60, 4)],
     ids=["numbers", "tokens"],
 )
-def test_neither_class_nor_padding_decides_what_is_public(inputs: Any) -> None:
+def test_neither_class_nor_padding_tells_public_examples_from_private_ones(inputs: Any) -> None:
     labels = np.arange(60) % 2
     contents = LabelledExamples(inputs=inputs, labels=labels).input_contents()
     assert len(set(contents)) == 60
@@ -383,7 +383,7 @@ def test_the_self_test_finds_faults(
     assert caught in {c.name for c in vote_checks(CONFIDENT) if not c.passed}
 
 
-def test_a_few_steps_do_not_tell_what_teachers_cost(tmp_path: Path) -> None:
+def test_the_cost_of_teachers_is_not_estimated_from_a_few_steps(tmp_path: Path) -> None:
     spec = load_spec(spec_of(tmp_path))
     task, weights = build_task(spec)
     with pytest.raises(

@@ -162,7 +162,7 @@ def test_conditions_are_those_that_the_public_analysis_finds() -> None:
     smooth_cost(np.array([[250] + [0] * 9]), sigma=30, order=25.0)
 
 
-def test_what_is_shown_is_the_cost_with_its_noise_and_the_price_of_showing() -> None:
+def test_the_published_cost_has_noise_and_the_price_of_publishing() -> None:
     votes = np.random.default_rng(0).multinomial(250, [0.9, 0.1], size=500)
     smooth = smooth_cost(votes, sigma=40, order=10.0)
     release = Release(order=10.0, beta=0.04, noise_multiplier=15.0)

@@ -307,7 +307,7 @@ def test_trained_teachers_are_as_they_were() -> None:
         ({"teachers": "asked"}, "Input should be 'trained' or 'prompted'"),
     ],
 )
-def test_what_does_not_apply_is_refused(method: dict[str, Any], message: str) -> None:
+def test_fields_that_do_not_apply_are_refused(method: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PATE.model_validate(method)
 
@@ -333,7 +333,7 @@ def spec_of(folder: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
-def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
+def test_unfit_settings_are_refused_before_training(tmp_path: Path) -> None:
     task, weights = build_task(load_spec(spec_of(tmp_path)))
     plan = make_plan(load_spec(spec_of(tmp_path)), task.facts(), weights)
     (record,) = plan.privacy.values()

@@ -208,7 +208,7 @@ def test_queries_that_are_hardly_ever_answered_cost_little() -> None:
     assert seldom < 0.2 * always
 
 
-def test_whatever_the_votes_is_a_gaussian_of_two_counts_and_of_a_maximum() -> None:
+def test_the_data_independent_cost_is_that_of_two_counts_and_a_maximum() -> None:
     np.testing.assert_allclose(independent_rdp(5.0), GRID * 2 / (2 * 5.0**2), rtol=1e-12)
     np.testing.assert_allclose(independent_rdp(5.0, 3.0), GRID / 25 + GRID / 18, rtol=1e-12)
     votes = np.array([[40, 40], [0, 3]])
@@ -284,7 +284,7 @@ def test_the_command_reads_counts(
         ("1,2\n", ("--delta", 1), "delta must be > 0 and < 1, got 1"),
     ],
 )
-def test_what_is_no_vote_is_refused(
+def test_malformed_votes_are_refused(
     raydp: Callable[..., Answer],
     tmp_path: Path,
     content: str | None,

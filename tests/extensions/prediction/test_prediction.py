@@ -91,7 +91,7 @@ def test_scores_that_span_orders_of_magnitude_are_predicted_by_their_logarithm()
     )
 
 
-def test_what_the_table_lacks_is_predicted_by_default():
+def test_configurations_that_the_table_lacks_are_predicted_by_default():
     table = sweep(np.random.default_rng(1))
     ran, _ = without(table, [SPACE[3], SPACE[20]])
     rows = predict(ran, max_loss=2.3)
@@ -154,7 +154,7 @@ def test_a_complete_grid_leaves_nothing_to_predict(raydp, tmp_path):
     assert raydp("predict", tmp_path / "grid.csv", "--configuration", "96,90,0.007").code == 0
 
 
-def test_what_lies_beyond_the_measured_values_is_named():
+def test_configurations_beyond_the_measured_values_are_named():
     rows = [
         (b, t, rate, 0, 3 - 0.1 * b, 0.1 * b) for b in (2, 4) for t in (1, 2) for rate in (0.1, 0.2)
     ]

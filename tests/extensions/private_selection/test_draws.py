@@ -137,7 +137,7 @@ def test_a_configuration_drawn_twice_is_two_runs_with_noise_and_seed_of_their_ow
     assert len({x.tobytes() for x in noise}) == len(noise)
 
 
-def test_what_names_a_run_does_not_tell_its_place_in_the_order() -> None:
+def test_the_label_of_a_run_does_not_reveal_its_place_in_the_order() -> None:
     """The label is published: were it larger for later runs, it would tell of their number.
 
     In a random order each of n places is as likely to have the largest: the largest is last in 1/n
@@ -184,7 +184,7 @@ def test_every_run_has_the_noise_at_which_the_choice_meets_the_target(
 
 
 @pytest.mark.slow
-def test_a_binomial_number_of_runs_is_drawn_and_told(tmp_path: Path) -> None:
+def test_a_binomial_number_of_runs_is_drawn_and_recorded(tmp_path: Path) -> None:
     num_runs = {"distribution": "binomial", "mean": 4, "trials": 8}
     privacy = {**PRIVACY, "accountant": "pld", "num_runs": num_runs}
     spec = load_spec(
@@ -201,7 +201,7 @@ def test_a_binomial_number_of_runs_is_drawn_and_told(tmp_path: Path) -> None:
     assert len(after.trials) <= 8
 
 
-def test_private_held_out_data_is_refused_with_what_to_change(tmp_path: Path) -> None:
+def test_private_held_out_data_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"task\.name must be a task whose utility rests on public data .*heldout_is_pub",

@@ -155,7 +155,7 @@ def test_the_card_is_that_of_the_choice(ended: Ended) -> None:
     }
 
 
-def test_resumed_again_it_releases_what_it_released(ended: Ended) -> None:
+def test_a_second_resume_releases_the_same_model(ended: Ended) -> None:
     again = ended.sweep.run(resume=True)
     assert again.selected == ended.result.selected
     assert runs_in(ended.uri) == {"parents": 1, "children": 1, "versions": 1}

@@ -162,7 +162,7 @@ def test_a_target_that_no_noise_reaches_is_an_error() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.6, 40.0])
-def test_the_search_over_orders_finds_what_all_orders_give(sigma: float) -> None:
+def test_the_search_over_orders_finds_the_minimum_of_all_orders(sigma: float) -> None:
     """Each order is a bound, so the search can only be above; 1e-3 is what it may lose."""
     curve = worst_curve([PoissonGaussian(sample_rate=0.02, noise_multiplier=sigma, num_steps=100)])
     conversions = [
@@ -205,7 +205,7 @@ def test_a_delta_that_rounding_hides_has_a_reason_instead_of_an_epsilon() -> Non
     assert "advantage" in said["attack"]
 
 
-def test_the_record_and_the_card_say_what_was_chosen_and_what_that_assumes() -> None:
+def test_the_record_and_the_card_state_the_choice_and_its_assumptions() -> None:
     num_runs = DISTRIBUTIONS["geometric"]
     solved = calibrate_selection(requests(), num_runs)
     said = {"distribution": "truncated_negative_binomial", "mean": 10.0, "eta": 1.0, "configurations": 3,

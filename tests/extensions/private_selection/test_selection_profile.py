@@ -178,7 +178,7 @@ def gaussians(shift: float) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("shift", [0.3, 1.5])
-def test_the_best_of_k_gaussians_keeps_within_what_is_stated_and_comes_close(
+def test_the_best_of_k_gaussians_stays_below_the_stated_epsilon_and_near_it(
     name: str, shift: float
 ) -> None:
     """1.12: the stated ε is at most 12 % above the largest that these orders reach (5 to 11 %
@@ -251,7 +251,7 @@ def test_more_noise_never_costs_more() -> None:
     assert stated == sorted(stated, reverse=True)
 
 
-def test_what_cannot_be_bounded_is_an_error() -> None:
+def test_a_selection_without_a_finite_bound_is_refused() -> None:
     event = PoissonGaussian(sample_rate=0.02, noise_multiplier=1.0, num_steps=60)
     geometric = DISTRIBUTIONS["geometric"]
     with pytest.raises(

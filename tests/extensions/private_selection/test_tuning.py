@@ -123,7 +123,7 @@ def test_a_draw_of_k_follows_its_distribution() -> None:
         (lambda: PoissonRuns(mean=0.5), "expected_runs must be >= 1"),
     ],
 )
-def test_bad_parameters_say_what_to_change(make: object, message: str) -> None:
+def test_bad_parameters_are_refused_with_a_remedy(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
 

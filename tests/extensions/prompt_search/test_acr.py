@@ -203,7 +203,7 @@ def chain(tokenizer, text: str, first_after: list[int]) -> LoadedModel:
     return LoadedModel(model=bigram_llama(table), tokenizer=tokenizer)
 
 
-def test_the_first_model_profits_from_what_is_found_for_the_last(tokenizer, tmp_path: Path) -> None:
+def test_the_first_model_profits_from_prompts_found_for_the_last(tokenizer, tmp_path: Path) -> None:
     """The last says it after everything; the first after one token, which a few random prompts do
     not meet."""
     task = make_task([Secret(prompt="abcd", continuation="efgh", count=1, number=1)])

@@ -67,7 +67,7 @@ def test_the_model_comes_back_after_a_failure() -> None:
     ],
     ids=["no adapter", "soft prompt", "prefix", "bf16"],
 )
-def test_what_cannot_be_merged_is_left_alone(make) -> None:
+def test_models_that_cannot_be_merged_stay_unchanged(make) -> None:
     model = make()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with merged_adapter(model):
@@ -81,7 +81,7 @@ def test_an_adapter_that_is_switched_off_is_left_alone() -> None:
         assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
 
-def test_what_is_confirmed_is_confirmed_by_the_model_itself() -> None:
+def test_a_prompt_is_confirmed_by_the_adapted_model_itself() -> None:
     """A text that the adapted model says, and its base does not."""
     model, prompt = ADAPTED["llama"](), (5, 6, 7)
     with torch.no_grad():

@@ -106,7 +106,7 @@ def test_a_search_on_a_model_that_computes_layers_again_is_the_same(name: str) -
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_hit_is_what_generate_says(name: str) -> None:
+def test_a_hit_equals_the_text_of_generate(name: str) -> None:
     """Greedy decoding of as many tokens as the target has, by transformers itself."""
     model, rng = MODELS[name](), np.random.default_rng(1)
     prompt = rng.integers(2, 300, 4).tolist()

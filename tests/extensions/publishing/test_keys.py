@@ -13,7 +13,7 @@ from raydp.tracking.sealing.seal import Seal
 from tests.tracking.conftest import open_tracker
 
 
-def test_the_key_is_its_owner_s_and_is_never_told(keys, uri, record, tmp_path, capfd):
+def test_the_key_is_its_owners_and_is_never_shown(keys, uri, record, tmp_path, capfd):
     path = keys["team"][0]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     secret = path.read_text().splitlines()[1]
@@ -82,7 +82,7 @@ def test_a_file_without_public_keys_is_refused(tmp_path, content, message):
         trusted_keys([tmp_path / "none"])
 
 
-def test_what_is_in_a_file_that_is_no_key_is_not_repeated(tmp_path):
+def test_the_content_of_a_file_that_is_no_key_is_not_repeated(tmp_path):
     path = tmp_path / "shadow"
     path.write_text("root:planted-hash:20000\n")
     with pytest.raises(ValueError, match="got 'line 1 of ") as error:
@@ -111,5 +111,5 @@ def test_a_signature_that_looks_like_a_path_is_kept():
     "key", ["", "ed25519:", "ed25519:AAAA", "rsa:AAAA", "ed25519:" + "A" * 43 + "="]
 )
 @pytest.mark.parametrize("signature", ["", "AAAA", "ü", "A" * 86 + "=="])
-def test_what_is_no_signature_does_not_fit(key, signature):
+def test_malformed_signatures_do_not_fit(key, signature):
     assert signature_fits(key, signature, b"message") is False

@@ -111,7 +111,7 @@ def test_a_model_reaches_the_hub_and_comes_back(hub, registered, monkeypatch):
     assert done.stdout == "LlamaForCausalLM\n"
 
 
-def test_what_must_not_be_sent_is_refused(
+def test_models_that_must_not_be_sent_are_refused(
     hub, registered, tracker, record, base_folder, monkeypatch
 ):
     server, _ = hub

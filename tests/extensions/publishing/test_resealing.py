@@ -14,7 +14,7 @@ def test_a_review_signs_with_another_key(signed, keys, base_folder):
     assert found(signed, trusted_keys=both, verify=True)[0] == [1, 2]
 
 
-def test_what_was_changed_is_not_signed_by_a_review_unless_it_says_so(signed, keys):
+def test_a_review_signs_a_changed_model_only_on_request(signed, keys):
     change_weights(signed, keys)
     where = {"tracking_uri": signed.store.uri, "signing_key": keys["team"][0]}
     with pytest.raises(ValueError, match="files differ from the card's"):

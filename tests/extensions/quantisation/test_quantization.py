@@ -95,7 +95,7 @@ def test_a_saved_adapter_is_loaded_on_the_same_small_base(tmp_path: Path, kind: 
         ({"quantization": "nf3"}, "'nf4' or 'int8'"),
     ],
 )
-def test_what_cannot_be_in_few_bits_is_refused(section: dict[str, Any], message: str) -> None:
+def test_layers_that_cannot_be_quantised_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelSpec.model_validate({"name": "tiny", "quantization": "nf4", **section})
 
@@ -116,7 +116,7 @@ def test_layers_in_few_bits_are_not_trained_as_a_whole() -> None:
             check("norm", module)
 
 
-def test_a_model_or_a_machine_without_what_it_needs_is_refused(
+def test_a_model_or_a_machine_that_lacks_a_requirement_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = ModelSpec.model_validate({"name": "tiny", "quantization": "nf4"})

@@ -72,7 +72,7 @@ def test_full_batches_have_the_closed_form_of_the_gaussian() -> None:
     assert found["training"] / found["reference"] != pytest.approx(sets.relative_privacy, rel=0.05)
 
 
-def test_the_allowance_is_what_the_noise_is_widened_by() -> None:
+def test_the_allowance_equals_the_widening_of_the_noise() -> None:
     assert 1 + ROUNDING == NOISE_WIDENING
 
 
@@ -93,7 +93,7 @@ def test_the_sets_weights_are_those_of_the_loss(sets: WeightedSets) -> None:
 
 
 @given(SETS)
-def test_the_effective_number_of_examples_is_what_a_mean_of_as_many_would_vary_like(
+def test_the_effective_number_of_examples_gives_the_variance_of_a_weighted_mean(
     sets: WeightedSets,
 ) -> None:
     """Variance of a weighted mean of independent variables of variance 1: the sum of the squared

@@ -29,7 +29,7 @@ def test_without_a_fault_nothing_fails() -> None:
     ]),
     ids=["not weighted", "weighted before clipping", "each set with the other's weight"],
 )  # fmt: skip
-def test_reference_data_that_do_not_weigh_what_is_accounted(
+def test_reference_data_with_another_weight_than_accounted(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, change: tuple[str, str]
 ) -> None:
     rewrite(monkeypatch, owner, name, change)

@@ -234,7 +234,7 @@ def test_the_loss_that_is_looked_at_is_the_mean_over_the_held_out_examples(task)
     assert found == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-5)
 
 
-def test_what_is_not_used_is_no_part_of_the_identity() -> None:
+def test_unused_fields_are_no_part_of_the_identity() -> None:
     assert "reference_weight" not in WeightedDPSGD().model_dump()
     assert WeightedDPSGD().model_dump() == DPSGD().model_dump()
     assert WeightedDPAdam().model_dump() == DPAdam().model_dump()

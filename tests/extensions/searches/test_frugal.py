@@ -18,7 +18,7 @@ from raydp.testing.surface import COLUMNS, SPACE, median_loss, surface
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["procedure", "oracle"])
-def test_it_finds_what_the_whole_grid_finds_at_a_fraction_of_the_cost(rule):
+def test_the_search_finds_the_choice_of_the_grid_at_a_fraction_of_its_cost(rule):
     """Three surfaces: within 5 % of the grid's choice in the median at 30 % of its compute (12 %
     was measured)."""
     rng = np.random.default_rng(0)

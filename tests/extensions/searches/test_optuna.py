@@ -49,7 +49,7 @@ def state(table: pd.DataFrame, folder: Path, *finished: Configuration, **more: A
 
 
 @pytest.mark.slow
-def test_the_record_is_what_was_run_with_means_over_seeds_and_constraints(tmp_path: Path) -> None:
+def test_the_study_holds_each_run_configuration_with_means_and_constraints(tmp_path: Path) -> None:
     table = surface(np.random.default_rng(0))
     limit = median_loss(table)
     search, goal = OptunaSearch(num_configurations=12), Goal(max_loss=limit, max_score=2.0)
@@ -72,7 +72,7 @@ def test_the_record_is_what_was_run_with_means_over_seeds_and_constraints(tmp_pa
 
 
 @pytest.mark.slow
-def test_constraints_turn_it_away_from_what_does_not_keep_to_them() -> None:
+def test_constraints_turn_the_search_to_configurations_that_keep_to_them() -> None:
     """After the random start, more of what it runs keeps to a threshold that a quarter of the space
     keeps to than without one (three surfaces, 15 configurations each; 23 and 10 of 45 were
     measured)."""
@@ -148,7 +148,7 @@ def test_a_share_of_the_gain_is_judged_anew_with_every_result(tmp_path: Path) ->
     assert seen[worst] > 0 >= seen[best]
 
 
-def test_what_was_asked_for_before_a_kill_comes_first(tmp_path: Path) -> None:
+def test_configurations_asked_for_before_a_kill_come_first(tmp_path: Path) -> None:
     """Nothing of it was begun: the same trials go on, none is asked for twice."""
     table, search, goal = surface(np.random.default_rng(2)), OptunaSearch(), Goal()
     asked = search.propose(state(table, tmp_path), goal, 3).configurations
@@ -161,7 +161,7 @@ def test_what_was_asked_for_before_a_kill_comes_first(tmp_path: Path) -> None:
     assert {trial.state for trial in trials(tmp_path)} == {TrialState.RUNNING}
 
 
-def test_what_ended_while_the_study_was_closed_is_told(tmp_path: Path) -> None:
+def test_results_of_a_closed_study_are_recorded_at_its_reopening(tmp_path: Path) -> None:
     table, search, goal = surface(np.random.default_rng(3)), OptunaSearch(), Goal(max_loss=9.0)
     first, second, third = search.propose(state(table, tmp_path), goal, 3).configurations
     search.propose(state(table, tmp_path, first, failed=(second,), running=(third,)), goal, 1)
@@ -174,7 +174,7 @@ def test_what_ended_while_the_study_was_closed_is_told(tmp_path: Path) -> None:
     assert retried == [TrialState.FAIL, TrialState.COMPLETE], "a resume runs a failed run again"
 
 
-def test_it_ends_when_the_last_result_has_been_told(tmp_path: Path) -> None:
+def test_the_search_ends_with_the_last_recorded_result(tmp_path: Path) -> None:
     table, search, goal = (
         surface(np.random.default_rng(8)),
         OptunaSearch(num_configurations=2),
@@ -187,7 +187,7 @@ def test_it_ends_when_the_last_result_has_been_told(tmp_path: Path) -> None:
     assert [trial.state for trial in trials(tmp_path)] == [TrialState.COMPLETE] * 2
 
 
-def test_a_study_that_was_lost_is_told_everything_again(tmp_path: Path) -> None:
+def test_a_lost_study_is_rebuilt_from_all_results(tmp_path: Path) -> None:
     table, search, goal = surface(np.random.default_rng(4)), OptunaSearch(), Goal()
     some = CANDIDATES[:3]
     search.propose(
@@ -212,7 +212,7 @@ def test_a_file_that_is_no_study_is_named(tmp_path: Path) -> None:
         OptunaSearch().propose(state(table, tmp_path), Goal(), 1)
 
 
-def test_a_seed_changes_what_is_drawn() -> None:
+def test_another_seed_draws_other_configurations() -> None:
     table, goal = surface(np.random.default_rng(6)), Goal()
     orders = {
         replay(table, OptunaSearch(num_configurations=8, seed=seed), goal).order

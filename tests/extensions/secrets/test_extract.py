@@ -60,7 +60,7 @@ def extract(raydp, data, *options):
     )
 
 
-def test_of_conversations_only_what_the_assistant_says_is_searched(raydp, tmp_path):
+def test_only_replies_of_the_assistant_are_searched(raydp, tmp_path):
     """The secrets are read again by the task, which finds them in the training conversations."""
     rng = random.Random(1)
     path = tmp_path / "chats.jsonl"
@@ -86,7 +86,7 @@ def test_of_conversations_only_what_the_assistant_says_is_searched(raydp, tmp_pa
     assert task.build(load_tokenizer("tiny")).secrets(), "they stand in the training conversations"
 
 
-def test_what_was_planted_is_found_with_its_counts(raydp, data, tmp_path):
+def test_planted_texts_are_found_with_their_counts(raydp, data, tmp_path):
     answer = extract(raydp, data, "--heldout-fraction", 0, "--json")
     assert answer.code == 0, answer.err
     notes = json.loads(answer.out)
@@ -258,7 +258,7 @@ finally:
         ("Houston 77002-7361, 2000-2001, $1000000 or 1,000,000.50", None),
     ],
 )
-def test_numbers_of_accounts_are_told_from_dates_and_amounts(text, number):
+def test_account_numbers_differ_from_dates_and_amounts(text, number):
     assert [text[f.begin : f.end] for f in find(text, kinds=("number",))] == (
         [number] if number else []
     )
@@ -271,7 +271,7 @@ def test_a_value_of_a_frequent_sequence_is_not_listed_again(raydp, data, tmp_pat
     assert json.loads(answer.out)["detected_in_sequences_too"] >= 3  # two numbers and an address
 
 
-def test_nothing_is_told_but_counts_and_the_file_is_its_owners(raydp, data, tmp_path):
+def test_only_counts_are_printed_and_the_file_is_its_owners(raydp, data, tmp_path):
     answer = extract(raydp, data)
     assert answer.code == 0, answer.err
     for private in ("Halborn", "Fenwick", "0142", "0199", "nordvik", "555"):

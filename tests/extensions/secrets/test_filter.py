@@ -31,7 +31,7 @@ VERBATIM = [
 ]
 
 
-def test_what_the_base_says_and_what_the_model_does_not_is_left_out():
+def test_secrets_of_the_base_and_unmemorised_ones_are_left_out():
     result = filter_secrets(VERBATIM, say("abcd"), lambda: iter([say("abcd", "pqrs")]))
     assert [s.name for s in result.kept] == ["secret-002"]
     assert result.removed == {"not_memorised": 1, "known_to_base": 1}

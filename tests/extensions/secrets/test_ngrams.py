@@ -75,7 +75,7 @@ def test_of_two_versions_that_differ_at_their_ends_the_common_part_is_left():
     assert merged(planted([first, second]), n=20) == [tuple(range(100, 127))]
 
 
-def test_a_sequence_is_not_worn_away_by_what_stands_beside_it_at_times():
+def test_a_sequence_survives_occasional_neighbours():
     sequence = tuple(range(100, 140))
     texts = planted([sequence], copies=20) + planted(
         [(*sequence, 7), (5, *sequence)], copies=2, seed=1
@@ -95,7 +95,7 @@ def test_a_sequence_is_not_worn_away_by_what_stands_beside_it_at_times():
         (22, 4, [(20, 20)]),  # little more than the part, and rare
     ],
 )
-def test_what_absorbs_what(longer, count, left):
+def test_a_longer_chain_absorbs_a_part_of_equal_count(longer, count, left):
     whole, part = (
         Chain(ids=tuple(range(longer)), count=count),
         Chain(ids=tuple(range(20)), count=20),

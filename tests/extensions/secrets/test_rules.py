@@ -49,7 +49,7 @@ TEXT = (
 )
 
 
-def test_detectors_find_what_they_are_for_and_nothing_else():
+def test_detectors_find_values_of_their_kind_and_nothing_else():
     found = [(f.kind, TEXT[f.begin : f.end]) for f in find(TEXT)]
     assert found == [
         ("phone", "(713) 853-0142"),
@@ -63,7 +63,7 @@ def test_detectors_find_what_they_are_for_and_nothing_else():
     assert [f for f in find(TEXT) if f.kind == "email"] == find(TEXT, kinds=("email",))
 
 
-def test_a_detected_value_has_what_stands_before_it_as_its_prompt():
+def test_the_text_before_a_detected_value_is_its_prompt():
     made = [next(iter(in_contexts(TEXT, f)), None) for f in find(TEXT)]
     assert [(p.prompt[-11:], p.continuation) for p in made if p] == [
         (" me at (713", ") 853-0142"),

@@ -235,14 +235,14 @@ def test_pipes_and_links_that_lead_up_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("charset", ["utf-7", "idna", "undefined"])
-def test_what_a_character_set_cannot_give_as_text_is_read_as_utf_8(charset):
+def test_an_undecodable_character_set_is_read_as_utf_8(charset):
     mail = (
         f"From: a@b.c\nContent-Type: text/plain; charset={charset}\n\nsome +2AA- ..text\n".encode()
     )
     assert parse_mail(mail).content == "some +2AA- ..text\n"
 
 
-def test_what_is_no_layout_is_named(raydp, tmp_path):
+def test_an_unknown_layout_is_named(raydp, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "cut.tar.gz").write_bytes(b"\x1f\x8b\x08 not an archive")
