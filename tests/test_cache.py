@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from raydp.io.cache import remove_abandoned, stored_once
-from tests.training.test_prefix import cached_task
 
 WRITER = """
 import sys, time
@@ -70,18 +69,3 @@ def test_a_scratch_folder_in_which_something_is_still_written_stays(tmp_path: Pa
     os.utime(scratch, (time.time() - 2 * 86_400,) * 2)
     remove_abandoned(tmp_path)
     assert (scratch / "train.bin").exists()
-
-
-def test_hidden_states_of_a_killed_sweep_do_not_stay(tmp_path: Path) -> None:
-    """Also those of other data and weights, which this sweep does not compute, and scratch folders
-    of before."""
-    old = tmp_path / "tmpab12cd34"
-    old.mkdir()
-    os.utime(old, (time.time() - 2 * 86_400,) * 2)
-    (tmp_path / "tmpyoung01").mkdir()
-    with writer(tmp_path / "other"):
-        pass
-    _, task = cached_task(tmp_path, [])
-    assert task.train_hidden is not None
-    left = {p.name for p in tmp_path.iterdir() if p.is_dir()}
-    assert left - {"tmpyoung01"} == {p for p in left if len(p) == 32}, left

@@ -187,9 +187,11 @@ def _of_object(
     """Return the plug-in that an object in Python is, by its class's name or its class's file."""
     cls = type(value)
     where = f"{cls.__module__}:{cls.__qualname__}"
+    # An extension may stand in for a class of the core, with further fields.
     for name in registries.names(kind):
-        if registries.target(kind, name) == where:
-            return Plugin(name, value)
+        if where in (registries.target(kind, name), registries.BUILTIN[kind].get(name)):
+            written = {"name": name, **value.model_dump(mode="json")}
+            return resolve_plugin(kind, field, written, problems)
     # Workers and later commands read the class from its file.
     file = Path(inspect.getsourcefile(cls) or "") if cls.__module__ != "__main__" else Path()
     if not file.is_file() or cls.__qualname__ != cls.__name__:

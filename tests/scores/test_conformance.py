@@ -39,10 +39,6 @@ class TestPlainLogProbability(ScoreConformance):
     name, score, kind = "logprob", LogProbability(contrast=False), "verbatim"
 
 
-OF_CANARIES = {"one_run_audit", "twin_audit"}
-"""Measured on canaries, not on secrets: tested in test_one_run_audit.py and test_twin_audit.py."""
-
-
 def test_no_registered_score_is_left_out():
     """A score that compares the models of a set measures no model alone: it has tests of its
     own."""
@@ -51,7 +47,7 @@ def test_no_registered_score_is_left_out():
         for name in of_core("scores")
         if not getattr(resolve("scores", name), "of_a_set", False)
     }
-    assert alone <= {suite.name for suite in ScoreConformance.__subclasses__()} | OF_CANARIES
+    assert alone <= {suite.name for suite in ScoreConformance.__subclasses__()}
 
 
 def test_logarithmic_scores_are_known_where_only_a_table_is_given() -> None:

@@ -47,7 +47,7 @@ class RunResult:
         attempt: name of the folder that holds the trained model until the result is committed.
         weight_hash: SHA-256 over the safetensors files of the trained model, as its worker saved
             them. None without a model, and in files of early versions.
-        train_seconds, score_seconds: wall-clock times.
+        train_seconds, score_seconds: wall-clock times, of training since the last resume.
         details: further figures of the method. They are as private as the data.
         notes: sentences for the user.
     """

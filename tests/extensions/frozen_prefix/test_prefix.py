@@ -3,6 +3,8 @@ belongs to."""
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from raydp.extensions.frozen_prefix.prefix import first_trained_layer, with_froz
 from raydp.spec.sections import AdapterSpec
 from raydp.training.comm import LocalComm
 from tests.builders import toys
+from tests.test_cache import writer
 
 LAST_LAYER = AdapterSpec(
     r=2, alpha=4, target_modules=("q_proj", "down_proj"), layers_to_transform=(2,)
@@ -136,3 +139,18 @@ def test_the_first_trained_layer() -> None:
     for adapter, layer in ((LAST_LAYER, 2), (toys.ADAPTER, 0), (AdapterSpec(type="none"), 0)):
         toy = toys.context(adapter)
         assert first_trained_layer(toy.model, toy.parameters) == layer
+
+
+def test_hidden_states_of_a_killed_sweep_do_not_stay(tmp_path: Path) -> None:
+    """Also those of other data and weights, which this sweep does not compute, and scratch folders
+    of before."""
+    old = tmp_path / "tmpab12cd34"
+    old.mkdir()
+    os.utime(old, (time.time() - 2 * 86_400,) * 2)
+    (tmp_path / "tmpyoung01").mkdir()
+    with writer(tmp_path / "other"):
+        pass
+    _, task = cached_task(tmp_path, [])
+    assert task.train_hidden is not None
+    left = {p.name for p in tmp_path.iterdir() if p.is_dir()}
+    assert left - {"tmpyoung01"} == {p for p in left if len(p) == 32}, left
