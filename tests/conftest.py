@@ -36,8 +36,10 @@ gc.set_threshold(
 )  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
 NEEDS_EXTENSIONS = re.compile(
-    r"raydp\.extensions|raydp\.testing\.(methods|tasks|points)|^pytestmark = .*mark\.extensions",
-    re.M,
+    r"^from raydp\.(extensions|testing\.(methods|tasks|points))"
+    r"|^from raydp\.tracking import \(?[^()]*(export_model|new_key)"
+    r"|^pytestmark = .*mark\.extensions",
+    re.MULTILINE,
 )
 """Marks a file that needs an extension. The suites of tasks and methods train classifiers too."""
 SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text())
@@ -84,6 +86,8 @@ def failed_before(config: pytest.Config) -> set[str]:
 
 def needs_extensions(item: pytest.Item) -> bool:
     """Return whether a test needs an extension. The mark may name parts of the cases' ids."""
+    if "keys" in getattr(item, "fixturenames", ()):  # of models that are signed
+        return True
     mark = item.get_closest_marker("extensions")
     case = getattr(getattr(item, "callspec", None), "id", "")
     return mark is not None and (not mark.args or any(part in case for part in mark.args))

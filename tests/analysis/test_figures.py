@@ -14,7 +14,6 @@ from raydp import analysis
 from raydp.analysis import (
     configuration_means,
     heuristic_accuracy,
-    hyperparameter_effects,
     privacy_risk,
     report_figures,
     score_variance,
@@ -78,7 +77,7 @@ def test_lines_along_the_thresholds_are_the_selections(points, means):
 
 
 def test_effect_lines_are_the_series_of_the_analysis(points):
-    effects = hyperparameter_effects(points)
+    effects = analysis.hyperparameter_effects(points)
     figure = effect_lines(points)
     drawn = sorted((tuple(t.x), tuple(t.y)) for t in figure.data)
     expected = []

@@ -9,8 +9,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
+from raydp import tracking
 from raydp.models.base_models import weight_hash
-from raydp.tracking import MLflowTracker, TrialRecord, new_key
+from raydp.tracking import MLflowTracker, TrialRecord
 from raydp.tracking.store import open_store
 from tests.builders.models import plain_llama, word_tokenizer
 
@@ -181,4 +182,4 @@ def record(adapter, base_folder):
 def keys(tmp_path_factory):
     """Two private keys and their public halves."""
     folder = tmp_path_factory.mktemp("keys")
-    return {name: (folder / name, new_key(folder / name)) for name in ("team", "other")}
+    return {name: (folder / name, tracking.new_key(folder / name)) for name in ("team", "other")}

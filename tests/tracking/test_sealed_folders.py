@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from raydp.extensions.publishing.hub import push_model
+from raydp import tracking
 from raydp.tracking import (
-    export_model,
     find_models,
     load_model,
     load_tokenizer,
@@ -160,7 +159,7 @@ def test_a_template_behind_a_link_is_not_read(uri, record, keys, base_folder, tm
     """transformers would read the templates in this folder."""
     tracker = open_tracker(uri, signing_key=keys["team"][0])
     model = tracker.log_trial(record())
-    exported = export_model(model, tmp_path / "out", tracking_uri=uri)
+    exported = tracking.export_model(model, tmp_path / "out", tracking_uri=uri)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "tool_use.jinja").write_text("attacker's")
     for folder in (folder_of(tracker), exported):
@@ -176,7 +175,7 @@ def test_a_template_behind_a_link_is_not_read(uri, record, keys, base_folder, tm
     with pytest.raises(ValueError, match=why):
         promote_model(model, "privacy-preferred", "because", **trusted)
     with pytest.raises(ValueError, match=why):
-        export_model(model, tmp_path / "again", **trusted)
+        tracking.export_model(model, tmp_path / "again", **trusted)
     for unseen in (False, True):
         with pytest.raises(ValueError, match=why):
             seal_model(model, tracking_uri=uri, unseen=unseen)
@@ -199,7 +198,7 @@ def test_files_changed_after_the_check_are_not_read(
     """Neither from the store nor from an exported folder that MLflow serves."""
     tracker = open_tracker(uri)
     model = tracker.log_trial(record())
-    exported = export_model(model, tmp_path / "out", tracking_uri=uri)
+    exported = tracking.export_model(model, tmp_path / "out", tracking_uri=uri)
     with checked_folder(model, tracking_uri=uri) as held:
         before = hashes_of(held)
         assert held.parent.stat().st_mode & 0o077 == 0, "others may write to the copy"
@@ -226,12 +225,14 @@ def test_a_pushed_model_is_the_one_whose_guarantee_was_checked(
         "raydp.extensions.publishing.hub.artifact_bytes", lambda *where: b'{"certified": true}'
     )
     with pytest.raises(ValueError, match="MODEL must have a certified guarantee to be sent"):
+        from raydp.extensions.publishing.hub import push_model
+
         push_model(model, "team/model", tracking_uri=uri, base=str(base_folder))
 
 
 def test_only_sealed_files_of_an_export_are_read(uri, record, base_folder, tmp_path):
     tracker = open_tracker(uri)
-    folder = export_model(
+    folder = tracking.export_model(
         tracker.log_trial(record()), tmp_path / "out", tracking_uri=uri, base=str(base_folder)
     )
     assert (folder / "tokenizer_config.json").is_file()
