@@ -20,7 +20,6 @@ from raydp.tracking import (
     load_model,
     load_tokenizer,
     promote_model,
-    seal_model,
     serving,
     show_model,
 )
@@ -178,7 +177,7 @@ def test_a_template_behind_a_link_is_not_read(uri, record, keys, base_folder, tm
         tracking.export_model(model, tmp_path / "again", **trusted)
     for unseen in (False, True):
         with pytest.raises(ValueError, match=why):
-            seal_model(model, tracking_uri=uri, unseen=unseen)
+            tracking.seal_model(model, tracking_uri=uri, unseen=unseen)
     with pytest.raises(ValueError, match=why):
         serving._load_pyfunc(
             str(exported), {"base": str(base_folder), "trusted_keys": [keys["team"][1]]}
@@ -224,9 +223,9 @@ def test_a_pushed_model_is_the_one_whose_guarantee_was_checked(
     monkeypatch.setattr(
         "raydp.extensions.publishing.hub.artifact_bytes", lambda *where: b'{"certified": true}'
     )
-    with pytest.raises(ValueError, match="MODEL must have a certified guarantee to be sent"):
-        from raydp.extensions.publishing.hub import push_model
+    from raydp.extensions.publishing.hub import push_model
 
+    with pytest.raises(ValueError, match="MODEL must have a certified guarantee to be sent"):
         push_model(model, "team/model", tracking_uri=uri, base=str(base_folder))
 
 
