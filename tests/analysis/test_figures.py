@@ -19,7 +19,7 @@ from raydp.analysis import (
     score_variance,
     select,
 )
-from raydp.analysis import figures as drawn
+from raydp.analysis import figures as shown_figures
 from raydp.analysis.figures import (
     configurations_and_seeds,
     heuristic_accuracies,
@@ -77,7 +77,7 @@ def test_lines_along_the_thresholds_are_the_selections(points, means):
 
 def test_effect_lines_are_the_series_of_the_analysis(points):
     effects = analysis.hyperparameter_effects(points)
-    figure = drawn.effect_lines(points)
+    figure = shown_figures.effect_lines(points)
     drawn = sorted((tuple(t.x), tuple(t.y)) for t in figure.data)
     expected = []
     for name, moving in [
@@ -94,12 +94,12 @@ def test_effect_lines_are_the_series_of_the_analysis(points):
 
 def test_effect_lines_without_a_series_say_so():
     one = pd.DataFrame([(4, 2, 0.1, 0, 2.0, 0.5)], columns=made_up_sweep()[0].columns[:6])
-    assert {trace.text for trace in drawn.effect_lines(one).data} == {("none",)}
+    assert {trace.text for trace in shown_figures.effect_lines(one).data} == {("none",)}
 
 
 def test_strips_show_means_and_their_standard_deviation(points, means):
     double = points.assign(score=points["score"] * 2)
-    figure = drawn.variance_by_group({"one": points, "two": double})
+    figure = shown_figures.variance_by_group({"one": points, "two": double})
     assert [sorted(t.y) for t in figure.data] == [
         sorted(means["score"]),
         sorted(means["score"] * 2),
@@ -196,7 +196,7 @@ def test_figures_become_files(points, tmp_path, file_format, start):
 
 
 def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
-    figures = {"effects": drawn.effect_lines(points)}
+    figures = {"effects": shown_figures.effect_lines(points)}
     with pytest.raises(ValueError, match=r"format must be one of svg, png, pdf, got 'gif'\."):
         save_figures(figures, tmp_path, file_format="gif")
     monkeypatch.setitem(sys.modules, "kaleido", None)
