@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 NEEDS_EXTENSIONS = re.compile(
     r"^from raydp\.(extensions|testing\.(methods|tasks|points))"
     r"|^from raydp\.tracking import \(?[^()]*(export_model|new_key)"
-    r"|^pytestmark = .*mark\.extensions",
+    r"|^pytestmark = .*mark\.extensions\b(?!\()",
     re.MULTILINE,
 )
 """Marks a file that needs an extension. The suites of tasks and methods train classifiers too."""

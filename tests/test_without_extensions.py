@@ -184,3 +184,36 @@ def test_an_option_of_an_extension_says_that_it_is_not_installed(
     said = run(core, "raydp", *command, code=2)
     assert option in said
     assert "not installed" in said
+
+
+ROOMS = ("privacy", "training", "methods", "scores", "tasks", "search_spaces")
+"""Folders of tests of the step, its guarantee and the scores."""
+LEFT_OUT = "not gpu and not thorough and not alone and not cluster and not browser and not slow"
+
+
+def test_the_cores_own_tests_pass_without_the_extensions(core: Path, tmp_path: Path) -> None:
+    """Tests that need an extension have the mark `extensions`, or import one."""
+    for folder in ("tests", "docs", "analysis", "search_spaces"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("extensions")
+        )
+    for name in ("raydp", *(path.name for path in core.glob("*.dist-info"))):
+        shutil.copytree(core / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", LEFT_OUT, *(f"tests/{room}" for room in ROOMS)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert passed
+    assert int(passed[1]) > 500
+
+
+def test_the_self_test_passes_without_the_extensions(core: Path) -> None:
+    assert "passed" in run(core, "raydp", "selftest")

@@ -72,7 +72,7 @@ def task(num_examples: int = NUM_EXAMPLES, num_reference: int = 0) -> LanguageMo
 
 def task_of(method: DPAdam) -> LanguageModelingTask:
     """The task, of which the last examples are reference data for a method that weighs them."""
-    return task(num_reference=NUM_REFERENCE if isinstance(method, WeightedDPAdam) else 0)
+    return task(num_reference=NUM_REFERENCE if getattr(method, "reference_weight", None) else 0)
 
 
 def pretrained() -> models.PretrainedModel:

@@ -183,6 +183,7 @@ def test_paraphrases_that_do_not_fit_are_refused_before_training(tmp_path, line,
     assert "hidden" not in str(error.value)
 
 
+@pytest.mark.extensions
 def test_a_task_of_verbatim_secrets_gets_the_names_of_fitting_scores():
     message = "must contain kind 'attribute' for the score 'air', got 2 of kind 'verbatim'. Choose acr, extraction"
     with pytest.raises(ValueError, match=message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from raydp.analysis.tables.per_secret import LOGARITHMIC, RATES
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import own_names, resolve
@@ -50,6 +52,7 @@ def test_no_registered_score_is_left_out():
     assert alone <= {suite.name for suite in ScoreConformance.__subclasses__()}
 
 
+@pytest.mark.extensions
 def test_logarithmic_scores_are_known_where_only_a_table_is_given() -> None:
     declared = {name for name in own_names("scores") if resolve("scores", name).logarithmic}
     assert (
@@ -59,6 +62,7 @@ def test_logarithmic_scores_are_known_where_only_a_table_is_given() -> None:
     )
 
 
+@pytest.mark.extensions
 def test_scores_of_at_most_1_are_known_where_only_a_table_is_given() -> None:
     assert {
         name

@@ -18,6 +18,8 @@ from raydp.scores.language.decoding import CachedDecoder, evaluating
 from raydp.testing.models import llama
 from tests.builders.models import plain_gpt2
 
+pytestmark = pytest.mark.extensions("soft", "prefix")
+
 VOCABULARY = 40
 SEQUENCES = [[3], [5, 6, 7, 8, 9, 10, 11], [4, 4, 30]]
 # fp32: logits of some 10 in size, sums over 64 terms in another order: 10 * 64 * 2^-24 = 4e-5.
@@ -111,6 +113,7 @@ def test_a_switched_off_adapter_is_off(build):
     assert (on - off).abs().max() > 0.1
 
 
+@pytest.mark.extensions
 def test_adapters_without_a_place_before_the_text_are_refused():
     model = adapted(
         MultitaskPromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", num_tasks=2)
@@ -121,6 +124,7 @@ def test_adapters_without_a_place_before_the_text_are_refused():
         CachedDecoder(model, SEQUENCES).read()
 
 
+@pytest.mark.extensions
 def test_a_second_reading_replaces_the_cache():
     model = prefix()
     with evaluating(model):

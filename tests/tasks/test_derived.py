@@ -42,6 +42,7 @@ def test_users_stay_whole(task: LanguageModelingTask) -> None:
         task.by_user().subset(np.arange(3))
 
 
+@pytest.mark.extensions
 def test_a_mistake_in_the_inner_task_is_named() -> None:
     with pytest.raises(ValueError, match=r"task\.of\.name 'enrn' is unknown. Did you mean 'enron'"):
         DerivedTask.model_validate({"of": {"name": "enrn"}})

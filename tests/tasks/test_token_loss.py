@@ -13,6 +13,8 @@ from raydp.tasks.base import Batch
 from raydp.tasks.text.token_loss import IGNORE, FrozenHeadLoss, chunk_tokens, token_nll
 from tests.builders.models import plain_gpt2
 
+pytestmark = pytest.mark.extensions("soft_prompt", "prefix")
+
 CHUNK = chunk_tokens(torch.device("cpu"))
 
 

@@ -139,6 +139,7 @@ def test_copies_that_make_no_pairs_are_refused(tiny, options, words):
     ],
     ids=lambda section: section["name"],
 )
+@pytest.mark.extensions("half", "audited", "with_reference", "without")
 def test_a_task_that_is_made_of_it_has_the_first_twins_for_all_seeds(tiny, section):
     of = {"name": "planted", "of": SMALL_TASK, "copies": [2, 2], "twins": True}
     params = {"of": of, **{key: value for key, value in section.items() if key != "name"}}
@@ -191,6 +192,7 @@ def test_cached_hidden_states_are_those_of_the_twins_that_are_in(tmp_path: Path,
         np.testing.assert_allclose(losses[1], losses[0], atol=1e-5)
 
 
+@pytest.mark.extensions
 def test_the_self_test_of_a_spec_reads_the_hidden_states_of_its_own_few_examples(tmp_path: Path):
     """It takes a few units of a task, so that the states of the pool would be those of other
     examples."""

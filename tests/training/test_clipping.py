@@ -26,6 +26,8 @@ from raydp.training.gradients.thresholds import AutomaticClipping, Clipping
 from tests.builders.models import plain_gpt2, plain_llama
 from tests.marks import slow_after
 
+pytestmark = pytest.mark.extensions("nf4", "int8", "soft prompt", "prefix")
+
 # relative error in the L2 norm over all parameters: the project's own bound for clipping
 TOLERANCE = 1e-5
 

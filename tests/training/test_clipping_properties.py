@@ -22,10 +22,13 @@ from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.microbatches import Units
 from raydp.training.gradients.thresholds import Clipping
+from tests.marks import WHOLE
 from tests.training.test_clipping import TOLERANCE, batch_of, losses, reference, relative_error
 
 VOCABULARY = 53
 SMALL = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+VIRTUAL = ("soft prompt", "prefix") if WHOLE else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class Case:
 
 def cases(**fixed: object) -> st.SearchStrategy[Case]:
     free = {
-        "kind": st.sampled_from(["llama", "gpt2", "lora", "soft prompt", "prefix", "odd layers"]),
+        "kind": st.sampled_from(["llama", "gpt2", "lora", "odd layers", *VIRTUAL]),
         "tied": st.booleans(),
         "heads": st.integers(1, 3),
         "head_width": st.sampled_from([2, 4, 8]),

@@ -83,6 +83,7 @@ def test_how_the_work_is_cut_does_not_matter_and_dropout_does() -> None:
     assert toys.distance(whole, toys.train(microbatch_size=toys.NUM_EXAMPLES)) > 1e-3
 
 
+@pytest.mark.extensions
 def test_a_method_without_masks_refuses_dropout(tmp_path: Path) -> None:
     document = small_spec(tmp_path)
     document["model"]["adapter"]["lora_dropout"] = 0.1

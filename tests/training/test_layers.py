@@ -23,6 +23,8 @@ from tests.training.test_clipping import (
     soft_prompt,
 )
 
+pytestmark = pytest.mark.extensions("soft_prompt", "prefix")
+
 SIZE = 4
 
 

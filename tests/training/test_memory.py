@@ -170,6 +170,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
 @pytest.mark.parametrize(
     "adapter", [LORA, AdapterSpec(type="prefix", num_virtual_tokens=3)], ids=["lora", "prefix"]
 )
+@pytest.mark.extensions("prefix")
 def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterSpec) -> None:
     kept = {}
     sums = {}

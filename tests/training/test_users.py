@@ -23,6 +23,8 @@ from raydp.training.gradients.thresholds import Clipping
 from tests.builders import toys
 from tests.training.test_clipping import MODELS, TOLERANCE, batch_of, losses
 
+pytestmark = pytest.mark.extensions("nf4", "int8", "soft prompt", "prefix")
+
 OF_EXAMPLE = [
     i * i % 9 for i in range(toys.NUM_EXAMPLES)
 ]  # users of different numbers of examples, mixed
