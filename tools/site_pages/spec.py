@@ -58,12 +58,15 @@ def pages() -> dict[str, str]:
 
 
 def _plugins(schema: Any, field: str) -> list[Schema]:
-    """Return the schemas of the plug-ins that a field may name."""
+    """Return the schemas of the registered plug-ins that a field may name."""
     if field == "space.search":
         known = schema["$defs"]["SpaceSpec"]["properties"]["search"]["anyOf"]
-        return list(next(part for part in known if "anyOf" in part)["anyOf"])
-    chosen = schema["properties"][field]
-    return list(chosen.get("items", chosen)["anyOf"])
+        choices = next(part for part in known if "anyOf" in part)["anyOf"]
+    else:
+        chosen = schema["properties"][field]
+        choices = chosen.get("items", chosen)["anyOf"]
+    # A class in a user's file is one more choice, without a name of its own.
+    return [choice for choice in choices if "const" in choice["properties"]["name"]]
 
 
 def _spec_page(schema: Any) -> str:
