@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,7 @@ gc.set_threshold(
 )  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
 NEEDS_EXTENSIONS = re.compile(
-    r"^from raydp\.(extensions|testing\.(methods|tasks|points))"
-    r"|^from raydp\.tracking import \(?[^()]*(export_model|new_key)"
-    r"|^pytestmark = .*mark\.extensions\b(?!\()",
-    re.MULTILINE,
+    r"^from raydp\.(extensions|testing\.(methods|tasks|points))", re.MULTILINE
 )
 """Marks a file that needs an extension. The suites of tasks and methods train classifiers too."""
 SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text())
@@ -78,6 +76,7 @@ def split_group(nodeid: str) -> tuple[str, str]:
     return (name, group) if name and nodeid.rfind("@") > nodeid.rfind("]") else (nodeid, "")
 
 
+@cache  # asked once for each file
 def failed_before(config: pytest.Config) -> set[str]:
     """Return the names of the tests that failed in the last run."""
     cache = config.cache.get("cache/lastfailed", {}) if config.cache else {}
@@ -86,8 +85,6 @@ def failed_before(config: pytest.Config) -> set[str]:
 
 def needs_extensions(item: pytest.Item) -> bool:
     """Return whether a test needs an extension. The mark may name parts of the cases' ids."""
-    if "keys" in getattr(item, "fixturenames", ()):  # of models that are signed
-        return True
     mark = item.get_closest_marker("extensions")
     case = getattr(getattr(item, "callspec", None), "id", "")
     return mark is not None and (not mark.args or any(part in case for part in mark.args))

@@ -29,8 +29,6 @@ from raydp.tracking import export_model
 from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
 
-pytestmark = pytest.mark.extensions
-
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *sorted(ROOT.glob("*.md")),

@@ -18,8 +18,6 @@ from site_pages.links import outside_pages, repository_path, rewritten, site_pat
 
 from tests.chromium import OpenPage
 
-pytestmark = pytest.mark.extensions
-
 ROOT = Path(__file__).parents[1]
 SETTINGS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 PHONE, DESKTOP = 390, 1300

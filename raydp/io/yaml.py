@@ -11,6 +11,7 @@ in the wrong place.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,15 @@ def _refuse_repeated(node: yaml.MappingNode) -> None:
         if key.value in seen:
             raise ConstructorError(None, None, "a key that is there twice", key.start_mark)
         seen.add(key.value)
+
+
+def texts_in(value: object, field: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (field, text) of every text inside a value of mappings and lists."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from texts_in(part, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from texts_in(part, f"{field}[{number}]")

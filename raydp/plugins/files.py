@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from raydp.io.cache import cache_dir
+from raydp.io.yaml import texts_in
 
 PLACE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[^\W\d]\w*)", re.DOTALL)
 __path__: list[str] = []
@@ -56,10 +57,11 @@ def place_of(name: object) -> tuple[Path, str] | None:
 
 def trust(written: object) -> None:
     """Remember the files of code that a user's own spec or command names, at any depth."""
-    for file in _files_in(written):
-        mark = _mark(file)
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+    for _, text in texts_in(written):
+        if (place := place_of(text)) is not None:
+            mark = _mark(place[0])
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
 
 
 def checked_file(file: Path, *, field: str) -> Path:
@@ -100,15 +102,6 @@ def attribute_of(file: Path, attribute: str, *, field: str) -> object:
             "the name after the colon."
         )
     return getattr(module, attribute)
-
-
-def _files_in(written: object) -> Iterator[Path]:
-    if (place := place_of(written)) is not None:
-        yield place[0]
-    parts = written.values() if isinstance(written, Mapping) else written
-    if isinstance(written, Mapping | list | tuple):
-        for part in parts:  # type: ignore[attr-defined]
-            yield from _files_in(part)
 
 
 def _mark(file: Path) -> Path:

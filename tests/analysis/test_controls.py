@@ -101,7 +101,7 @@ def test_the_stated_error_of_a_difference_is_the_one_that_other_controls_would_g
     )  # the standard error of a variance of 300 is 8 %
 
 
-def test_a_difference_of_controls_alone_decides_nothing() -> None:
+def test_differing_controls_leave_the_decision_open() -> None:
     """The scores differ by 0.5 nats, and the controls of one configuration are spread by 2."""
     rng = np.random.default_rng(2)
     run = rng.normal(0, 0.01, (8, 1))

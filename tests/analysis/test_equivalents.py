@@ -148,7 +148,7 @@ def test_the_slider_agrees_with_select_at_every_threshold_and_precision():
             assert chosen == configurations(along.means)[position]
 
 
-def test_pools_that_share_their_work_keep_the_same_as_each_alone():
+def test_shared_pools_keep_the_configurations_of_separate_pools():
     rng = np.random.default_rng(0)
     for number in range(30):
         draws = rng.lognormal(rng.normal(0, 0.05, 8), 0.02, (300, 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from raydp.io.yaml import read_yaml
+from raydp.io.yaml import read_yaml, texts_in
 from raydp.sweep.planning.sources import is_spec
 from raydp.sweep.store.folder import SweepFolder
 
@@ -48,18 +48,6 @@ def _fields_of_spec(source: Path, storage: Path) -> Iterator[tuple[str, str]]:
     ):
         if is_spec(file):
             try:
-                yield from _texts(read_yaml(file, "SPEC"), "")
+                yield from texts_in(read_yaml(file, "SPEC"))
             except (ValueError, OSError):
                 continue  # the file itself is what fails
-
-
-def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
-    """Yield (field, text) of every text inside a value."""
-    if isinstance(value, str):
-        yield field, value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _texts(part, f"{field}.{key}" if field else str(key))
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _texts(part, f"{field}[{number}]")

@@ -125,7 +125,7 @@ def test_without_a_guarantee_there_is_nothing_to_refute(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_specs_that_cannot_be_audited_are_refused(
+def test_an_audit_refuses_unsuitable_specs(
     tmp_path: Path, privacy: dict[str, Any], message: str
 ) -> None:
     data = small_spec(tmp_path, privacy={**STATED, **privacy}, select={"score": "vmr_exact"})

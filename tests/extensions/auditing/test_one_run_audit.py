@@ -49,7 +49,7 @@ def teach(model: LoadedModel, task: CanaryTask, known: np.ndarray) -> None:
         model.model.get_output_embeddings().weight[ids[known, -1]] = states[known]
 
 
-def test_a_model_that_knows_those_that_are_in_gives_all_away(
+def test_an_audit_of_a_model_that_memorised_its_canaries_guesses_all_of_them(
     model: LoadedModel, task: CanaryTask
 ) -> None:
     teach(model, task, task.included)
@@ -61,9 +61,7 @@ def test_a_model_that_knows_those_that_are_in_gives_all_away(
     assert found.std_error is None
 
 
-def test_a_model_that_knows_nothing_gives_nothing_away(
-    model: LoadedModel, task: CanaryTask
-) -> None:
+def test_an_audit_of_an_untrained_model_finds_no_leak(model: LoadedModel, task: CanaryTask) -> None:
     found = SCORE.measure(model, task, seed=0)
     assert (
         found.value < 1
