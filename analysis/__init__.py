@@ -71,14 +71,14 @@ def __getattr__(name: str) -> object:
     """Import a public name from the module that defines it, or from an extension (PEP 562)."""
     if name in _HOMES:
         return getattr(import_module(f"raydp.analysis.{_HOMES[name]}"), name)
-    from raydp.analysis.added import function
+    from raydp.analysis.entry_points import function
 
     # The list is made when it is asked for, because a search for extensions takes 20 ms.
     return _names() if name == "__all__" else function(name, of=__name__)
 
 
 def _names() -> list[str]:
-    from raydp.analysis.added import FUNCTIONS, entries
+    from raydp.analysis.entry_points import FUNCTIONS, entries
 
     return [*_HOMES, *entries(FUNCTIONS)]
 

@@ -35,12 +35,12 @@ from raydp.extensions.prompt_search.objective import Objective
 from raydp.extensions.prompt_search.score import AdversarialCompression
 from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
 from raydp.models.base_models import LoadedModel, load_base
-from raydp.models.finding import SMOLLM2
-from raydp.scores.base import Context
+from raydp.models.lookup import SMOLLM2
 from raydp.scores.language.decoding import evaluating
+from raydp.scores.score import Context
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
-from raydp.tasks.base import task_of
+from raydp.tasks.task import task_of
 
 BATCH_SIZE, TOP_K, NUM_STEPS = 100, 250, 200
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep

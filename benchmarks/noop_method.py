@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raydp.methods.dp import DPAdam
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.trial import Trained, TrainingContext

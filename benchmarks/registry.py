@@ -30,7 +30,7 @@ import sqlalchemy as sa
 
 from raydp.extensions.publishing.signing import SigningKey, new_key
 from raydp.models.base_models import weight_hash
-from raydp.models.finding import TINY
+from raydp.models.lookup import TINY
 from raydp.tracking import MLflowTracker, TrialRecord, find_models, set_alias
 from raydp.tracking.sealing.seal import SEAL_TAG, Seal
 

@@ -36,7 +36,7 @@ from raydp.methods.dp import DPAdam
 from raydp.models import adapters, sharing
 from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import sharding

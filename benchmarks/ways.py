@@ -19,7 +19,7 @@ from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.quantization import quantise
 from raydp.spec.sections import AdapterSpec
-from raydp.tasks.base import Batch, TaskFacts
+from raydp.tasks.task import Batch, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.gradients.clipping import ClippedGradients

@@ -56,7 +56,7 @@ FLOW = {
     "raydp.privacy": ["accounting", "records"],
     "raydp.spec": ["sections", "changes", "document", "reading"],
     "raydp.tasks": [
-        "users", "base", "reading", "data_sets", "secret", "early", "text", "wrappers",
+        "users", "task", "row_files", "data_sets", "secret", "early_checks", "text", "wrappers",
     ],
     "raydp.training": [
         "comm",
@@ -79,7 +79,7 @@ FLOW = {
         "architecture",
     ],
     "raydp.scores": [
-        "base",
+        "score",
         "language",
         "memorisation",
     ],
@@ -89,8 +89,8 @@ FLOW = {
         "store",
         "records",
         "sealing",
-        "recorded",
-        "base",
+        "stored_runs",
+        "tracker",
         "delivery",
         "models",
         "serving",
@@ -103,17 +103,17 @@ FLOW = {
         "registry",
         "runs",
         "opening",
-        "later",
+        "later_scores",
     ],
     "raydp.sweep": [
-        "search", "store", "listing", "deliveries", "searched", "engine", "ending",
+        "search", "store", "listing", "deliveries", "tuning_record", "engine", "ending",
         "policy", "planning", "driver", "api", "reports",
     ],
     "raydp.testing": [
         "secrets", "models", "points", "surface", "tasks", "methods", "scores", "searches", "accountants",
     ],
     "raydp.selftest": [
-        "base", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",
+        "check_result", "observe", "odd_layers", "linear", "ranks", "subjects", "spec_subject", "checks", "run",
     ],
     "raydp.cli": [
         "show",
@@ -125,7 +125,7 @@ FLOW = {
         "commands",
         "main",
     ],
-    "raydp.analysis": ["added", "tables", "statistics", "surface", "selection", "seeds", "figures", "report"],
+    "raydp.analysis": ["entry_points", "tables", "statistics", "surface", "selection", "seeds", "figures", "report"],
 }  # fmt: skip
 """In each package data flows from left to right; a part imports only from its left, and parts of
 one tuple not from each other. Imports inside functions and for type checkers count."""

@@ -19,7 +19,7 @@ import pytest
 
 from raydp.analysis import heuristic_accuracy, load_points, select
 from raydp.analysis.selection.rules import rule_names
-from raydp.analysis.tables.renamed import warn_of_old_name
+from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.privacy import Caution
 from tests.conftest import Answer
 from tests.marks import slow_after

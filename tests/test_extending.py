@@ -20,7 +20,7 @@ import yaml
 from raydp.analysis import load_points
 from raydp.plugins import registries
 from raydp.privacy import Accountant
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.testing.accountants import AccountantConformance
 from raydp.testing.methods import MethodConformance
 from raydp.testing.searches import SearchConformance

@@ -28,7 +28,7 @@ from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
-from raydp.tasks.base import task_of
+from raydp.tasks.task import task_of
 from raydp.tracking import show_model
 from raydp.training.comm import LocalComm
 from tests.extensions.auditing.audited import trained

@@ -25,7 +25,7 @@ from raydp.io.output import WordConsole, stderr, stdout
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.start import check_storage
 from raydp.sweep.store.folder import SweepFolder
-from raydp.tasks.reading import is_file_of_rows, read_rows
+from raydp.tasks.row_files import is_file_of_rows, read_rows
 from raydp.tasks.text.any_text import TextTask
 from raydp.tracking.address import check_store, database_of
 from raydp.tracking.store import artifact_bytes, open_experiment, open_store

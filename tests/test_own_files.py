@@ -25,7 +25,7 @@ CODE = """
 from pathlib import Path
 import torch
 from raydp.methods.dp import DPSGD
-from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.score import Measurement, OneByOne
 
 Path(__file__).with_name("ran").touch()
 

@@ -17,7 +17,7 @@ from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import make_plan
 from raydp.sweep.store.transfer import SharedFolder
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 from raydp.tasks.text.token_loss import token_nll
 from raydp.training.comm import LocalComm
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raydp.analysis.tables.renamed import warn_of_old_name
+from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.plugins import registries
 from raydp.spec.reading import json_schema, load_spec
 from tests.builders.specs import small_spec

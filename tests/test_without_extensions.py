@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raydp.analysis.added import OWN
+from raydp.analysis.entry_points import OWN
 from raydp.tracking import new_key
 from tests.builders.specs import small_spec
 from tests.extensions.finer_measurement.test_measured_again import SPEC

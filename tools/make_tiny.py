@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from raydp.tasks.base import batches_by_length
+from raydp.tasks.task import batches_by_length
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.mails import Mail, public_mails
 from raydp.tasks.text.token_loss import IGNORE, token_nll

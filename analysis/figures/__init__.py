@@ -1,6 +1,6 @@
 """Figures as plotly objects, for notebooks, pages and files."""
 
-from raydp.analysis.added import function
+from raydp.analysis.entry_points import function
 from raydp.analysis.figures.curves import MOST_CURVES as MOST_CURVES
 from raydp.analysis.figures.curves import Curve as Curve
 from raydp.analysis.figures.curves import training_curves as training_curves

@@ -11,7 +11,7 @@ import pandas as pd
 from raydp.analysis.report.card import card, guarantee_in_words
 from raydp.analysis.report.markup import bullets, code, contents, paragraph, section
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 
 
 @dataclass(frozen=True, kw_only=True)

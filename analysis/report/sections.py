@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
-from raydp.analysis.added import entries
+from raydp.analysis.entry_points import entries
 
 
 @dataclass(frozen=True, kw_only=True)

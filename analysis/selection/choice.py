@@ -49,6 +49,7 @@ from raydp.analysis.selection.rules import (
 )
 from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
 from raydp.analysis.tables.columns import KEY, known
+from raydp.analysis.tables.old_names import reads_old_name
 from raydp.analysis.tables.per_secret import highest, own_score, score_names, score_values
 from raydp.analysis.tables.points import (
     configuration_means,
@@ -56,7 +57,6 @@ from raydp.analysis.tables.points import (
     largest,
     require_hyperparameters,
 )
-from raydp.analysis.tables.renamed import reads_old_name
 from raydp.search_spaces.configuration import Configuration
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.added import entries
+from raydp.analysis.entry_points import entries
 from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
 from raydp.analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from raydp.analysis.statistics.noise import SeedNoise

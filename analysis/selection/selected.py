@@ -13,7 +13,7 @@ from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision
 from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook
-from raydp.analysis.tables.shown import html_table
+from raydp.analysis.tables.notebook import html_table
 from raydp.search_spaces.configuration import Configuration
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.added import entries, is_own
+from raydp.analysis.entry_points import entries, is_own
 from raydp.analysis.selection.rules import INFORMED, RULES, Extreme, Layout, choose, rule_steps
 
 GROWING_POOLS = "raydp.growing_pools"

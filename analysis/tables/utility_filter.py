@@ -11,13 +11,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raydp.analysis.tables.columns import KEY
+from raydp.analysis.tables.old_names import reads_old_name
 from raydp.analysis.tables.points import (
     configuration_means,
     configurations,
     exact,
     require_hyperparameters,
 )
-from raydp.analysis.tables.renamed import reads_old_name
 
 # A user's threshold may be a mean over seeds from another program, which differs from ours by the
 # rounding of its sum. Each partial sum contributes half a unit in the last place and is no larger

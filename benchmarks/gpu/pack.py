@@ -31,7 +31,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from raydp.models.finding import smollm2_package
+from raydp.models.lookup import smollm2_package
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20

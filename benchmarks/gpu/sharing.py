@@ -23,7 +23,7 @@ import torch
 import transformers
 
 import raydp
-from raydp.models.finding import TINY
+from raydp.models.lookup import TINY
 from raydp.sweep.store.folder import SweepFolder
 
 SHARES = (0.25, 1.0, 0.5)

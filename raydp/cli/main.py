@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from raydp.analysis.tables.renamed import warn_of_old_name
+from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.cli.arguments import OLD_OPTION
 from raydp.cli.errors import NO_MEMORY, complain, explain, is_out_of_memory
 from raydp.cli.groups import InterruptibleGroup

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from raydp.methods.base import ScheduledSection, StepTraits, poisson_batch
+from raydp.methods.method import ScheduledSection, StepTraits, poisson_batch
 from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.search_spaces import Configuration
 from raydp.spec.sections import LATER, Of
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training import loop
 from raydp.training.batch_sum import StepRule
 from raydp.training.checkpoint import CheckpointStore

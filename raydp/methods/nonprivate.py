@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import ScheduledSection, poisson_batch
-from raydp.tasks.base import Task
+from raydp.methods.method import ScheduledSection, poisson_batch
+from raydp.tasks.task import Task
 from raydp.training import loop
 from raydp.training.batch_sum import GradientSum, StepRule
 from raydp.training.checkpoint import CheckpointStore

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
-from raydp.models.finding import target_names_message
+from raydp.models.lookup import target_names_message
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.quantization import without_bitsandbytes
 from raydp.models.reading import reading

@@ -35,7 +35,7 @@ from raydp.models.adapters import (
     without_adapter,
 )
 from raydp.models.families import family_of, family_of_type
-from raydp.models.finding import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
+from raydp.models.lookup import SMOLLM2, TINY, hub_folder, local_folder, smollm2_package
 from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import check_quantization

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from raydp.analysis.added import entries, is_own
+from raydp.analysis.entry_points import entries, is_own
 from raydp.io.imports import imported
 from raydp.search_spaces.names import unknown_name as unknown_name
 
@@ -35,7 +35,7 @@ _used: set[str] = set()
 BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
         "builtin": "raydp.tasks.text.builtin:BuiltinTask",
-        "planted": "raydp.tasks.wrappers.planted:PlantedTask",
+        "planted": "raydp.tasks.wrappers.planted_canaries:PlantedTask",
         "text": "raydp.tasks.text.any_text:TextTask",
     },
     "methods": {

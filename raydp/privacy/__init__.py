@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydp.privacy.accounting.accountant import Accountant as Accountant
+    from raydp.privacy.accounting.accountant import AccountantError as AccountantError
     from raydp.privacy.accounting.attack import AttackBounds as AttackBounds
     from raydp.privacy.accounting.attack import attack_bounds as attack_bounds
-    from raydp.privacy.accounting.base import Accountant as Accountant
-    from raydp.privacy.accounting.base import AccountantError as AccountantError
     from raydp.privacy.accounting.calibration import Calibration as Calibration
     from raydp.privacy.accounting.calibration import CalibrationRequest as CalibrationRequest
     from raydp.privacy.accounting.calibration import calibrate as calibrate
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from raydp.privacy.records.guarantee import composed as composed
     from raydp.privacy.records.guarantee import guarantee as guarantee
     from raydp.privacy.records.guarantee import profile_rows as profile_rows
-    from raydp.privacy.records.kept import require_kept as require_kept
     from raydp.privacy.records.parts import AccountedEpsilon as AccountedEpsilon
     from raydp.privacy.records.parts import ChoiceRecord as ChoiceRecord
     from raydp.privacy.records.parts import LedgerSummary as LedgerSummary
@@ -50,10 +49,11 @@ if TYPE_CHECKING:
     from raydp.privacy.records.record import PrivacyRecord as PrivacyRecord
     from raydp.privacy.records.record import composed_epsilon as composed_epsilon
     from raydp.privacy.records.record import privacy_record as privacy_record
+    from raydp.privacy.records.record_check import require_unedited as require_unedited
 
 _NAMES = {
     "accounting.attack": "AttackBounds attack_bounds",
-    "accounting.base": "Accountant AccountantError",
+    "accounting.accountant": "Accountant AccountantError",
     "accounting.calibration": "Calibration CalibrationRequest calibrate calibrate_many",
     "accounting.events": "Event NonPrivateEvent PoissonGaussian PrivacyTarget",
     "accounting.pld": "PLDAccountant",
@@ -65,7 +65,7 @@ _NAMES = {
     "records.cautions": "Caution cautions_of cautions_together stated",
     "records.cross_check": "cross_check",
     "records.guarantee": "attack_summary composed guarantee profile_rows",
-    "records.kept": "require_kept",
+    "records.record_check": "require_unedited",
     "records.parts": "AccountedEpsilon ChoiceRecord LedgerSummary Mechanism MethodPart MethodRecord "
     "Procedure ReleasedWeights",
     "records.record": "PrivacyRecord composed_epsilon privacy_record",

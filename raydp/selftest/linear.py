@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydp.tasks.base import Batch, Secret, TaskFacts
+from raydp.tasks.task import Batch, Secret, TaskFacts
 from raydp.training.trial import TrainingContext
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.base import Method, MethodSection
+from raydp.methods.method import Method, MethodSection
 from raydp.privacy.accounting.events import PoissonGaussian
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import KEY_BYTES, TEST_KEY

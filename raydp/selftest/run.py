@@ -10,7 +10,7 @@ import torch
 
 from raydp.methods.dp import DPSGD
 from raydp.plugins.registries import names, own_names, resolve
-from raydp.selftest.base import Check, FurtherChecks
+from raydp.selftest.check_result import Check, FurtherChecks
 from raydp.selftest.checks.accounting import accounting_checks
 from raydp.selftest.checks.adaptive import adaptive_checks
 from raydp.selftest.checks.cuts import cut_checks

@@ -20,7 +20,7 @@ from raydp.plugins.registries import service
 from raydp.search_spaces.settings import settings_in_words
 from raydp.selftest.subjects import NUM_EXAMPLES, ROUNDING, Subject, typed_training_context
 from raydp.spec.document import SweepSpec
-from raydp.tasks.base import Task, task_of
+from raydp.tasks.task import Task, task_of
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.twins import with_fixed_twins
 from raydp.training.comm import LocalComm

@@ -17,7 +17,7 @@ from raydp.plugins.registries import service
 from raydp.selftest.observe import NoisyMethod
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections.model import AdapterSpec, ModelSpec
-from raydp.tasks.base import Task, TaskFacts
+from raydp.tasks.task import Task, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.users import Users

@@ -23,10 +23,10 @@ from raydp.plugins import registries
 from raydp.plugins.described import PluginField, listed, messages_of
 from raydp.search_spaces.settings import Settings, settings_in_words
 from raydp.spec.changes import Changes, attribute_of, value_at, with_values
-from raydp.spec.sections.base import Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import ModelSpec
 from raydp.spec.sections.privacy import IGNORED, PrivacySpec
+from raydp.spec.sections.section import Section
 from raydp.spec.sections.seeds import AdaptiveSeeds
 from raydp.spec.sections.selection import SelectSpec
 from raydp.spec.sections.space import SpaceSpec

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raydp import analysis
 from raydp.analysis.selection.rules import constrained_rule
-from raydp.analysis.tables.shown import html_table
+from raydp.analysis.tables.notebook import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.plugins.registries import resolve, service
@@ -19,7 +19,7 @@ from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
 from raydp.spec.sections import Bounds
 from raydp.sweep.ending.result import SweepResult
-from raydp.sweep.ending.selected import of_sweep
+from raydp.sweep.ending.sweep_selection import of_sweep
 from raydp.sweep.planning.sources import folder_of_spec, is_spec
 from raydp.sweep.planning.start import check_plan
 from raydp.sweep.policy import SweepPolicy
@@ -31,7 +31,7 @@ from raydp.sweep.store.summary import RunCounts
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
     from raydp.sweep.planning.plan import SweepPlan
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 class Sweep:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from raydp.io.cache import remove_abandoned
-from raydp.io.interrupted import Interrupted
+from raydp.io.interruption import Interrupted
 from raydp.plugins.registries import service
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
@@ -21,14 +21,14 @@ from raydp.sweep.engine.further_seeds import before_further_seeds
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.planning.kept import check_kept
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
+from raydp.sweep.planning.resume_check import check_kept
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.policy import Ending, policy_of
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback

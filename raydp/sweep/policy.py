@@ -20,7 +20,7 @@ from raydp.privacy import (
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import PrivacySpec
 from raydp.sweep.store.disclosure import Disclosure
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection

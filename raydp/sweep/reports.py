@@ -11,7 +11,7 @@ from raydp.analysis.selection.rules import constrained_rule, rule_steps
 from raydp.spec.sections import Bounds
 from raydp.sweep.api import select, source_of
 from raydp.sweep.ending.notes import ReportTexts, about
-from raydp.sweep.ending.selected import of_sweep
+from raydp.sweep.ending.sweep_selection import of_sweep
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -19,7 +19,7 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces import Configuration
-from raydp.spec.sections.base import Section
+from raydp.spec.sections.section import Section
 from raydp.spec.sections.selection import SelectSpec
 
 

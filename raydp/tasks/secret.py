@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydp.search_spaces.names import columns_in_words
-from raydp.tasks.base import Secret
-from raydp.tasks.reading import read_json_rows
+from raydp.tasks.row_files import read_json_rows
+from raydp.tasks.task import Secret
 
 NEVER_TRAINED_ON = {
     "secrets_held_out": ("only in held-out rows", "Change task.split_seed, or give other secrets."),

@@ -24,7 +24,7 @@ from raydp.plugins.described import resolve_plugin
 from raydp.plugins.parameters import constant
 from raydp.privacy import NonPrivateEvent, PoissonGaussian
 from raydp.privacy.records.record import INFINITE
-from raydp.selftest.base import Check
+from raydp.selftest.check_result import Check
 from raydp.selftest.checks import sampling
 from raydp.selftest.checks.noise import noise_checks
 from raydp.selftest.checks.sampling import sampling_checks

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raydp.models.base_models import LoadedModel
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.testing.secrets import told
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raydp.models.base_models import LoadedModel
-from raydp.scores.base import Measurement, SecretKind
-from raydp.tasks.base import Secret, Task
+from raydp.scores.score import Measurement, SecretKind
+from raydp.tasks.task import Secret, Task
 from raydp.testing.models import byte_tokenizer, llama, memorise
 from raydp.testing.secrets import made_up_secrets, make_task
 

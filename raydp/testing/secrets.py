@@ -6,8 +6,8 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.secret import Digits
+from raydp.tasks.task import Secret, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 

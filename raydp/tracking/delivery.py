@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from requests import RequestException
 
 from raydp.tracking.address import UnreachableError
-from raydp.tracking.base import NotDeliveredError
+from raydp.tracking.tracker import NotDeliveredError
 
 ANSWER_SECONDS = 60
 """A server that is silent for this time in one request is away. A large upload may need it."""

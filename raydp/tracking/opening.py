@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raydp.spec.sections.cluster import TrackingSpec
-from raydp.tracking.base import Tracker
 from raydp.tracking.runs import MLflowTracker
+from raydp.tracking.tracker import Tracker
 
 
 def open_tracker(tracking: TrackingSpec) -> Tracker:

@@ -15,11 +15,11 @@ from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.promotions import MAX_REASON_CHARS, aliases_of, take_away
-from raydp.tracking.recorded import RecordedRun, recorded_runs
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.seal import load_signer
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
+from raydp.tracking.stored_runs import RecordedRun, recorded_runs
 from raydp.tracking.trials import TrialWriter
 
 SWEEP_ID_TAG = "raydp.sweep_id"
@@ -29,7 +29,7 @@ MAX_DIGEST_CHARS = 36
 
 
 class MLflowTracker:
-    """Writes a sweep into an MLflow store. See `raydp.tracking.base.Tracker`.
+    """Writes a sweep into an MLflow store. See `raydp.tracking.tracker.Tracker`.
 
     Every method may be called again after the driver was killed at any point. Complete entries stay
     unchanged. An incomplete entry is completed if the record is the same. Otherwise it is deleted

@@ -21,10 +21,12 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from raydp.search_spaces.settings import Settings, settings_in_words
-from raydp.tracking.base import NotDeliveredError
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
-from raydp.tracking.recorded import (
+from raydp.tracking.records import TrialRecord, as_params, clean_key
+from raydp.tracking.sealing.seal import SEAL_TAG, Signer
+from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
+from raydp.tracking.stored_runs import (
     MODEL_URI_TAG,
     PARENT_TAG,
     RUN_ID_TAG,
@@ -33,9 +35,7 @@ from raydp.tracking.recorded import (
     uri_of,
     versions_of_runs,
 )
-from raydp.tracking.records import TrialRecord, as_params, clean_key
-from raydp.tracking.sealing.seal import SEAL_TAG, Signer
-from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
+from raydp.tracking.tracker import NotDeliveredError
 from raydp.tracking.transactions import has_transactions, one_transaction
 
 SWEEP_TAG = "raydp.sweep"

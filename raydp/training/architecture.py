@@ -16,7 +16,7 @@ from raydp.models.families import family_of
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import random_form
 from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec, ModelSpec
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.gradients.memory import is_out_of_memory
 from raydp.training.probe import check, losses_of_a_few, start_training_context

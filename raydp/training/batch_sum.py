@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.models.vector_layers import ExampleDropout, dropouts_of, dropping
-from raydp.tasks.base import Examples, Task
+from raydp.tasks.task import Examples, Task
 from raydp.training import sharding
 from raydp.training.comm import Comm
 from raydp.training.gradients.memory import is_out_of_memory

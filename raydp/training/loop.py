@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training import sharding
 from raydp.training.batch_sum import PAUSE, BatchSum, StepRule
 from raydp.training.checkpoint import CheckpointStore

@@ -22,7 +22,7 @@ from raydp.models import adapters
 from raydp.models.families import family_of_type
 from raydp.models.pretrained import PretrainedModel
 from raydp.spec.sections.model import AdapterSpec
-from raydp.tasks.base import Batch, Examples, Task
+from raydp.tasks.task import Batch, Examples, Task
 from raydp.tasks.text.token_loss import IGNORE, token_logits, token_nll
 from raydp.training.batch_sum import losses_of
 from raydp.training.gradients.clipping import ClippedGradients

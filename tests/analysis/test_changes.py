@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import select
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from tests.marks import slow_after
 
 CHANGES = "What would change the choice: "

@@ -14,7 +14,7 @@ from raydp.analysis import select, selections_by_threshold
 from raydp.analysis.selection.decision import chance, decide
 from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.analysis.surface.hierarchy import score_posterior
 from raydp.analysis.tables.points import configuration_means, configurations
 from raydp.search_spaces import Configuration

@@ -15,7 +15,7 @@ from raydp.analysis.seeds.allocation import _Race
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.decision import decide
 from raydp.analysis.selection.equivalents import Precision, equivalents
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
 from raydp.analysis.surface.hierarchy import score_posterior
 from raydp.analysis.tables.points import configuration_means

@@ -12,7 +12,7 @@ import pytest
 from raydp.analysis import select, selections_by_threshold
 from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
 from raydp.analysis.selection.rules import Layout, choose
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.analysis.surface.posterior import Posterior, Smoother
 from raydp.analysis.tables.points import configuration_means, configurations
 

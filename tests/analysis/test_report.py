@@ -25,7 +25,7 @@ from raydp.analysis.report.sweep_page import headline_sentence
 from raydp.analysis.selection.by_threshold import selections_by_threshold
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.rules import rule_names
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.analysis.tables.utility_filter import shown_threshold, within
 from tests.marks import slow_unless
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from point_tables import NAIVE_RULES, naive_means, naive_procedure, naive_select, tables
 
 from raydp.analysis import select, useful_points
-from raydp.analysis.tables.renamed import warn_of_old_name
+from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.search_spaces import exact, grid
 from tests.marks import slow_after
 

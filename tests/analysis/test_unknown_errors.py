@@ -14,7 +14,7 @@ from raydp.analysis.report.card import card
 from raydp.analysis.seeds.allocation import _Race
 from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.rules import Layout, likely_useful
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import score_posterior
 from raydp.analysis.surface.what_if import MeasuredScores

@@ -14,10 +14,10 @@ from point_tables import naive_means, naive_select, tables
 
 from raydp import analysis
 from raydp.analysis import load_points, save_points, select, write_report
-from raydp.analysis.added import entries
+from raydp.analysis.entry_points import entries
 from raydp.analysis.selection.default import WITHOUT_SCORES
 from raydp.analysis.selection.rules import CONSTRAINED, rule_names
-from raydp.analysis.selection.words import NOT_MEASURED, in_words
+from raydp.analysis.selection.wording import NOT_MEASURED, in_words
 from raydp.search_spaces import exact
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp.analysis.added import entries
+from raydp.analysis.entry_points import entries
 
 
 @contextmanager

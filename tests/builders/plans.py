@@ -15,7 +15,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.documents import Guarantee
 from raydp.sweep.store.state import Plan
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 SWEEP_ID = "a1b2" * 4

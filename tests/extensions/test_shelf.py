@@ -51,7 +51,7 @@ WORDS = {
 SEAMS: dict[str, set[str]] = {
     "auditing": {
         "analysis/surface/outlook.py",
-        "raydp/tasks/wrappers/planted.py",
+        "raydp/tasks/wrappers/planted_canaries.py",
         "raydp/tasks/wrappers/twins.py",
     },
     "claims": {
@@ -67,7 +67,7 @@ SEAMS: dict[str, set[str]] = {
     },
     "pate": set(),
     "reference_data": {
-        "raydp/tasks/base.py",
+        "raydp/tasks/task.py",
         "raydp/tasks/text/language.py",
     },
 }

@@ -28,7 +28,7 @@ from raydp.privacy import (
     guarantee,
 )
 from raydp.privacy.accounting import pld_step
-from raydp.privacy.accounting.base import merged
+from raydp.privacy.accounting.accountant import merged
 from raydp.privacy.accounting.pld import _deltas, _directions, _epsilons
 from raydp.privacy.accounting.pld_step import one_step, step_deltas
 from raydp.privacy.accounting.prv import _instead

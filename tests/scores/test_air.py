@@ -11,7 +11,7 @@ import pytest
 
 from raydp.models.base_models import LoadedModel
 from raydp.scores.memorisation.air import AttributeInference, appears, at_least_one
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram
 

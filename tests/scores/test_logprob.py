@@ -13,9 +13,9 @@ from peft import LoraConfig, get_peft_model
 from raydp.models.base_models import LoadedModel
 from raydp.scores.language.teacher_forcing import log_probabilities
 from raydp.scores.memorisation.logprob import LogProbability, contrast_of_twins
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.tasks.text.builtin import BuiltinTask
-from raydp.tasks.wrappers.planted import PlantedTask
+from raydp.tasks.wrappers.planted_canaries import PlantedTask
 from raydp.testing.models import llama
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram

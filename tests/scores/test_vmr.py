@@ -16,7 +16,7 @@ from raydp.scores.memorisation.vmr import (
     ExactVerbatimMemorization,
     VerbatimMemorization,
 )
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.testing.models import byte_tokenizer, llama
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram

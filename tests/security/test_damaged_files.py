@@ -15,7 +15,7 @@ from raydp.extensions.classification.array_files import read_npz
 from raydp.extensions.membership.outputs import read_outputs
 from raydp.extensions.membership.shadow_attack import Losses, _read, _write
 from raydp.sweep.store.points import SECRETS_FILE, secrets_beside
-from raydp.tasks.reading import read_rows
+from raydp.tasks.row_files import read_rows
 
 TABLE = pd.DataFrame({"text": [f"row {k % 7}" for k in range(300)], "value": np.arange(300.0)})
 ARRAYS = {"inputs": np.arange(40.0).reshape(20, 2), "labels": np.arange(20) % 2}

@@ -18,10 +18,10 @@ from raydp.extensions.pate import with_public
 from raydp.extensions.pate.checks import public_check
 from raydp.extensions.reference_data import checks as reference_checks
 from raydp.extensions.reference_data import task as with_reference
-from raydp.privacy.accounting import base, pld, pld_step, prv
+from raydp.privacy.accounting import accountant, pld, pld_step, prv
 from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.privacy.records import record
-from raydp.selftest.base import Check
+from raydp.selftest.check_result import Check
 from raydp.selftest.checks import accounting, divisions
 from raydp.selftest.checks.accounting import (
     accountant_checks,
@@ -70,9 +70,9 @@ EACH = "methods[trial.settings].event(trial, trial.noise_multiplier) for trial i
     slow_after(2, [
         (recorder, "cost_together", (f"[{EACH}]", f"list({{{EACH}}})"), [accounting]),
         (record, "composed_epsilon", ("epsilons(events,", f"epsilons({DISTINCT.format('events')},"), [GUARANTEE]),
-        (base.Accountant, "composed_epsilons", ("merged(private)", f"merged({DISTINCT.format('private')})"), []),
-        (base, "merged", ("steps.get(key, 0) + event.num_steps", "event.num_steps"), []),
-        (base, "merged", ("steps.get(key, 0) + event.num_steps", "max(steps.get(key, 0), event.num_steps)"), []),
+        (accountant.Accountant, "composed_epsilons", ("merged(private)", f"merged({DISTINCT.format('private')})"), []),
+        (accountant, "merged", ("steps.get(key, 0) + event.num_steps", "event.num_steps"), []),
+        (accountant, "merged", ("steps.get(key, 0) + event.num_steps", "max(steps.get(key, 0), event.num_steps)"), []),
     ]),
     ids=["models", "record", "accountant", "the last alone", "the longest alone"],
 )  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_pld_that_says_too_little(
 def test_full_batches_that_cost_too_little(
     monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
 ) -> None:
-    rewrite(monkeypatch, base, "merged", change)
+    rewrite(monkeypatch, accountant, "merged", change)
     assert "ε of 40 full batches (pld)" in failed_of(lambda: accountant_checks("pld"))
 
 

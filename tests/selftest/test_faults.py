@@ -16,7 +16,7 @@ from raydp.methods import dp
 from raydp.methods.dp import DPSGD, DPAdam
 from raydp.models import reading
 from raydp.selftest import observe, ranks
-from raydp.selftest.base import Check
+from raydp.selftest.check_result import Check
 from raydp.selftest.checks import noise, sensitivity
 from raydp.selftest.checks.independence import independence_checks
 from raydp.selftest.checks.noise import noise_checks

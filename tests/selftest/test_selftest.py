@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydp.selftest.base import check
+from raydp.selftest.check_result import check
 from raydp.selftest.checks.independence import DETAILS
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.run import run_selftest

@@ -27,7 +27,7 @@ from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import drawn, make_plan
 from raydp.sweep.store.folder import SweepFolder
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.noise.stream import TEST_KEY
 from tests.conftest import start_raydp
 from tests.sweep.undisturbed import FINISH_SECONDS, results, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 import pytest
 
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 from raydp.search_spaces import Configuration, grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep

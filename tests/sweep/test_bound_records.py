@@ -15,12 +15,12 @@ import pytest
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine.trial import TrialRunner
-from raydp.sweep.planning.kept import check_kept
 from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
+from raydp.sweep.planning.resume_check import check_kept
 from raydp.sweep.store import noise_key
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import read_json, write_json
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.specs import small_spec
 

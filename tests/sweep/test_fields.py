@@ -23,7 +23,7 @@ from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import SweepPlan, make_plan
-from raydp.sweep.searched import searched
+from raydp.sweep.tuning_record import tuning_of
 from raydp.tracking import find_models
 from tests.builders.specs import small_spec
 from tests.sweep.trained import TrainedSpec
@@ -80,7 +80,7 @@ def test_the_record_of_a_run_has_its_own_clipping_norm_and_equal_events_are_cali
     assert norms == {0.1: 0.1, 0.5: 0.5, 1.0: 1.0}
     assert set(told) <= {1}, "three configurations have one event"
     assert [row[CLIPPING] for row in plan.rows()] == [0.1, 0.5, 1.0]
-    tuned = searched(spec, plan.trials)
+    tuned = tuning_of(spec, plan.trials)
     assert tuned["hyperparameters"] == {CLIPPING: [0.1, 0.5, 1.0]}
     assert tuned["elsewhere"] == [
         "other parameters of the method",
@@ -93,7 +93,7 @@ def test_the_card_counts_the_specs_own_value_as_tried(tmp_path: Path) -> None:
     point = {"batch_size": 32, "num_steps": 3, "learning_rate": 0.01, RANK: 4}
     spec = load_spec(small_spec(tmp_path, space={"points": [point, [32, 6, 0.01]]}))
     task, weight_hash = build_task(spec)
-    tuned = searched(spec, make_plan(spec, task.facts(), weight_hash).trials)
+    tuned = tuning_of(spec, make_plan(spec, task.facts(), weight_hash).trials)
     assert tuned["hyperparameters"] == {"num_steps": [3, 6], RANK: [4, 2]} or tuned[
         "hyperparameters"
     ][RANK] == [2, 4]

@@ -14,21 +14,21 @@ import yaml
 
 from raydp.analysis.seeds.allocation import EndState, NextSeed
 from raydp.analysis.selection.choice import select as select_from
-from raydp.io.interrupted import Interrupted
-from raydp.scores.base import Measurement
+from raydp.io.interruption import Interrupted
+from raydp.scores.score import Measurement
 from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep, plan, select
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.further_seeds import SeedSource, before_further_seeds
-from raydp.sweep.searched import searched
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import write_json
 from raydp.sweep.store.points import counts, points_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.state import SeedsEnd
-from raydp.tasks.base import Task
+from raydp.sweep.tuning_record import tuning_of
+from raydp.tasks.task import Task
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
@@ -256,7 +256,7 @@ def test_select_takes_the_sweeps_own_precision(tmp_path: Path) -> None:
 
 def test_the_card_says_that_seeds_were_adaptive(tmp_path: Path) -> None:
     world = World(tmp_path, CLOSE)
-    tuned = searched(world.spec, world.trials)
+    tuned = tuning_of(world.spec, world.trials)
     assert tuned["adaptive_seeds"]["at_most"] == 5
     assert tuned["seeds"] == [0, 1, 2, 3, 4]
 

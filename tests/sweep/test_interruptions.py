@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 from raydp.methods.dp import DPAdam
-from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.score import Measurement, OneByOne
 from raydp.sweep.engine import recorder
 
 HERE = Path(__file__).parent

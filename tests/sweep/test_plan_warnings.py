@@ -14,8 +14,8 @@ from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan, plan_to_keep
 from raydp.sweep.planning.warnings import joint_warnings
 from raydp.sweep.store.state import Plan
-from raydp.tasks.base import TaskFacts
 from raydp.tasks.secret import Secret, never_trained_on
+from raydp.tasks.task import TaskFacts
 from tests.builders import toys
 from tests.builders.specs import small_spec
 

@@ -12,7 +12,7 @@ import pytest
 
 import raydp.privacy.records.guarantee as guarantee_module
 from raydp import Sweep, SweepResult, report, select
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from tests.sweep.trained import Trained
 
 

@@ -38,7 +38,7 @@ from raydp.sweep.store.summary import (
     SelectedConfiguration,
     SweepSummary,
 )
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer

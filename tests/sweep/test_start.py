@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raydp import Sweep
-from raydp.io.interrupted import Interrupted
+from raydp.io.interruption import Interrupted
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_machine, fitting_groups

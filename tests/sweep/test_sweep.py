@@ -145,7 +145,7 @@ def test_the_key_and_the_secrets_stay_where_they_are(done: Done) -> None:
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     from transformers import AutoTokenizer
 
-    from raydp.models.finding import TINY
+    from raydp.models.lookup import TINY
 
     task = load_spec(done.spec).task.params.build(AutoTokenizer.from_pretrained(TINY))
     names = [s.prompt.encode() for s in task.secrets()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raydp import Sweep
-from raydp.io.interrupted import Interrupted
+from raydp.io.interruption import Interrupted
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import show_model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raydp import Sweep, find_models, load_model, report, select
-from raydp.analysis.selection.words import NOT_MEASURED
+from raydp.analysis.selection.wording import NOT_MEASURED
 from raydp.spec.reading import load_spec
 from tests.builders.specs import small_spec
 from tests.sweep.trained import Trained

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from raydp.models.base_models import load_tokenizer
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.testing.tasks import TaskConformance
 from tests.builders.data_files import (
     write_json_lines,

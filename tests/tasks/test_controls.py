@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.tasks.text.controls import generate_controls, read_controls
 
 SECRETS = [

@@ -9,7 +9,7 @@ from raydp.models import base_models as models
 from raydp.tasks.text.builtin import BuiltinTask
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raydp.tasks.reading import read_column, read_rows
+from raydp.tasks.row_files import read_column, read_rows
 
 TEXTS = [
     "first, with a comma",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp.tasks.base import Secret
 from raydp.tasks.secret import counted, mentions, read_secrets
+from raydp.tasks.task import Secret
 
 ROWS = [
     {"prompt": " Call", "continuation": " 555-0142\n"},

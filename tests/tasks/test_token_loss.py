@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec, ModelSpec
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 from raydp.tasks.text.token_loss import IGNORE, FrozenHeadLoss, chunk_tokens, token_nll
 from tests.builders.models import plain_gpt2
 

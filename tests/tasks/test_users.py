@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from raydp.extensions.paper_data.enron import EnronTask
 from raydp.extensions.paper_data.tofu import TofuTask
 from raydp.spec.reading import load_spec
-from raydp.tasks.base import task_of
+from raydp.tasks.task import task_of
 from raydp.tasks.text.any_text import TextTask
 from raydp.tasks.text.builtin import COPIES, BuiltinTask
 from raydp.tasks.text.corpus import is_held_out

@@ -175,7 +175,8 @@ def test_the_last_measurement_counts_whatever_the_clock(tracker, record, monkeyp
     begun = time.time()
     for place, value in enumerate((0.02, 0.03, 0.025)):
         monkeypatch.setattr(
-            "raydp.tracking.later.time.time", lambda at=place: begun + (at % 2) * jump_seconds
+            "raydp.tracking.later_scores.time.time",
+            lambda at=place: begun + (at % 2) * jump_seconds,
         )
         log_scores({model: {"score.vmr": value}}, tracking_uri=tracker.store.uri)
         assert find_models(tracker.store.uri)["score.vmr"].tolist() == [value]

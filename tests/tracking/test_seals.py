@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from raydp.analysis.added import entries
+from raydp.analysis.entry_points import entries
 from raydp.extensions.publishing.signing import SigningKey
 from raydp.search_spaces import Configuration
 from raydp.tracking import (
@@ -19,7 +19,7 @@ from raydp.tracking import (
     set_alias,
     show_model,
 )
-from raydp.tracking.later import fetch_model
+from raydp.tracking.later_scores import fetch_model
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.sealing.folders import hashes_of
 from raydp.tracking.sealing.seal import SEAL_FILE, SEAL_TAG, Seal, hash_of

@@ -17,7 +17,8 @@ from raydp.extensions.private_selection import release as selection
 from raydp.sweep.api import Sweep
 from raydp.sweep.engine import recorder
 from raydp.sweep.engine.committer import Committer
-from raydp.tracking import NotDeliveredError, base, find_models
+from raydp.tracking import NotDeliveredError, find_models
+from raydp.tracking.tracker import Pauses
 from tests.builders.specs import small_spec
 
 from .conftest import inventory, open_tracker
@@ -115,7 +116,7 @@ def test_a_dead_server_is_noticed_at_once(real_server, record):
         open_tracker(real_server.uri, name, name)
     assert time.monotonic() - began < 30, "MLflow's own retries take minutes"
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-    pauses = base.Pauses()
+    pauses = Pauses()
     assert pauses.over()
     pauses.failed()
     assert not pauses.over()

@@ -19,7 +19,7 @@ from raydp.methods.nonprivate import NonPrivate
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.spec.sections import AdapterSpec
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import sharding
 from raydp.training.checkpoint import CheckpointStore

@@ -17,7 +17,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.selftest.odd_layers import with_odd_layers
 from raydp.spec.sections import AdapterSpec
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.training.gradients import clipping, layers
 from raydp.training.gradients.clipping import ClippedGradients

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from raydp.selftest.odd_layers import with_odd_layers
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 from raydp.training.comm import LocalComm
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.microbatches import Units

@@ -26,7 +26,7 @@ from raydp.models.quantization import quantise
 from raydp.scores.language.generation import Sampling, sample_continuations, uniforms
 from raydp.scores.language.teacher_forcing import log_probabilities
 from raydp.spec.sections import AdapterSpec
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.testing.models import byte_tokenizer, memorise
 from raydp.training import sharding
 from raydp.training.batch_sum import losses_of

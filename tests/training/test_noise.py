@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from raydp.methods.base import poisson_batch
 from raydp.methods.dp import DPSGD
+from raydp.methods.method import poisson_batch
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.plan import make_plan
 from raydp.training import sharding

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from raydp.methods.base import Method
 from raydp.methods.dp import DPSGD
+from raydp.methods.method import Method
 from raydp.methods.nonprivate import NonPrivate
 from raydp.privacy import PoissonGaussian
 from raydp.sweep.engine.trial_observers import StepEvaluation

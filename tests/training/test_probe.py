@@ -20,7 +20,7 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.models.reduced import random_form
 from raydp.spec.sections import AdapterSpec, ModelSpec
-from raydp.tasks.base import Batch, TaskFacts
+from raydp.tasks.task import Batch, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training import probe

@@ -10,10 +10,10 @@ import raydp.analysis
 import raydp.search_spaces
 
 _EXTENSION_POINTS = {
-    "Task": ("raydp.tasks.base",),
-    "Method": ("raydp.methods.base",),
-    "Score": ("raydp.scores.base",),
-    "Accountant": ("raydp.privacy.accounting.base",),
+    "Task": ("raydp.tasks.task",),
+    "Method": ("raydp.methods.method",),
+    "Score": ("raydp.scores.score",),
+    "Accountant": ("raydp.privacy.accounting.accountant",),
     "Search": ("raydp.sweep.search",),
     "Selection rule": ("raydp.analysis.selection.rules",),
 }

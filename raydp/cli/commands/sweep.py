@@ -12,7 +12,7 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
-from raydp.io.interrupted import or_partial
+from raydp.io.interruption import or_partial
 from raydp.io.output import print_json, stderr
 from raydp.plugins.registries import service
 from raydp.spec.reading import DEMO, draft_spec

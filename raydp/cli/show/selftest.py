@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raydp.io.console_log import is_verbose
 from raydp.io.output import print_json, print_table, stderr, stdout
-from raydp.selftest.base import Check
+from raydp.selftest.check_result import Check
 from raydp.selftest.run import run_selftest
 from raydp.spec.reading import load_spec
 

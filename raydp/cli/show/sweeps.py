@@ -14,7 +14,7 @@ import pandas as pd
 
 from raydp.analysis import configuration_means, score_names
 from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.per_secret import PREFIX
 from raydp.analysis.tables.points import column_means, configurations

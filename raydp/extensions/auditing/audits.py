@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from raydp.extensions.auditing.alarm_writer import note_audit
 from raydp.extensions.auditing.canaries import ACCESS, CanaryKind
-from raydp.extensions.auditing.noted import note_audit
 from raydp.extensions.auditing.report import SCORE, AuditReport, report_of
 from raydp.extensions.auditing.source import AuditSubject
-from raydp.io.interrupted import Interrupted
+from raydp.io.interruption import Interrupted
 from raydp.io.output import stderr
 from raydp.search_spaces.configuration import point_of
 from raydp.spec.document import SweepSpec

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raydp.extensions.auditing.gradient_canaries import GradientCanaries, check_room
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.models.base_models import num_trained
-from raydp.tasks.base import TaskFacts, batches_by_length
+from raydp.tasks.task import TaskFacts, batches_by_length
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.trial_plan import TrialPlan

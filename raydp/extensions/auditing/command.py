@@ -13,7 +13,7 @@ import typer
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import PRIVACY, ExtraCommand
-from raydp.io.interrupted import or_partial
+from raydp.io.interruption import or_partial
 from raydp.io.output import print_json, print_table
 from raydp.spec.reading import draft_spec
 
@@ -80,7 +80,7 @@ def audit_run(
         if given is not None and given.is_file():
             draft_spec(given)  # mistakes are reported before heavy imports
     from raydp.extensions.auditing.audits import DEFAULT_CANARIES, run_audit
-    from raydp.extensions.auditing.own import audit_own, has_own_canaries
+    from raydp.extensions.auditing.own_twins import audit_own, has_own_canaries
     from raydp.extensions.auditing.show import show_audit, show_own_audit
     from raydp.extensions.auditing.source import numbers, source_of
 

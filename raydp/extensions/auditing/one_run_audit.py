@@ -10,11 +10,11 @@ from pydantic import Field
 
 from raydp.extensions.auditing.canaries import CanaryClassificationTask, CanaryTask
 from raydp.extensions.auditing.one_run import Guesses, one_run_bound, one_run_p_value
-from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.score import Measurement, OneByOne
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 class OneRunAudit(OneByOne):

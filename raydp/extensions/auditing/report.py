@@ -13,7 +13,7 @@ from raydp.extensions.auditing.one_run import Guesses, one_run_bound
 from raydp.extensions.auditing.separate_canaries import Outcomes, separate_bound, separate_p_value
 from raydp.io.shell import shell_line
 from raydp.privacy import Event, PoissonGaussian
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 from raydp.search_spaces.configuration import Configuration, Hyperparameters
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts

@@ -12,7 +12,7 @@ from raydp.io.shell import shell_line
 
 if TYPE_CHECKING:
     from raydp.extensions.auditing.correlations import AuditCorrelations
-    from raydp.extensions.auditing.own import OwnAudit
+    from raydp.extensions.auditing.own_twins import OwnAudit
     from raydp.extensions.auditing.report import AuditReport
 
 SHOWN = (

@@ -16,7 +16,7 @@ from raydp.extensions.classification.labelled import ClassificationTask, Labelle
 from raydp.models.base_models import first_new_token
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

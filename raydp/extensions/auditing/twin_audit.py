@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raydp.extensions.auditing.one_run import Guesses, twin_bound
-from raydp.scores.base import Measurement, OneByOne
 from raydp.scores.language.teacher_forcing import log_probabilities
+from raydp.scores.score import Measurement, OneByOne
 from raydp.tasks.wrappers.twins import TwinTask
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 class TwinAudit(OneByOne):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from scipy import stats
 
-from raydp.methods.base import Method
 from raydp.methods.dp import DPSGD
+from raydp.methods.method import Method
 from raydp.privacy.accounting.events import PrivacyTarget
 from raydp.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import observed_plan, summed_updates
 from raydp.training.comm import LocalComm

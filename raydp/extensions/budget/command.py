@@ -15,7 +15,7 @@ from raydp.cli.registration import RUN, ExtraCommand
 from raydp.extensions.budget.survey import Survey, UserColumn, survey
 from raydp.io.output import print_json, stderr, stdout
 from raydp.io.shell import shell_line
-from raydp.models.finding import check_found
+from raydp.models.lookup import check_found
 from raydp.plugins.registries import service
 from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.sections import ModelSpec

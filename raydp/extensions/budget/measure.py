@@ -24,7 +24,7 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import evaluations_between
 from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.transfer import SharedFolder
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan

@@ -18,11 +18,11 @@ from raydp.models.base_models import config_of, load_tokenizer, positions
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT, names
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import planned
-from raydp.tasks.reading import read_json_rows
+from raydp.tasks.row_files import read_json_rows
 
 if TYPE_CHECKING:
     from raydp.extensions.budget.costs import MeasuredSteps
-    from raydp.tasks.base import TaskFacts
+    from raydp.tasks.task import TaskFacts
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 """Lengths of an example in tokens that are proposed."""

@@ -18,7 +18,7 @@ from raydp.io.locations import local_copy
 from raydp.plugins.registries import names, resolve
 from raydp.search_spaces.names import columns_in_words
 from raydp.tasks.data_sets import rows_of_data_set
-from raydp.tasks.reading import is_file_of_rows, read_rows
+from raydp.tasks.row_files import is_file_of_rows, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

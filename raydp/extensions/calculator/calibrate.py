@@ -21,7 +21,7 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.events import check_num_steps
 from raydp.search_spaces.names import cell_in_words, without_cells
-from raydp.tasks.reading import read_csv_rows
+from raydp.tasks.row_files import read_csv_rows
 
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")
 

@@ -20,7 +20,7 @@ from raydp.io.cache import cache_dir
 from raydp.io.output import stderr
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.privacy import CalibrationRequest, PoissonGaussian, profile_rows
-from raydp.privacy.accounting.base import Accountant
+from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.documents import ProfileRow
 from raydp.search_spaces.names import without_cells
 

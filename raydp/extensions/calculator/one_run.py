@@ -15,7 +15,7 @@ from raydp.privacy import (
     attack_summary,
     profile_rows,
 )
-from raydp.privacy.accounting.base import Accountant
+from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.documents import AttackSummary, ProfileRow
 from raydp.privacy.accounting.events import Event, check_delta, check_num_steps
 from raydp.privacy.accounting.profile import dominating_mu

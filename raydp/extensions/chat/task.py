@@ -19,10 +19,10 @@ from raydp.extensions.chat.messages import messages_of
 from raydp.extensions.chat.templates import JINJA, ChatTemplate, Loss, TemplateName, TextPart
 from raydp.io.locations import Location, local_copy
 from raydp.search_spaces.names import familiar, kind_of
-from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.data_sets import rows_of_data_set
-from raydp.tasks.reading import is_file_of_rows, read_rows
+from raydp.tasks.row_files import is_file_of_rows, read_rows
 from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets
+from raydp.tasks.task import Secret, TaskFacts
 from raydp.tasks.text.controls import controls_of
 from raydp.tasks.text.corpus import RowsSection, is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
@@ -75,7 +75,7 @@ class ChatTask(RowsSection):
     The names are those of OpenAI, ShareGPT, trl and Alpaca.
     """
 
-    early_check: ClassVar[str] = "raydp.extensions.chat.early:check_conversations"
+    early_check: ClassVar[str] = "raydp.extensions.chat.early_checks:check_conversations"
 
     path: str
     """A JSON Lines, CSV or Parquet file, or a folder that datasets.save_to_disk wrote, or the name

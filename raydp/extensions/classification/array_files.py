@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.extensions.classification.labelled import LabelledExamples
-from raydp.io.damaged import NUMERIC_ARRAYS, naming
+from raydp.io.damaged_files import NUMERIC_ARRAYS, naming
 from raydp.search_spaces.names import columns_in_words, is_number
 
 MOST_CLASSES = 100_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from raydp.methods.base import Method
-from raydp.selftest.base import Check
+from raydp.methods.method import Method
+from raydp.selftest.check_result import Check
 from raydp.selftest.checks.divisions import Row, moved_rows, text_rows
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from raydp.extensions.classification.networks import Network, NetworkName
-    from raydp.extensions.classification.served import Classifier
+    from raydp.extensions.classification.serving import Classifier
 
 
 class Networks:
@@ -68,7 +68,7 @@ class Networks:
         return network.input_shape, network.num_classes
 
     def served(self, model: torch.nn.Module) -> Classifier:
-        from raydp.extensions.classification.served import Classifier
+        from raydp.extensions.classification.serving import Classifier
 
         return Classifier(model=model)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from raydp.extensions.adapters.key_values import Prefix
 from raydp.extensions.classification.label_words import PADDING, LabelWords, lengths_of
-from raydp.tasks.base import Secret, TaskFacts, TaskSection, batches_by_length
+from raydp.tasks.task import Secret, TaskFacts, TaskSection, batches_by_length
 
 Utility = Literal["error_rate", "cross_entropy"]
 EVALUATED_AT_ONCE = 1024
@@ -114,7 +114,7 @@ class LabelledBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask:
-    """A classification task (see raydp.tasks.base.Task). Plug-ins build it.
+    """A classification task (see raydp.tasks.task.Task). Plug-ins build it.
 
     Attributes:
         num_classes: K.

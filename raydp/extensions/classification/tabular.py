@@ -19,7 +19,7 @@ from raydp.extensions.classification.labelled import (
     classification_task,
 )
 from raydp.search_spaces.names import columns_in_words
-from raydp.tasks.reading import read_csv_rows
+from raydp.tasks.row_files import read_csv_rows
 from raydp.tasks.text.corpus import is_held_out
 
 if TYPE_CHECKING:

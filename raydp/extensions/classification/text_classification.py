@@ -21,8 +21,8 @@ from raydp.extensions.classification.labelled import (
 )
 from raydp.extensions.classification.reviews import CLASSES, write_reviews
 from raydp.io.locations import Location
-from raydp.tasks.base import TaskSection
-from raydp.tasks.reading import read_rows, string_of
+from raydp.tasks.row_files import read_rows, string_of
+from raydp.tasks.task import TaskSection
 from raydp.tasks.text.corpus import is_held_out
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from raydp.analysis.statistics.spread import (
     t_quantile,
 )
 from raydp.analysis.tables.columns import KEY
+from raydp.analysis.tables.old_names import reads_old_name
 from raydp.analysis.tables.points import configuration_means
-from raydp.analysis.tables.renamed import reads_old_name
 from raydp.analysis.tables.utility_filter import useful_points
 from raydp.search_spaces.names import familiar, unknown_name
 

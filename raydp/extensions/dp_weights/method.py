@@ -21,10 +21,10 @@ from raydp.extensions.dp_weights.formulas import (
     claimed_noise_std,
     claimed_sensitivity,
 )
-from raydp.methods.base import MethodSection, poisson_batch
+from raydp.methods.method import MethodSection, poisson_batch
 from raydp.privacy import MethodRecord, Procedure, ReleasedWeights
 from raydp.spec.sections import LATER, Positive, PrivacySpec
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training import loop
 from raydp.training.batch_sum import StepRule
 from raydp.training.checkpoint import CheckpointStore

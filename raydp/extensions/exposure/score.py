@@ -13,15 +13,15 @@ from scipy.special import gammaln
 
 from raydp.extensions.exposure.alternatives import log_probabilities_of
 from raydp.extensions.exposure.skew_normal import log_tail
-from raydp.scores.base import Measurement, OneByOne
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
+from raydp.scores.score import Measurement, OneByOne
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Secret, Space, Task
+    from raydp.tasks.task import Secret, Space, Task
 
 
 _Tokenised = dict[str, tuple[int, ...]]

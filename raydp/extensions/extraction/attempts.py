@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.scores.base import Measurement
 from raydp.scores.language.encoding import EncodedSecret
 from raydp.scores.language.generation import Sampling
 from raydp.scores.language.teacher_forcing import over_continuations
 from raydp.scores.memorisation.vmr import OfVerbatimSecrets
+from raydp.scores.score import Measurement
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 class ExtractionProbability(OfVerbatimSecrets, Sampling):

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from raydp.extensions.frozen_prefix.prefix import TOLERANCE, with_frozen_prefix
-from raydp.methods.base import Method
+from raydp.methods.method import Method
 from raydp.scores.language.decoding import input_embeddings
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.subjects import NUM_EXAMPLES, VOCABULARY, toy_base, toy_llama, toy_task
 from raydp.spec.sections import AdapterSpec
 from raydp.training.probe import start_training_context

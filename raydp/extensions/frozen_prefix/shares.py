@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.io.cache import ABANDONED_SECONDS, LOCK
-from raydp.tasks.base import batches_by_length
+from raydp.tasks.task import batches_by_length
 from raydp.tasks.text.examples import TokenizedExamples
 
 BATCH_TOKENS = 2048

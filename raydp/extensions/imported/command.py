@@ -12,7 +12,7 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.registration import MODELS, ExtraCommand
 from raydp.cli.show.sweeps import show_result
-from raydp.io.interrupted import or_partial
+from raydp.io.interruption import or_partial
 from raydp.io.output import print_json, stderr
 
 

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.analysis.tables.statements import Level, Statement
-from raydp.methods.base import MethodSection
+from raydp.methods.method import MethodSection
 from raydp.plugins.registries import resolve
 from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 from raydp.search_spaces import Configuration
 from raydp.spec.sections import PrivacySpec
 from raydp.training.comm import Comm
@@ -30,7 +30,7 @@ from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
     from raydp.training.checkpoint import CheckpointStore
 
 LOGGER = logging.getLogger(__name__)
@@ -271,7 +271,7 @@ class Imported(MethodSection):
 
     def defines(self, trial: TrialPlan, written: Mapping[str, object]) -> Mapping[str, object]:
         """Return the hash of the weights and the stated guarantee. The folder's path has no part."""
-        from raydp.extensions.imported.elsewhere import hash_of_model
+        from raydp.extensions.imported.foreign_adapters import hash_of_model
 
         assert trial.source is not None, "the plan names the folder"
         claimed = None if trial.stated is None else trial.stated.epsilon
@@ -287,7 +287,7 @@ class Imported(MethodSection):
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError unless models fit the base and adapter, and no canaries are planted."""
-        from raydp.extensions.imported.elsewhere import check_fits
+        from raydp.extensions.imported.foreign_adapters import check_fits
 
         if task.facts().only_measured or spec.task.name in ("audited", "planted"):
             raise ValueError(
@@ -326,7 +326,7 @@ class Imported(MethodSection):
     ) -> Trained:
         """Put the weights of the run's folder into the model."""
         # Nothing is trained, so no noise enters the ledger.
-        from raydp.extensions.imported.elsewhere import put
+        from raydp.extensions.imported.foreign_adapters import put
 
         assert plan.source is not None, "the plan names the folder"
         started = time.perf_counter()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from raydp.extensions.imported.elsewhere import adapter_section, base_name_of
+from raydp.extensions.imported.foreign_adapters import adapter_section, base_name_of
 from raydp.extensions.imported.method import StatedRun, read_runs
 from raydp.spec.reading import written_spec
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raydp.extensions.later_scores.requests import requests_of
 from raydp.io.output import stderr
-from raydp.scores.base import ScoreSection
+from raydp.scores.score import ScoreSection
 from raydp.sweep.api import sweep_folder
 
 ScoreLike = str | Mapping[str, object] | ScoreSection

@@ -12,7 +12,7 @@ import typer
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
 from raydp.extensions.later_scores.requests import requests_from
-from raydp.io.interrupted import or_partial
+from raydp.io.interruption import or_partial
 from raydp.io.output import print_json, stderr
 from raydp.spec.reading import draft_spec
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from raydp.analysis.statistics.results import given
 from raydp.extensions.later_scores.requests import ScoreRequest
 from raydp.plugins.described import Plugin
-from raydp.scores.base import params_of
+from raydp.scores.score import params_of
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.measurements import ABOUT, Measurements

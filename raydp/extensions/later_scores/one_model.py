@@ -15,12 +15,12 @@ from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.models import base_models as models
 from raydp.models.pretrained import PretrainedModel
 from raydp.plugins.registries import resolve
-from raydp.scores.base import Context, Measurement
+from raydp.scores.score import Context, Measurement
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.spec.sections.privacy import IGNORED
-from raydp.tasks.base import Task, task_of
+from raydp.tasks.task import Task, task_of
 from raydp.tasks.wrappers.twins import for_seed
 from raydp.tracking import fetch_model, log_scores, show_model
 from raydp.tracking.portable import ADAPTER_CONFIG

@@ -15,11 +15,11 @@ import torch
 from raydp.extensions.later_scores.sets import TrainedModels, adapter_kind
 from raydp.models import sharing
 from raydp.plugins.described import Plugin
-from raydp.scores.base import Context
+from raydp.scores.score import Context
 from raydp.spec.sections.cluster import ClusterSpec
 from raydp.spec.sections.model import ModelSpec
 from raydp.sweep.engine.slots import beside_driver, fitting_workers
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.tasks.wrappers.twins import for_seed
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ ABOUT_THE_FILE = {"base_model_name_or_path", "inference_mode", "peft_version", "
 
 
 class TrainedModels:
-    """Models that were trained on one base, by name (see raydp.scores.base.ModelSet).
+    """Models that were trained on one base, by name (see raydp.scores.score.ModelSet).
 
     The base is in memory once. `loaded` puts a model's own weights into the adapter. In full
     fine-tuning it overwrites the base's weights, of which a second copy is kept.

@@ -13,7 +13,7 @@ from pydantic import Field
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,13 +19,13 @@ from raydp.extensions.membership.metrics import (
 )
 from raydp.extensions.membership.mia_signals import Signals, Split, signals, zlib_lengths
 from raydp.extensions.reference_data.sets import DataSet
-from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.score import Measurement, OneByOne
 from raydp.tasks.text.language import LanguageModelingTask
 
 if TYPE_CHECKING:
     from raydp.extensions.classification.labelled import ClassificationTask
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 Attack = Literal["loss", "zlib", "min_k", "min_k_plus_plus", "reference"]
 SAMPLE = 0x6D6961

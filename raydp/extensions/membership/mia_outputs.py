@@ -19,11 +19,11 @@ from raydp.extensions.membership.classifier import (
 from raydp.extensions.membership.metrics import auc, split_accuracy
 from raydp.extensions.membership.mia import SAMPLE, attack_figures, fresh, positions_of, sample
 from raydp.extensions.reference_data.sets import DataSet
-from raydp.scores.base import Measurement, OneByOne
+from raydp.scores.score import Measurement, OneByOne
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 ATTACKS = {
     "gap": correctness,

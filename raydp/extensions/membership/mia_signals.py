@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.scores.language.decoding import evaluating
-from raydp.tasks.base import Batch, Task, batches_by_length
+from raydp.tasks.task import Batch, Task, batches_by_length
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE, chunk_tokens, token_logits
 

@@ -19,7 +19,7 @@ from raydp.extensions.membership.metrics import best_accuracy, curve_figures
 from raydp.extensions.membership.mia import fresh, sample
 from raydp.extensions.membership.mia_signals import losses
 from raydp.extensions.membership.shadows import Losses, shadow_attacks
-from raydp.io.damaged import NUMERIC_ARRAYS, naming
+from raydp.io.damaged_files import NUMERIC_ARRAYS, naming
 from raydp.io.files import write_atomically
 from raydp.io.output import stderr
 from raydp.models import base_models as models

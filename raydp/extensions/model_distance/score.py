@@ -15,9 +15,9 @@ from transformers.pytorch_utils import Conv1D
 
 from raydp.models.adapters import MODULES_TO_SAVE, causal_model
 from raydp.models.reading import reading
-from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection
 from raydp.scores.language.decoding import evaluating
-from raydp.tasks.base import Batch, batches_by_length
+from raydp.scores.score import Context, Measurement, ModelSet, ScoreSection
+from raydp.tasks.task import Batch, batches_by_length
 from raydp.tasks.text.token_loss import IGNORE
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 HELD_BYTES = 2**32
 """Memory for the weights of several models, or their probabilities at some positions."""

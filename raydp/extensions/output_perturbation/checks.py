@@ -7,8 +7,8 @@ from collections.abc import Callable
 from raydp.extensions.output_perturbation.descent_checks import descent_checks
 from raydp.extensions.output_perturbation.method import OutputPerturbation
 from raydp.extensions.output_perturbation.release_checks import release_checks
-from raydp.methods.base import Method
-from raydp.selftest.base import Check
+from raydp.methods.method import Method
+from raydp.selftest.check_result import Check
 
 
 class ReleaseChecks:

@@ -8,7 +8,7 @@ import torch
 
 from raydp.extensions.classification.labelled import LabelledBatch
 from raydp.extensions.output_perturbation.method import OutputPerturbation
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.training.trial_plan import TrialPlan
 
 NUM_EXAMPLES, BATCH_SIZE, WIDTH, CLASSES = 8, 3, 5, 4

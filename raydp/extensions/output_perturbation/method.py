@@ -16,10 +16,10 @@ from pydantic import Field
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledBatch
 from raydp.extensions.classification.networks import NetworkName
 from raydp.extensions.output_perturbation.logistic import LogisticDescent
-from raydp.methods.base import MethodSection
+from raydp.methods.method import MethodSection
 from raydp.privacy import MethodRecord, PoissonGaussian, Procedure, ReleasedWeights
 from raydp.search_spaces import Configuration
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.lattice import (

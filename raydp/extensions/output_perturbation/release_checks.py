@@ -15,7 +15,7 @@ from raydp.extensions.classification.labelled import (
     classification_task,
 )
 from raydp.extensions.output_perturbation.method import ROUNDING, OutputPerturbation
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.checks.noise import RANKS, correlation, mean, variance
 from raydp.selftest.observe import NO_NOISE, OTHER_KEY, accounted_noise
 from raydp.selftest.ranks import on_ranks

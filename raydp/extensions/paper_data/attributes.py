@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from raydp.tasks.reading import read_json_rows
+from raydp.tasks.row_files import read_json_rows
 from raydp.tasks.text.wordlists import words_of
 
 MAX_NAME_WORDS = 5

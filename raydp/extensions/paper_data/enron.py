@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from raydp.io.locations import Location
-from raydp.tasks.reading import read_column
+from raydp.tasks.row_files import read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class EnronTask(WindowedTask):
     Source: Hu et al. 2025, App. B.1.
     """
 
-    early_check: ClassVar[str] = "raydp.tasks.early:check_secrets"
+    early_check: ClassVar[str] = "raydp.tasks.early_checks:check_secrets"
 
     path: Location
     """JSON Lines or CSV file, gzipped or not, with the text of a mail in the column `content`."""

@@ -27,9 +27,9 @@ from raydp.extensions.paper_data.variants import (
     with_paraphrases,
 )
 from raydp.io.locations import Location
-from raydp.tasks.base import Secret, TaskFacts, TaskSection
-from raydp.tasks.reading import read_rows, string_of
+from raydp.tasks.row_files import read_rows, string_of
 from raydp.tasks.secret import counted
+from raydp.tasks.task import Secret, TaskFacts, TaskSection
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.users import Users
 

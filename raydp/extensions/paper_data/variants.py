@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from raydp.extensions.paper_data.qa import Row
-from raydp.tasks.reading import read_json_rows
+from raydp.tasks.row_files import read_json_rows
 
 Copies = int | tuple[int, int]
 

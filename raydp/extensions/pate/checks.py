@@ -18,9 +18,9 @@ from raydp.extensions.classification.labelled import (
 from raydp.extensions.classification.networks import NetworkName
 from raydp.extensions.pate.method import PATE
 from raydp.extensions.pate.teachers import Teaching, collect_votes, teacher_of
-from raydp.methods.base import Method
+from raydp.methods.method import Method
 from raydp.privacy import PoissonGaussian
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.checks.divisions import moved_rows
 from raydp.selftest.observe import OTHER_KEY
 from raydp.selftest.ranks import on_ranks

@@ -17,12 +17,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.extensions.pate.prompted import Prompting
 from raydp.extensions.pate.teachers import Teachers, Teaching, collect_votes
-from raydp.methods.base import MethodSection, poisson_batch
+from raydp.methods.method import MethodSection, poisson_batch
 from raydp.methods.nonprivate import plain_rule
 from raydp.models import base_models as models
 from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
 from raydp.search_spaces import Configuration
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training import loop
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm

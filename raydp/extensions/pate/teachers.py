@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledExamples
-from raydp.tasks.base import batches_by_length
+from raydp.tasks.task import batches_by_length
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.noise.stream import KeyedStream

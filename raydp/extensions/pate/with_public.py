@@ -11,7 +11,7 @@ from pydantic import Field
 
 from raydp.extensions.classification.labelled import ClassificationTask
 from raydp.tasks.text.corpus import is_held_out
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

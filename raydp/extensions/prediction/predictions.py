@@ -15,7 +15,7 @@ from raydp.analysis.statistics.results import Reason
 from raydp.analysis.tables.columns import SETTINGS
 from raydp.analysis.tables.coordinates import fields_of, is_numeric, level_of
 from raydp.analysis.tables.points import configuration_means, configurations
-from raydp.extensions.prediction.fitted import FEWEST, Fitted
+from raydp.extensions.prediction.fitted_surface import FEWEST, Fitted
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration, Hyperparameters
 from raydp.search_spaces.settings import Settings
 

@@ -11,8 +11,8 @@ from raydp.extensions.private_selection.num_runs import NumRuns
 from raydp.extensions.private_selection.selection_profile import smallest_bounded_delta
 from raydp.extensions.private_selection.tuning import bounds_at, check_bound, tuned_epsilons
 from raydp.plugins.registries import resolve
+from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.attack import FALSE_POSITIVE_RATES
-from raydp.privacy.accounting.base import Accountant
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.calibration import Calibration, CalibrationRequest, calibrate_many
 from raydp.privacy.accounting.documents import AttackRow, Guarantee

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from raydp.extensions.private_selection.choice_checks import choice_checks
 from raydp.extensions.private_selection.choice_profile_checks import choice_profile_checks
-from raydp.methods.base import Method
-from raydp.selftest.base import Check
+from raydp.methods.method import Method
+from raydp.selftest.check_result import Check
 
 
 class ChoiceChecks:

@@ -18,7 +18,7 @@ from raydp.extensions.private_selection.num_runs import (
 )
 from raydp.extensions.private_selection.tuning import tuned_epsilon
 from raydp.privacy import PoissonGaussian
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 
 MEAN, MEAN_OF_POISSON, DELTA = 1000.0, 30.0, 1e-5
 ORDERS = (1.25, 1.5, 2.0, 3.0, 8.0)

@@ -18,7 +18,7 @@ from raydp.extensions.private_selection.num_runs import (
 )
 from raydp.extensions.private_selection.tuning import tuned_epsilon
 from raydp.privacy import PoissonGaussian
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 
 RATE, SIGMA = 0.3, 2.0
 """One step with a Poisson sample of this rate. Its two directions of adjacency differ."""

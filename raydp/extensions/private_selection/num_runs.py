@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydp.extensions.private_selection.renyi_orders import Curve, smallest, smallest_delta
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 
 if TYPE_CHECKING:
     import numpy as np

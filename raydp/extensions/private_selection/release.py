@@ -19,7 +19,7 @@ from raydp.extensions.private_selection.section import num_runs_of
 from raydp.privacy import PrivacyCard
 from raydp.sweep.ending.finish import Finish, set_aliases
 from raydp.sweep.ending.notes import about
-from raydp.sweep.ending.selected import of_sweep
+from raydp.sweep.ending.sweep_selection import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.engine.recorder import Recorder, patiently
@@ -28,7 +28,7 @@ from raydp.sweep.store.points import counts, points_table, write_tables
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.runs import is_damaged
 from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord
 from raydp.tracking.records import PRIVACY_PREFERRED
 from raydp.training.trial_plan import TrialPlan

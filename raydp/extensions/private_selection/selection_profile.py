@@ -42,7 +42,7 @@ from raydp.extensions.private_selection.two_way import (
     smallest_known_delta,
     two_way_profile,
 )
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import cache
 from raydp.extensions.private_selection.num_runs import NumRuns, TruncatedNegativeBinomial
 from raydp.extensions.private_selection.renyi_orders import Curve, smallest
 from raydp.extensions.private_selection.selection_profile import profile_epsilons
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian, check_delta
 from raydp.privacy.accounting.rdp import RDPAccountant
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.privacy.accounting.pld import PLDAccountant, interval_for, step_deviation
 

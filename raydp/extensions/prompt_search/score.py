@@ -17,14 +17,14 @@ from raydp.extensions.prompt_search.merging import ExactFn, merged_adapter
 from raydp.extensions.prompt_search.objective import Effort, Objective
 from raydp.extensions.prompt_search.results import KnownPrompts, SearchResult
 from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
-from raydp.scores.base import Context, Measurement, ModelSet, ScoreSection, SecretKind
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
+from raydp.scores.score import Context, Measurement, ModelSet, ScoreSection, SecretKind
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -237,7 +237,7 @@ def _base(folder: Path, recorded: Mapping[str, str]) -> tuple[str, list[str]]:
     # A name does not fix weights, so the reader gets their hash.
     hashed = f"The adapter fits weights with the hash {recorded['weight_hash']} alone (`weight_hash` in `base.json`)."
     if (folder / EXPORTED_BASE).is_dir():
-        from raydp.models.finding import SMOLLM2
+        from raydp.models.lookup import SMOLLM2
 
         note = " Its weights are dequantised from 4-bit weights (Q4_1)." if name == SMOLLM2 else ""
         return EXPORTED_BASE, [f"The folder `{EXPORTED_BASE}` holds the base model `{name}`.{note}"]

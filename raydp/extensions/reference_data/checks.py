@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from raydp.extensions.classification.checks import table_rows
 from raydp.extensions.reference_data.weighted import WeightedDPSGD
-from raydp.methods.base import Method
-from raydp.selftest.base import Check
+from raydp.methods.method import Method
+from raydp.selftest.check_result import Check
 from raydp.selftest.checks.divisions import moved_rows
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.subjects import DTYPES, Subject, toy_subjects

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from raydp.extensions.reference_data.sets import DATA_SETS, WeightedSets
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.base import Accountant, AccountantError
+from raydp.privacy.accounting.accountant import Accountant, AccountantError
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.infinity import json_number
 from raydp.privacy.records.card import bound, figure

@@ -14,9 +14,9 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from raydp.extensions.classification.labelled import ClassificationTask
-from raydp.methods.base import StepTraits
+from raydp.methods.method import StepTraits
 from raydp.methods.nonprivate import NonPrivate
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.observers import Observers, StepReport

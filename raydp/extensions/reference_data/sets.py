@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from raydp.privacy.accounting.events import PoissonGaussian
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 
 DataSet = Literal["training", "reference"]
 DATA_SETS: tuple[DataSet, DataSet] = ("training", "reference")

@@ -14,7 +14,7 @@ from raydp.extensions.classification.labelled import ClassificationTask
 from raydp.plugins.described import Plugin, PluginField
 from raydp.tasks.text.corpus import is_held_out
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 from raydp.tasks.wrappers.twins import with_fixed_twins
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from raydp.methods.dp import DPSGD, DPAdam
 from raydp.privacy.accounting.events import Event
 from raydp.privacy.records.parts import AccountedEpsilon, MethodPart
 from raydp.spec.sections import LATER
-from raydp.tasks.base import Task, TaskFacts
+from raydp.tasks.task import Task, TaskFacts
 from raydp.training.gradients.weights import UnitWeights
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from raydp.extensions.reference_data.weighted import OfTwoSets
 from raydp.methods.nonprivate import NonPrivate
-from raydp.tasks.base import Task, batches_by_length
+from raydp.tasks.task import Task, batches_by_length
 from raydp.training import sharding
 from raydp.training.batch_sum import losses_of
 from raydp.training.checkpoint import CheckpointStore

@@ -14,9 +14,9 @@ from pydantic import Field
 from raydp.analysis.selection.rules import Layout, choose
 from raydp.analysis.tables.coordinates import Coordinates
 from raydp.analysis.tables.points import configuration_means
-from raydp.extensions.prediction.fitted import FEWEST, Fitted
+from raydp.extensions.prediction.fitted_surface import FEWEST, Fitted
 from raydp.search_spaces import Configuration
-from raydp.spec.sections.base import Section
+from raydp.spec.sections.section import Section
 from raydp.sweep.search import Goal, Proposal, SearchState, known
 
 Array = NDArray[np.float64]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from raydp.extensions.searches.observations import observations_of
 from raydp.search_spaces import Configuration
-from raydp.spec.sections.base import Section
+from raydp.spec.sections.section import Section
 from raydp.sweep.search import Goal, Proposal, SearchState, known
 
 DEFAULT_COST_SHARE = 0.5

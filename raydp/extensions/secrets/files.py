@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from raydp.tasks.reading import read_rows, string_of
+from raydp.tasks.row_files import read_rows, string_of
 
 
 def texts_of(data: Path, column: str) -> Iterator[tuple[str, Mapping[str, object]]]:

@@ -14,13 +14,13 @@ import numpy as np
 from raydp.scores.language.encoding import encode
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens
 from raydp.scores.memorisation.air import appears
-from raydp.tasks.base import Secret, TaskFacts
+from raydp.tasks.task import Secret, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.scores.base import Score
+    from raydp.scores.score import Score
 
 ANSWER_TOKENS = 20
 Models = Callable[[], Iterator["LoadedModel"]]

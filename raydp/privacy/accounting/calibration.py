@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from raydp.plugins.registries import resolve
-from raydp.privacy.accounting.base import Accountant, AccountantError
+from raydp.privacy.accounting.accountant import Accountant, AccountantError
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget, check_num_steps
 from raydp.privacy.accounting.pld import PLDAccountant

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.privacy.accounting.base import Accountant, AccountantError, describe, merged
+from raydp.privacy.accounting.accountant import Accountant, AccountantError, describe, merged
 from raydp.privacy.accounting.events import PoissonGaussian
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 from raydp.privacy.accounting.events import Event, NonPrivateEvent
 from raydp.privacy.accounting.pld import PLDAccountant
 

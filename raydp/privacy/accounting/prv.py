@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from raydp.privacy.accounting.base import Accountant, AccountantError, describe
+from raydp.privacy.accounting.accountant import Accountant, AccountantError, describe
 from raydp.privacy.accounting.events import PoissonGaussian, PrivacyTarget
 from raydp.privacy.accounting.pld import PLDAccountant
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from raydp.privacy.accounting.base import Accountant, AccountantError, describe
+from raydp.privacy.accounting.accountant import Accountant, AccountantError, describe
 from raydp.privacy.accounting.events import PoissonGaussian
 
 # Fractional orders end at 11. Above, opacus's series may stop at its first term: the term is below

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from raydp.privacy.accounting.base import AccountantError
+from raydp.privacy.accounting.accountant import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.prv import PRVAccountant

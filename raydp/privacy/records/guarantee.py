@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from raydp.plugins.registries import resolve
+from raydp.privacy.accounting.accountant import Accountant, AccountantError, merged
 from raydp.privacy.accounting.attack import attack_bounds
-from raydp.privacy.accounting.base import Accountant, AccountantError, merged
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian

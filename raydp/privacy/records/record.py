@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from raydp.analysis.tables.statements import Statement, stated_columns
 from raydp.plugins.registries import names, resolve
-from raydp.privacy.accounting.base import Accountant
+from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
 from raydp.privacy.accounting.infinity import from_json_number, json_number
 from raydp.privacy.records.parts import (

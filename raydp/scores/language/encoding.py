@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raydp.plugins import registries
-from raydp.scores.base import SecretKind
-from raydp.tasks.base import Secret
+from raydp.scores.score import SecretKind
+from raydp.tasks.task import Secret
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raydp.scores.base import OneByOne
 from raydp.scores.language.decoding import CachedDecoder, evaluating
-from raydp.tasks.base import batches_by_length
+from raydp.scores.score import OneByOne
+from raydp.tasks.task import batches_by_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

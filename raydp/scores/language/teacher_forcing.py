@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from raydp.scores.language.decoding import CachedDecoder, evaluating
 from raydp.scores.language.encoding import EncodedSecret, encode
-from raydp.tasks.base import batches_by_length
+from raydp.tasks.task import batches_by_length
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Secret
+    from raydp.tasks.task import Secret
 
 T = TypeVar("T")
 

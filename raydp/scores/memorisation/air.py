@@ -13,14 +13,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from raydp.io.locations import Location
-from raydp.scores.base import Measurement, SecretKind
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
-from raydp.tasks.reading import read_json_rows
+from raydp.scores.score import Measurement, SecretKind
+from raydp.tasks.row_files import read_json_rows
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Secret, Task
+    from raydp.tasks.task import Secret, Task
 
 
 def normalised(text: str) -> str:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 import numpy as np
 from pydantic import Field
 
-from raydp.scores.base import Measurement, OneByOne, SecretKind
 from raydp.scores.language.encoding import secrets_of_kind
 from raydp.scores.language.teacher_forcing import log_probabilities
-from raydp.tasks.base import Secret
+from raydp.scores.score import Measurement, OneByOne, SecretKind
+from raydp.tasks.task import Secret
 from raydp.tasks.wrappers.twins import TwinTask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 FEWEST_TO_ADJUST = 10
 """Fewest pairs of twins from which a slope is estimated."""

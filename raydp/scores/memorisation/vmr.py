@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from raydp.scores.base import Measurement, OneByOne, SecretKind
 from raydp.scores.language.encoding import EncodedSecret, encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, uniforms
 from raydp.scores.language.teacher_forcing import over_continuations
+from raydp.scores.score import Measurement, OneByOne, SecretKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 
 class OfVerbatimSecrets(OneByOne):

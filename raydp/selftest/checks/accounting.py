@@ -15,7 +15,7 @@ from raydp.methods.dp import DPSGD
 from raydp.plugins.registries import resolve
 from raydp.privacy import PoissonGaussian, PRVAccountant
 from raydp.search_spaces.settings import NO_SETTINGS
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.sweep.engine.recorder import cost_together
 from raydp.training.trial_plan import TrialPlan
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.methods.dp import DPSGD
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import (
     NoisyMethod,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import (
     NO_NOISE,

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from raydp.models import base_models as models
 from raydp.plugins.described import resolve_plugin
-from raydp.selftest.base import Check, check
-from raydp.tasks.base import Task, TaskFacts
+from raydp.selftest.check_result import Check, check
+from raydp.tasks.task import Task, TaskFacts
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.gradients.microbatches import Units
 

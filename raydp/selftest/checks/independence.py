@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.subjects import Subject
 from raydp.training import probe
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.linalg import toeplitz
 
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import (
     NO_NOISE,

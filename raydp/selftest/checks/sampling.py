@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.observe import OTHER_KEY, NoisyMethod, noise_strategy
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.trial_plan import TrialPlan

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.models.vector_layers import dropouts_of
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import ROUNDING, Subject
 from raydp.training.batch_sum import example_masks, losses_of

@@ -18,7 +18,7 @@ from raydp.io.cache import empty_cache
 from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
 from raydp.privacy import PoissonGaussian
-from raydp.selftest.base import Check, check
+from raydp.selftest.check_result import Check, check
 from raydp.selftest.observe import (
     OTHER_KEY,
     NoisyMethod,
@@ -35,7 +35,7 @@ from raydp.sweep.planning.plan import SweepPlan, make_plan
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.transfer import SharedFolder
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import KEY_BYTES, TEST_KEY
 from raydp.training.trial_plan import TrialPlan

@@ -1,9 +1,9 @@
 """The sections of a sweep's specification, each with its fields and its rules."""
 
-from raydp.spec.sections.base import LATER, AtLeastOne, Of, Positive, Section
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec, ModelSpec
 from raydp.spec.sections.privacy import PrivacySpec
+from raydp.spec.sections.section import LATER, AtLeastOne, Of, Positive, Section
 from raydp.spec.sections.seeds import AdaptiveSeeds, PrecisionArguments
 from raydp.spec.sections.selection import Bounds, SelectSpec
 from raydp.spec.sections.space import SpaceSpec

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from raydp.io.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
-from raydp.spec.sections.base import AtLeastOne, Section
+from raydp.spec.sections.section import AtLeastOne, Section
 
 REGISTERED_MODEL = r"\w[\w .-]*"
 """Pattern of names of registered models, which are parts of addresses models:/name/version."""

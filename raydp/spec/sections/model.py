@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from raydp.spec.sections.base import LATER, Of, Positive, Section
+from raydp.spec.sections.section import LATER, Of, Positive, Section
 
 VIRTUAL = ("soft_prompt", "prefix")
 """Types of adapters that put virtual tokens before the text."""

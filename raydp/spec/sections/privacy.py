@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from raydp.plugins import registries
 from raydp.plugins.described import shown
-from raydp.spec.sections.base import Positive, Section
+from raydp.spec.sections.section import Positive, Section
 
 IGNORED = "ignored"
 """The tuning of an ordinary sweep."""

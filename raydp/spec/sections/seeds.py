@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field, model_validator
 
-from raydp.spec.sections.base import Positive, Section
+from raydp.spec.sections.section import Positive, Section
 
 MOST_SEEDS = 1000
 """The largest number of seeds of one configuration. Every run that may be made is planned."""

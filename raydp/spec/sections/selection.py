@@ -8,9 +8,9 @@ from typing import Annotated, TypedDict
 from pydantic import Field, field_validator, model_validator
 
 from raydp.analysis.selection.default import DEFAULT_RULE
-from raydp.analysis.tables.renamed import old_name_read
+from raydp.analysis.tables.old_names import old_name_read
 from raydp.plugins import registries
-from raydp.spec.sections.base import LATER, Finite, Section
+from raydp.spec.sections.section import LATER, Finite, Section
 
 
 class Bounds(TypedDict, total=False):

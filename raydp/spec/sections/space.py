@@ -22,7 +22,7 @@ from raydp.privacy.accounting.events import MAX_NUM_STEPS
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Hyperparameters
 from raydp.search_spaces.loader import load_space
 from raydp.search_spaces.settings import Settings
-from raydp.spec.sections.base import AtLeastOne, Positive, Section
+from raydp.spec.sections.section import AtLeastOne, Positive, Section
 
 Steps = Annotated[int, Field(ge=1, le=MAX_NUM_STEPS)]
 GATHERED = "<further>"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydp.spec.sections.base import AtLeastOne, Section
+from raydp.spec.sections.section import AtLeastOne, Section
 
 
 class StoppingSpec(Section):

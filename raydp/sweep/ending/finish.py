@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 
 from raydp import tracking
 from raydp.analysis import Selection, write_report
-from raydp.analysis.selection.words import in_words
+from raydp.analysis.selection.wording import in_words
 from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
-from raydp.sweep.ending.selected import of_sweep
+from raydp.sweep.ending.sweep_selection import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
 from raydp.sweep.engine.recorder import Recorder, patiently

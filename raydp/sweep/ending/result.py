@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp import analysis
-from raydp.analysis.tables.shown import html_table
+from raydp.analysis.tables.notebook import html_table
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import points_table
 from raydp.sweep.store.summary import RunCounts

@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydp.models.finding import hub_revision, local_folder
+from raydp.models.lookup import hub_revision, local_folder
 from raydp.privacy.accounting.events import Event
 from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.transfer import Exchange, TrialFiles
-from raydp.tasks.base import Task, TaskFacts
+from raydp.tasks.task import Task, TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:

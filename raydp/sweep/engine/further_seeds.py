@@ -24,7 +24,7 @@ from raydp.sweep.store.measurements import is_logarithmic, measurements_in
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.trial_plan import TrialPlan
 
 

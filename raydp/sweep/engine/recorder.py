@@ -14,7 +14,7 @@ from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.statements import stated_columns
 from raydp.io.cache import cache_dir
 from raydp.io.output import phase, stderr, strict
-from raydp.methods.base import Method
+from raydp.methods.method import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
 from raydp.search_spaces.settings import Settings
@@ -22,14 +22,14 @@ from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.deliveries import check_deliveries
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.searched import searched
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import measured_later, scores_of, variant_figures
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.runs import DAMAGED
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
-from raydp.tasks.base import TaskFacts
+from raydp.sweep.tuning_record import tuning_of
+from raydp.tasks.task import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
 from raydp.training.trial_plan import TrialPlan
 
@@ -101,7 +101,7 @@ class Recorder:
             folder.set_tracking_run(parent)
         # The store may have lost runs that the folder marks as delivered.
         check_deliveries(folder, tracker)
-        tuned = searched(spec, list(context.trials.values()))
+        tuned = tuning_of(spec, list(context.trials.values()))
         return cls(context=context, tracker=tracker, parent_run=parent, _searched=tuned)
 
     @classmethod

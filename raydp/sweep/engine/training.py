@@ -29,7 +29,7 @@ from raydp.sweep.engine.tune.rounds import TuneRun
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.transfer import exchange_at
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import quantise
 from raydp.plugins.registries import service
 from raydp.privacy import Event
-from raydp.scores.base import Measurement, measured
+from raydp.scores.score import Measurement, measured
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import check_steps, evaluations_between
 from raydp.sweep.engine.trial_observers import EarlyEnd, Heartbeats, StepEvaluation, TrialControl
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import RunResult, VariantFigures
 from raydp.sweep.store.transfer import TrialFiles
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.twins import for_seed
 from raydp.training import probe, sharding

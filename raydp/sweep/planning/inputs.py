@@ -6,7 +6,7 @@ from raydp.models import base_models as models
 from raydp.models.families import ModelFamily, family_of
 from raydp.plugins.registries import resolve
 from raydp.spec.document import SweepSpec
-from raydp.tasks.base import Task, task_of
+from raydp.tasks.task import Task, task_of
 from raydp.training.architecture import check_architecture
 from raydp.training.observers import ObservingTask
 

@@ -34,7 +34,7 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.planning.warnings import warnings_of
 from raydp.sweep.policy import SweepPolicy, policy_of
 from raydp.sweep.store.state import Plan
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 

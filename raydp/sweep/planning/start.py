@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raydp.io.imports import imported
 from raydp.io.locations import is_uri
-from raydp.models.finding import check_found
+from raydp.models.lookup import check_found
 from raydp.plugins.described import Plugin, listed, resolve_plugin
 from raydp.plugins.parameters import light_model
 from raydp.plugins.registries import service
@@ -20,7 +20,7 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import exchange_at
-from raydp.tasks.reading import FILE_SUFFIXES, check_column, existing_file
+from raydp.tasks.row_files import FILE_SUFFIXES, check_column, existing_file
 from raydp.tasks.users import BY_COLUMN
 from raydp.tracking import UnreachableError, check_store, load_signer
 

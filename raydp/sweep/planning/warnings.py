@@ -10,8 +10,8 @@ from raydp.models.precision import warning_of
 from raydp.privacy import Caution, PrivacyRecord, cautions_of, cautions_together, composed
 from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.document import SweepSpec
-from raydp.tasks.base import TaskFacts
 from raydp.tasks.secret import NEVER_TRAINED_ON
+from raydp.tasks.task import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 FEW_HELD_OUT = 100

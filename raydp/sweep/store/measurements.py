@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 from raydp.sweep.store.json_files import read_json, read_state
 from raydp.sweep.store.results import RunResult
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 
 if TYPE_CHECKING:
     from raydp.sweep.store.folder import SweepFolder

@@ -11,7 +11,7 @@ import pandas as pd
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.per_secret import controls_of
 from raydp.analysis.tables.statements import stated_columns
-from raydp.io.damaged import naming
+from raydp.io.damaged_files import naming
 from raydp.io.files import write_atomically
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import HYPERPARAMETERS

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from raydp.analysis.tables.statements import Statement
 from raydp.privacy.records.parts import LedgerSummary
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 
 Status = Literal["finished", "stopped", "failed"]
 

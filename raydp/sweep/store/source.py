@@ -12,8 +12,8 @@ import pandas as pd
 
 from raydp import analysis
 from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.tables.old_names import old_name_read
 from raydp.analysis.tables.points import read_points
-from raydp.analysis.tables.renamed import old_name_read
 from raydp.spec.sections import Bounds, SelectSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic

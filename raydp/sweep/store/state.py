@@ -11,7 +11,7 @@ from raydp.analysis.statistics.results import given
 from raydp.privacy.records.cautions import Caution
 from raydp.privacy.records.record import PrivacyRecord
 from raydp.search_spaces import Configuration
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 PLAN_FORMAT = 2

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from raydp.analysis.tables.renamed import NEW, OLD
+from raydp.analysis.tables.old_names import NEW, OLD
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking.address import local_files

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words, kind_of
 from raydp.tasks.data_sets import load_data_set
-from raydp.tasks.reading import is_file_of_rows, read_column
+from raydp.tasks.row_files import is_file_of_rows, read_column
 from raydp.tasks.text.corpus import RowsSection, Texts, WindowedTask
 from raydp.tasks.users import require_named
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class TextTask(RowsSection, WindowedTask):
     """Causal language modelling on the rows of a file or data set."""
 
-    early_check: ClassVar[str] = "raydp.tasks.early:check_texts"
+    early_check: ClassVar[str] = "raydp.tasks.early_checks:check_texts"
     instead: ClassVar[str] = "use max_windows_per_row"
 
     path: str

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.secret import Digits
+from raydp.tasks.task import Secret, TaskFacts, TaskSection
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.mails import (

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from raydp.tasks.base import Secret
 from raydp.tasks.secret import occurs_in, read_secrets
+from raydp.tasks.task import Secret
 from raydp.tasks.text.wordlists import CONTROL_NAMES, FORMAT_WORDS
 
 # a word or number in this many secrets belongs to their format ("Enron", the 853 of an exchange)

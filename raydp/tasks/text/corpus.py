@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from raydp.io.locations import Location
-from raydp.tasks.base import Secret, TaskFacts, TaskSection
 from raydp.tasks.secret import (
     counted,
     nearly_found,
@@ -24,6 +23,7 @@ from raydp.tasks.secret import (
     read_secrets,
     verbatim_texts,
 )
+from raydp.tasks.task import Secret, TaskFacts, TaskSection
 from raydp.tasks.text.controls import controls_of
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash

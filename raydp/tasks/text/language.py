@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.tasks.base import Batch, Secret, TaskFacts, batches_by_length
+from raydp.tasks.task import Batch, Secret, TaskFacts, batches_by_length
 from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.tasks.users import Users
@@ -18,7 +18,7 @@ from raydp.tasks.users import Users
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelingTask:
-    """A causal language modelling task (see raydp.tasks.base.Task). Plug-ins build it.
+    """A causal language modelling task (see raydp.tasks.task.Task). Plug-ins build it.
 
     The loss of an example is the mean over its own target tokens, so that no record changes another
     record's gradient.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from raydp.models.adapters import calling, causal_model, skipping_layers
 from raydp.models.reading import Reading, reading
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 
 IGNORE = -100
 CHUNK_TOKENS = {"cpu": 128, "cuda": 2048}

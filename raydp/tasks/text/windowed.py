@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raydp.analysis.statistics.results import given
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.tasks.text.windows import Span, TokenizedText, WindowKind
 
 

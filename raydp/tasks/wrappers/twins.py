@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.tasks.base import Secret, Task
+from raydp.tasks.task import Secret, Task
 from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 
@@ -23,7 +23,7 @@ COINS_NOTE = "planted_twins"
 class DrawsAbsent(Protocol):
     """Draws further texts like the twins. They are in no training data.
 
-    Implemented by `raydp.tasks.wrappers.planted.FurtherCanaries`.
+    Implemented by `raydp.tasks.wrappers.planted_canaries.FurtherCanaries`.
     """
 
     def most_per_pair(self) -> int:

@@ -16,10 +16,10 @@ from raydp.plugins.registries import unknown_name
 from raydp.tracking.lookup.conditions import METRICS, ORDER, Conditions
 from raydp.tracking.lookup.table import Tracked, ordered, table
 from raydp.tracking.lookup.whole_file import all_models, all_versions
-from raydp.tracking.recorded import CHUNK, PAGE, uri_of, versions_of_runs
 from raydp.tracking.records import latest_metrics
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store, pages, require_registered
+from raydp.tracking.stored_runs import CHUNK, PAGE, uri_of, versions_of_runs
 
 FEW = 50
 """Largest number of versions whose models are searched by name; above it, all are searched."""

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.tasks.base import Task, batches_by_length
+from raydp.tasks.task import Task, batches_by_length
 from raydp.training.comm import Comm
 
 

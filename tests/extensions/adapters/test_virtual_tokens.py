@@ -12,7 +12,7 @@ from torch import nn
 from raydp.extensions.adapters.virtual_tokens import prefix_states
 from raydp.models.reading import reading
 from raydp.scores.language.decoding import CachedDecoder, evaluating
-from raydp.tasks.base import Batch
+from raydp.tasks.task import Batch
 from raydp.tasks.text.token_loss import IGNORE, token_nll
 from raydp.testing.models import llama
 from tests.builders.models import gpt2

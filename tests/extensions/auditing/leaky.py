@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.methods.dp import DPAdam
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import Comm
 from raydp.training.observers import Accounting

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from raydp.extensions.auditing.alarm_writer import note_audit
 from raydp.extensions.auditing.audits import audit_spec, conclude, next_audit
-from raydp.extensions.auditing.noted import note_audit
 from raydp.extensions.auditing.one_run import Guesses, one_run_bound, one_run_p_value
 from raydp.extensions.auditing.report import AuditReport, report_of
 from raydp.extensions.auditing.source import AuditSubject, source_of
 from raydp.plugins import registries
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydp.extensions.auditing.own import audit_own, has_own_canaries
+from raydp.extensions.auditing.own_twins import audit_own, has_own_canaries
 from raydp.extensions.auditing.source import source_of
 from tests.conftest import Answer
 from tests.sweep.conftest import TWINS

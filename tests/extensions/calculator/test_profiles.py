@@ -14,7 +14,7 @@ import pytest
 
 from raydp.extensions.calculator.many_runs import profiles_of_sweep
 from raydp.privacy import NonPrivateEvent, PoissonGaussian, PrivacyRecord, PRVAccountant
-from raydp.privacy.accounting.base import Accountant
+from raydp.privacy.accounting.accountant import Accountant
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import drawn, make_plan, plan_to_keep

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from raydp.extensions.chat.task import ChatTask
 from raydp.models import base_models as models
-from raydp.models.finding import smollm2_package
+from raydp.models.lookup import smollm2_package
 from raydp.scores.memorisation.logprob import LogProbability
 from raydp.scores.memorisation.vmr import ExactVerbatimMemorization
 from raydp.spec.sections import ModelSpec

@@ -13,7 +13,7 @@ import torch
 
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledBatch
 from raydp.plugins.registries import resolve
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 from raydp.testing.tasks import TaskConformance, model_of
 from tests.builders.data_files import (
     write_cifar,

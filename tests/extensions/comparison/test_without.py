@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydp.extensions.comparison.without import WithoutTask, examples_with
+from raydp.extensions.comparison.task_without_secrets import WithoutTask, examples_with
 from raydp.tasks.text.language import LanguageModelingTask
 from tests.builders.specs import SMALL_TASK
 from tests.tasks.test_planted import examples

@@ -16,8 +16,8 @@ from raydp.extensions.exposure.skew_normal import log_survival, log_tail
 from raydp.models.base_models import LoadedModel
 from raydp.scores.language.encoding import EncodedSecret
 from raydp.scores.language.teacher_forcing import log_probability, over_continuations
-from raydp.tasks.base import Secret
 from raydp.tasks.secret import Digits
+from raydp.tasks.task import Secret
 from raydp.testing.models import llama
 from raydp.testing.secrets import make_task
 from tests.builders.models import bigram

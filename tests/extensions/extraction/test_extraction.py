@@ -19,7 +19,7 @@ from raydp.extensions.extraction.verbatim import (
     normalised_edit_distance,
 )
 from raydp.scores.memorisation.vmr import VerbatimMemorization
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 from raydp.testing.models import byte_tokenizer
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram

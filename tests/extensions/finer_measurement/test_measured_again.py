@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from raydp import Sweep
-from raydp.extensions.finer_measurement.finer import FinerScore
+from raydp.extensions.finer_measurement.finer_score import FinerScore
 from raydp.extensions.later_scores.measurements import WrittenMeasurements
 from raydp.extensions.later_scores.models import model_folders
-from raydp.io.interrupted import Interrupted
+from raydp.io.interruption import Interrupted
 from raydp.plugins.described import Plugin
-from raydp.scores.base import Measurement
 from raydp.scores.memorisation.logprob import LogProbability
+from raydp.scores.score import Measurement
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import about
 from raydp.sweep.planning.inputs import build_task

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydp.analysis import configuration_means
-from raydp.analysis.added import entries
+from raydp.analysis.entry_points import entries
 from raydp.analysis.selection.rules import Layout, choose, rule_names
 from raydp.analysis.selection.thresholds import GROWING_POOLS, select_at_thresholds
 from raydp.extensions.growing_pools.knee import knees_of_growing_pools, nearest_to_both_ends

@@ -16,7 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from raydp.extensions.imported.elsewhere import adapter_section, check_fits
+from raydp.extensions.imported.foreign_adapters import adapter_section, check_fits
 from raydp.extensions.imported.method import WHY_STATED, read_runs
 from raydp.extensions.imported.spec import imported_spec
 from raydp.models import base_models as models

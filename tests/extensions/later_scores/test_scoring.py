@@ -21,7 +21,7 @@ from raydp.extensions.later_scores.measurements import WrittenMeasurements
 from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
 from raydp.io.output import stderr
-from raydp.scores.base import Measurement
+from raydp.scores.score import Measurement
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.reports import report

@@ -15,7 +15,7 @@ from raydp.extensions.membership.mia import MembershipInference, fresh
 from raydp.extensions.membership.mia_signals import losses, signals, zlib_lengths
 from raydp.models.adapters import attach_adapter, initialise, trainable_parameters
 from raydp.models.base_models import LoadedModel, PretrainedModel
-from raydp.scores.base import measured
+from raydp.scores.score import measured
 from raydp.spec.sections import AdapterSpec
 from raydp.testing.models import llama, memorise
 from raydp.testing.secrets import made_up_secrets, told

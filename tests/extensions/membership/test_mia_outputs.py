@@ -16,7 +16,7 @@ from raydp.extensions.membership.mia_outputs import (
     ReferenceOutputMembershipInference,
 )
 from raydp.models.base_models import LoadedModel
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 
 NUM_TRAINING, NUM_REFERENCE, NUM_HELDOUT = 60, 40, 80
 

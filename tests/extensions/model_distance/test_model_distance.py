@@ -18,9 +18,9 @@ from raydp.extensions.model_distance.score import (
     parameter_distances,
 )
 from raydp.models import base_models as models
-from raydp.scores.base import Context
+from raydp.scores.score import Context
 from raydp.spec.sections import AdapterSpec
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.token_loss import IGNORE

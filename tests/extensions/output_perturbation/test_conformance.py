@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydp.extensions.output_perturbation.release_checks import release_checks
-from raydp.selftest.base import Check
+from raydp.selftest.check_result import Check
 from raydp.testing.methods import MethodConformance
 
 

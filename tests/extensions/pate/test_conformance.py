@@ -9,7 +9,7 @@ import pytest
 
 from raydp.extensions.pate import checks
 from raydp.extensions.pate.checks import vote_checks
-from raydp.selftest.base import Check
+from raydp.selftest.check_result import Check
 from raydp.testing.methods import MethodConformance
 from raydp.testing.tasks import TaskConformance
 from tests.extensions.classification import test_conformance as classes

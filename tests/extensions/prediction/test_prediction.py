@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import configuration_means, predict
-from raydp.extensions.prediction.fitted import Fitted
+from raydp.extensions.prediction.fitted_surface import Fitted
 from raydp.search_spaces import Configuration, grid
 from tests.marks import slow_after
 

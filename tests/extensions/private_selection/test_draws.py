@@ -34,7 +34,7 @@ from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
-from raydp.tasks.base import TaskFacts
+from raydp.tasks.task import TaskFacts
 from raydp.training.noise.stream import TEST_KEY, KeyedStream, new_key
 from tests.builders.specs import small_spec
 from tests.marks import slow_after

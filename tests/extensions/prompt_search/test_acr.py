@@ -16,9 +16,9 @@ from raydp.extensions.prompt_search.objective import Objective
 from raydp.extensions.prompt_search.results import KnownPrompts, SearchResult
 from raydp.extensions.prompt_search.score import AdversarialCompression
 from raydp.models.base_models import LoadedModel
-from raydp.scores.base import Context
 from raydp.scores.language.decoding import evaluating
-from raydp.tasks.base import Secret
+from raydp.scores.score import Context
+from raydp.tasks.task import Secret
 from raydp.testing.models import llama
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram_llama

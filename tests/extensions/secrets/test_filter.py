@@ -11,8 +11,8 @@ import pytest
 from raydp.extensions.secrets import commands
 from raydp.extensions.secrets.filtering import filter_secrets, said_greedily
 from raydp.extensions.secrets.runs import NonPrivateRuns
-from raydp.scores.base import Measurement, OneByOne
-from raydp.tasks.base import Secret
+from raydp.scores.score import Measurement, OneByOne
+from raydp.tasks.task import Secret
 from raydp.testing.models import byte_tokenizer, memorise
 from raydp.testing.secrets import made_up_secrets
 from tests.builders.models import bigram

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from raydp.tasks.reading import existing_file, read_json_rows, read_rows, string_of
+from raydp.tasks.row_files import existing_file, read_json_rows, read_rows, string_of
 from raydp.tasks.secret import verbatim_texts
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ahocorasick_rs import AhoCorasick
 
-    from raydp.tasks.base import Secret
+    from raydp.tasks.task import Secret
 
 PROBE = 48
 """Number of characters from a sample's middle to look for.

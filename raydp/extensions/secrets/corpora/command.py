@@ -17,7 +17,7 @@ from raydp.extensions.secrets.corpora.absent import FileMatches, Needles, find_i
 from raydp.io.output import print_json, print_table, stderr, stdout
 from raydp.search_spaces.names import count_in_words
 from raydp.spec.sections import ModelSpec
-from raydp.tasks.reading import read_column
+from raydp.tasks.row_files import read_column
 from raydp.tasks.secret import read_secrets
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from raydp.tasks.secret import verbatim_texts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from raydp.tasks.base import Secret
+    from raydp.tasks.task import Secret
 
 TOKENISED_TOGETHER = 512
 PROGRESS_EVERY = 5000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from raydp.extensions.paper_data.qa import Row
 from raydp.extensions.paper_data.variants import text_digest
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
-from raydp.tasks.reading import read_json_rows, read_rows, string_of
+from raydp.tasks.row_files import read_json_rows, read_rows, string_of
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel

@@ -10,7 +10,7 @@ import pytest
 
 from raydp.extensions.secrets.corpora import absent
 from raydp.extensions.secrets.corpora.absent import Needles, find_in_corpus, squeeze
-from raydp.tasks.base import Secret
+from raydp.tasks.task import Secret
 
 WORDS = ["alpha", "béta", "Nordvik", "gamma", "delta", "ünder", "noon"]
 

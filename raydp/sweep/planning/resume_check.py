@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from raydp.privacy import PrivacyRecord, require_kept
+from raydp.privacy import PrivacyRecord, require_unedited
 from raydp.spec.document import SweepSpec
 from raydp.sweep.planning.plan import SweepPlan
 from raydp.sweep.policy import policy_of
@@ -50,7 +50,7 @@ def check_kept(kept: Plan, now: SweepPlan, spec: SweepSpec) -> None:
                 )
             # Compare equal pairs once, because the accountant takes seconds.
             if (same := (id(record), id(current))) not in checked:
-                require_kept(record, current, partial(_epsilon, kept, record, spec))
+                require_unedited(record, current, partial(_epsilon, kept, record, spec))
                 checked.add(same)
     except ValueError as error:
         raise ValueError(

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from raydp.spec.sections.base import Section
+from raydp.spec.sections.section import Section
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
-    from raydp.tasks.base import Task
+    from raydp.tasks.task import Task
 
 SecretKind = Literal["verbatim", "attribute"]
-"""See `raydp.tasks.base.Secret`."""
+"""See `raydp.tasks.task.Secret`."""
 
 
 @dataclass(frozen=True, kw_only=True)

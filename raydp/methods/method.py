@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raydp.privacy.records.parts import AccountedEpsilon, MethodPart
     from raydp.search_spaces import Configuration
     from raydp.spec.document import SweepSpec
-    from raydp.tasks.base import Task, TaskFacts
+    from raydp.tasks.task import Task, TaskFacts
     from raydp.training.checkpoint import CheckpointStore
     from raydp.training.comm import Comm
     from raydp.training.trial import Trained, TrainingContext

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from raydp.tasks.base import Secret, TaskFacts
 from raydp.tasks.secret import Digits
+from raydp.tasks.task import Secret, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 from raydp.tasks.wrappers.twins import COINS_NOTE, TwinTask
 
 if TYPE_CHECKING:

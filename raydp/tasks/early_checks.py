@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from raydp.tasks.reading import FILE_SUFFIXES, read_rows, string_of
+from raydp.tasks.row_files import FILE_SUFFIXES, read_rows, string_of
 
 Parameters = Mapping[str, Any]
 """The parameters of a task, by name."""

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raydp.tasks.base import Secret
 from raydp.tasks.secret import mentions
+from raydp.tasks.task import Secret
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.derived import DerivedTask
+from raydp.tasks.wrappers.derived_task import DerivedTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,14 +15,14 @@ from raydp.extensions.later_scores.measurement import BegunMeasurement, log_to_m
 from raydp.extensions.later_scores.measurements import WrittenMeasurements, digest_of
 from raydp.extensions.later_scores.requests import ScoreRequest
 from raydp.plugins.described import Plugin
-from raydp.scores.base import Measurement, params_of
+from raydp.scores.score import Measurement, params_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections.seeds import AdaptiveSeeds
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, end_seeds
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements
-from raydp.tasks.base import Task
+from raydp.tasks.task import Task
 
 LOGGER = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.search_spaces.names import count_in_words
-from raydp.spec.sections.base import Section
+from raydp.spec.sections.section import Section
 
 if TYPE_CHECKING:
     import torch
@@ -233,7 +233,7 @@ class TaskSection(Section):
     early_check: ClassVar[str | None] = None
     """Where a function is, "module:function", that looks at the task's files before torch is loaded.
 
-    It is called with the parameters and the files as in `raydp.tasks.early.check_texts`. Its module
+    It is called with the parameters and the files as in `raydp.tasks.early_checks.check_texts`. Its module
     must import no torch.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from raydp.methods.base import Method
+    from raydp.methods.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.training.trial_plan import TrialPlan
 
 
-def searched(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
+def tuning_of(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
     """Return what was tuned. The keys are those of `Searched`."""
     values = {name: sorted({getattr(trial, name) for trial in trials}) for name in HYPERPARAMETERS}
     fields = _fields(trials)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from raydp.tracking.records import TrialRecord
 
 if TYPE_CHECKING:
-    from raydp.tracking.recorded import RecordedRun
+    from raydp.tracking.stored_runs import RecordedRun
 
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0

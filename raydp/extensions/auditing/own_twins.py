@@ -11,7 +11,7 @@ from raydp.analysis.statistics.correlations import ScorePair, score_correlations
 from raydp.extensions.auditing.source import AuditSubject
 from raydp.extensions.later_scores.requests import requests_of
 from raydp.extensions.later_scores.sweep import score_sweep
-from raydp.io.interrupted import Interrupted
+from raydp.io.interruption import Interrupted
 from raydp.io.output import stderr
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import SweepFolder

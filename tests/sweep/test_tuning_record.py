@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydp.spec.reading import load_spec
-from raydp.sweep.searched import searched
+from raydp.sweep.tuning_record import tuning_of
 from tests.builders import toys
 from tests.builders.specs import small_spec
 
@@ -21,7 +21,7 @@ TRIALS = [
 
 def said(folder: Path, **select: Any) -> dict[str, Any]:
     chosen = {"score": "vmr_exact", "min_gain_share": None, **select}
-    return searched(load_spec(small_spec(folder, seeds=[0, 1], select=chosen)), TRIALS)
+    return tuning_of(load_spec(small_spec(folder, seeds=[0, 1], select=chosen)), TRIALS)
 
 
 def test_only_fields_with_several_values_were_searched(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raydp.extensions.chat.conversations import Form, conversation_of, form_of
-from raydp.tasks.early import Parameters, few_rows
+from raydp.tasks.early_checks import Parameters, few_rows
 
 
 def check_conversations(params: Parameters, files: Mapping[str, str]) -> None:
     """Check the rows of conversations, unless this takes long, and the files of secrets.
 
     Args:
-        params, files: as in `raydp.tasks.early.check_texts`.
+        params, files: as in `raydp.tasks.early_checks.check_texts`.
     """
     # Imported here, because numpy takes longer than the other checks together.
     from raydp.extensions.chat.secrets import check_secrets

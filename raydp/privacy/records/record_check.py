@@ -14,7 +14,9 @@ Another machine may round the last bits otherwise.
 """
 
 
-def require_kept(kept: PrivacyRecord, now: PrivacyRecord, epsilon_fn: Callable[[], float]) -> None:
+def require_unedited(
+    kept: PrivacyRecord, now: PrivacyRecord, epsilon_fn: Callable[[], float]
+) -> None:
     """Check that a kept record still holds. Its noise may be that of another version's calibration.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationInfo, field_validator
 
 from raydp.plugins.described import PluginField, resolve_plugin
-from raydp.tasks.base import TaskSection
+from raydp.tasks.task import TaskSection
 from raydp.tasks.text.language import LanguageModelingTask
 
 if TYPE_CHECKING:
