@@ -318,6 +318,14 @@ def test_only_the_store_names_the_files_of_a_sweep() -> None:
         assert texts <= {NAMES_OF_OTHERS.get(name)}, name
 
 
+def test_a_module_says_in_its_first_line_what_it_holds() -> None:
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for path in files("raydp", "analysis", "search_spaces")
+    }
+    assert [path for path, tree in trees.items() if not ast.get_docstring(tree)] == []
+
+
 def test_a_class_shares_its_name_with_no_other() -> None:
     """Except the two rows of a record, which exist as the type of a dict and as the schema of the
     same dict."""

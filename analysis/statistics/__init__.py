@@ -1,0 +1,1 @@
+"""Statistics of points tables: spreads, correlations, variances, Hu et al.'s heuristics."""

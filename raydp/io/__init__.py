@@ -1,0 +1,1 @@
+"""Files, the terminal, imports and waits: what all other packages share."""

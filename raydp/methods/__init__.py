@@ -1,0 +1,1 @@
+"""Training methods: each owns its sampler and the event that is accounted."""

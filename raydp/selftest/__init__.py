@@ -1,0 +1,1 @@
+"""`raydp selftest`: measures whether training does what its ε assumes."""

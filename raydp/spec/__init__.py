@@ -1,0 +1,1 @@
+"""The specification of a sweep: one YAML file, checked before anything runs."""

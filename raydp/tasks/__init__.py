@@ -1,0 +1,1 @@
+"""What is learnt: training data, loss and utility, and the secrets that must not leak."""

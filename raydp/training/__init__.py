@@ -1,0 +1,1 @@
+"""The DP training loop: `loop` holds the mechanism, and observers stand beside it."""

@@ -120,13 +120,15 @@ class PrivacyRecord:
         # understand the file.
         accounted, mechanism, procedure = self.accounted, self.mechanism, self.procedure
         target, released = accounted.target_epsilon, procedure.released_weights
-        optional = {
+        optional: dict[str, object] = {
             **stated_columns(self.stated),
             "released_weights": None if released is None else released.to_json(),
             "mechanism": procedure.description,
-            **({} if self.part is None else {self.part.name: self.part.to_json()}),
-            **({} if self.choice is None else {self.choice.tuning: self.choice.to_json()}),
         }
+        if self.part is not None:
+            optional[self.part.name] = self.part.to_json()
+        if self.choice is not None:
+            optional[self.choice.tuning] = self.choice.to_json()
         return {
             "accountant": accounted.accountant,
             "accountant_version": accounted.accountant_version,

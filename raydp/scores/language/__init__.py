@@ -1,0 +1,1 @@
+"""What scores of language models share: prompts in batches, generation, losses of texts."""

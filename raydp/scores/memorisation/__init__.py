@@ -1,0 +1,1 @@
+"""Scores of memorised secrets: verbatim, by log-probability, and of attributes."""

@@ -1,0 +1,1 @@
+"""The checks of the self-test, a module for each assumption."""

@@ -1,0 +1,1 @@
+"""The runs on Ray: a queue, slots of worker groups, and the committer."""

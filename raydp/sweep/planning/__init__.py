@@ -1,0 +1,1 @@
+"""What will run, with all warnings, before anything starts."""

@@ -1,0 +1,1 @@
+"""The folder of a sweep: files of runs, documents, points, and what may be shown."""

@@ -142,4 +142,5 @@ def scores_of(
     """
     measured = {m.label: score for m in later if (score := m.finished(name)) is not None}
     # Measured later wins: a finer measurement replaces the value of training under its label.
-    return {**({} if result is None else result.scores), **measured}
+    of_training = {} if result is None else result.scores
+    return {**of_training, **measured}

@@ -110,13 +110,14 @@ class PointsSource:
             bounds: constraints, which override the sweep's own.
         """
         name = self.score(score)
+        precision = {} if self.folder is None else self.folder.precision()
         return [
             analysis.select(
                 table,
                 rule=rule,
                 by_secret=None if worst_case else self.by_secret(score),
                 logarithmic=None if self.folder is None else is_logarithmic(self.folder, name),
-                **({} if self.folder is None else self.folder.precision()),
+                **precision,
                 **with_given(self.own, bounds or {}),
             )
             for rule in dict.fromkeys(rule_of(self.own, rule) for rule in rules)

@@ -1,0 +1,1 @@
+"""Tasks of texts, the embedded one among them, and losses by token."""

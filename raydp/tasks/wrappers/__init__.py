@@ -1,0 +1,1 @@
+"""Tasks that are made of another task by adding or removing examples."""

@@ -1,0 +1,1 @@
+"""Finds registered models by conditions."""

@@ -1,0 +1,1 @@
+"""Registered models as files: fetched, checked and loaded."""

@@ -1,0 +1,1 @@
+"""Seals of model folders, and which keys are trusted."""

@@ -1,0 +1,1 @@
+"""Clipped sums of per-example gradients, in little memory."""

@@ -1,0 +1,1 @@
+"""The keyed stream of noise, the lattice that it lies on, and its addition."""

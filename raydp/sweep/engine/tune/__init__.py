@@ -1,0 +1,1 @@
+"""Ray Tune's part: trials that follow their runs, rounds, callbacks, the result grid."""
