@@ -100,12 +100,12 @@ def test_a_command_ends_with_its_code_and_takes_no_object_apart(arguments: str, 
     """Threads that are no daemons and exit functions run to their end, as at the end of any
     process."""
     program = f"""
-import atexit, sys, threading, time
+import atexit, sys, threading
 class Kept:
     def __del__(self): print("taken apart", flush=True)
 kept = Kept()
 atexit.register(lambda: print("exit function"))
-threading.Thread(target=lambda: (time.sleep(1), print("thread"))).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
 sys.argv[1:] = {arguments.split()}
 from raydp.cli.main import command
 command()
