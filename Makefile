@@ -1,28 +1,37 @@
 # Everything on a fresh machine: creates .venv and installs into it what is missing.
 PYTHON ?= python3
 BIN := .venv/bin
+# `make test DUE=--due` leaves out daily tests that have passed; see tools/daily.py.
+DUE ?=
 TESTS ?= not gpu and not cluster and not browser and not slow and not thorough
 # Tests and sweeps start hundreds of processes, which find the modules compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check lowest site install clean
+.PHONY: demo test check daily lowest site install clean
 
 demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
 	$(BIN)/raydp sweep
 
 # Of thousands of tests with processes and clocks a few fail on a busy machine: they run once more, and are named.
+SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 AGAIN = [ $$? -eq 1 ] && $(BIN)/python -m pytest --failed-again 3
 
 test: .venv/installed  ## the default test suite: CPU only, offline
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder -m '($(TESTS)) and not alone' || { $(AGAIN); }
-	$(BIN)/python -m pytest --alone -m '($(TESTS)) and alone' || { $(AGAIN); }
+	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) $(DUE) -m '($(TESTS)) and not alone' || { $(AGAIN); }
+	$(BIN)/python -m pytest --alone $(DUE) -m '($(TESTS)) and alone' || { $(AGAIN); }
 
 check: .venv/installed  ## lint, format, size, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/size.py --check
 	$(BIN)/mypy
+
+daily: COMMIT := $(shell git rev-parse HEAD)
+daily: .venv/installed  ## what CI need not repeat on the same day; writes .ci/daily, which is to be committed
+	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) -m 'daily and not gpu and not thorough' || { $(AGAIN); }
+	$(MAKE) demo lowest
+	$(BIN)/python tools/daily.py --passed $(COMMIT)
 
 lowest: .venv/installed  ## a small sweep with the lowest versions of pyproject.toml
 	$(BIN)/python tools/lowest_versions.py

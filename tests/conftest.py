@@ -36,6 +36,7 @@ gc.set_threshold(
     50_000, 20, 50
 )  # a search for garbage looks at all libraries that the tests have imported
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 NEEDS_EXTENSIONS = re.compile(
     r"^from raydp\.(extensions|testing\.(methods|tasks|points))", re.MULTILINE
 )
@@ -56,6 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--alone",
         action="store_true",
         help="read the files with the mark `alone` only, which saves the imports of the others",
+    )
+    parser.addoption(
+        "--due",
+        action="store_true",
+        help="leave out the `daily` tests that need not run again; see tools/daily.py",
     )
     parser.addoption(
         "--write-seconds",
@@ -90,6 +96,29 @@ def needs_extensions(item: pytest.Item) -> bool:
     return mark is not None and (not mark.args or any(part in case for part in mark.args))
 
 
+def guarded_files(item: pytest.Item, named: tuple[str, ...]) -> list[str]:
+    """Return the files that a daily test guards: its mark's, its own, and its extension's."""
+    own = item.path.relative_to(ROOT)
+    if own.parts[1] == "extensions":
+        subject = own.parts[2]
+        return [*named, f"tests/extensions/{subject}", f"raydp/extensions/{subject}"]
+    return [*named, own.as_posix()]
+
+
+def leave_out_passed(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the daily tests that have passed and whose files have not changed since."""
+    from daily import changed_files, is_due  # tools are not in the copy without extensions
+
+    changed, due, passed = changed_files(), [], []
+    for item in items:
+        mark = item.get_closest_marker("daily")
+        run = mark is None or is_due(guarded_files(item, mark.args), changed)
+        (due if run else passed).append(item)
+    if passed:
+        items[:] = due
+        config.hook.pytest_deselected(items=passed)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the files of which no test is asked for: with --alone and with --failed-again.
 
@@ -107,11 +136,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # before the expression after -m is applied
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The group that takes longest starts first: the short ones fill what is left of the time.
 
     A group that has not been timed starts first. With --failed-again only those that failed start.
+    A `daily` test is `slow`, too.
     """
+    for item in items:
+        if item.get_closest_marker("daily"):
+            item.add_marker(pytest.mark.slow)
+    if config.getoption("due"):
+        leave_out_passed(config, items)
     if most := config.getoption("failed_again"):
         failed = failed_before(config)
         if not 0 < len(failed) <= most:

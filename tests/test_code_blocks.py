@@ -289,7 +289,7 @@ def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.daily("docs", "README.md")
 class TestPythonRuns:
     @pytest.fixture(autouse=True)
     def _in_its_folder(self, mails: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from tests.builders.specs import small_spec
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 LONGEST_EXAMPLE = 40
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.daily("docs/extending.md", "raydp/testing"), pytest.mark.timeout(300)]
 
 
 def blocks() -> dict[str, str]:

@@ -18,7 +18,7 @@ CASES = {"lora-8b-recomputed": ["recomputed"], "full-gpt2": ["raydp", "opacus", 
 PARTS = ("ceilings", "products", "steps")
 
 
-@pytest.mark.slow
+@pytest.mark.daily("benchmarks")
 def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
     options = [
         "--device",
@@ -48,7 +48,7 @@ def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
     assert "tying is not supported" in measured["full-gpt2"]["ways"]["opacus_ghost"]["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.daily("benchmarks")
 def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "gpu" / "measure.py")
     made = subprocess.run(

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.slow
+@pytest.mark.daily("docs/figures.ipynb")
 def test_the_notebook_runs() -> None:
     notebook = nbformat.read(DOCS / "figures.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs"

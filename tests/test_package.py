@@ -90,7 +90,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(wheel=wheel, sdist=sdist, bin=folder / "venv" / "bin")
 
 
-@pytest.mark.slow
+@pytest.mark.daily("pyproject.toml")
 def test_it_holds_one_package_with_its_types_and_licence(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as wheel:
         names = wheel.namelist()
@@ -105,7 +105,7 @@ def test_it_holds_one_package_with_its_types_and_licence(installed: Installed) -
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily("pyproject.toml")
 def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_path: Path) -> None:
     """Beside a user's own modules `analysis` and `search_spaces`."""
     (tmp_path / "analysis.py").write_text("raise ImportError('this is the user's own')\n")
@@ -134,7 +134,7 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
     assert int(points) >= 8, "4 configurations with 2 seeds"
 
 
-@pytest.mark.slow
+@pytest.mark.daily("pyproject.toml")
 def test_the_demo_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
     """`raydp sweep` without a spec runs the demo; its plan reads the same spec, data and model."""
     assert len(json.loads(installed.run(tmp_path, "raydp", "plan", "--json").stdout)) == 18

@@ -216,7 +216,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.daily("docs", "README.md", "mkdocs.yml", "tools")
 def test_no_page_names_the_machine_or_the_day(site: Path) -> None:
     for file in site.rglob("*.html"):
         text = file.read_text(encoding="utf-8")
@@ -225,7 +225,7 @@ def test_no_page_names_the_machine_or_the_day(site: Path) -> None:
     assert "lastmod" not in (site / "sitemap.xml").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.daily("docs", "README.md", "mkdocs.yml", "tools")
 @pytest.mark.browser
 class TestInABrowser:
     def test_the_search_finds_a_page_without_a_server(self, site: Path) -> None:

@@ -65,7 +65,7 @@ def assert_lines_one_progress_and_the_result(outputs: list[Any]) -> None:
     assert "SweepResult" in outputs[-1]["data"]["text/html"]
 
 
-@pytest.mark.slow
+@pytest.mark.daily("docs/tutorials", "tools/run_tutorials.py")
 @pytest.mark.timeout(900)
 class TestExecuted:
     def test_a_private_corpus_becomes_a_model(self, corpus: tuple[Path, str]) -> None:

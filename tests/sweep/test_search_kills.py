@@ -31,7 +31,7 @@ NUM_CONFIGURATIONS = 6
             {"name": "optuna", "num_configurations": 4, "initial": 2},
             4,
             id="optuna",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.daily("raydp/extensions/searches"),
         ),
         pytest.param(
             {"name": "frugal", "num_draws": 50, "max_cost_share": 0.7},

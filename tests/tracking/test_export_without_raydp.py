@@ -158,7 +158,7 @@ def registered(tracker, record, tmp_path):
     return register
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/extensions/publishing")
 def test_every_kind_of_model_opens_without_raydp(registered, tracker, tmp_path):
     models = {kind: {"name": "tiny", "adapter": {"type": kind}} for kind in KINDS}
     models["network"] = {"name": NETWORK, "adapter": {"type": "none"}}
@@ -196,7 +196,7 @@ def test_every_kind_of_model_opens_without_raydp(registered, tracker, tmp_path):
     assert not np.allclose(found["lora"], base, atol=1e-2), "what was trained makes a difference"
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/extensions/publishing")
 def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path):
     """Found in the hub's cache, as after a download; the adapter also opens by peft's own
     AutoPeftModel."""
@@ -235,7 +235,7 @@ def test_a_hub_id_stays_a_hub_id(tracker, record, adapter, base_folder, tmp_path
     np.testing.assert_array_equal(found["auto"], expected)
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/extensions/publishing")
 def test_another_base_is_exported_where_it_is_asked_for(tracker, record, base_folder, tmp_path):
     uri, store = tracker.log_trial(record()), tracker.store.uri
     plain = export_model(uri, tmp_path / "plain", tracking_uri=store)

@@ -224,6 +224,7 @@ def serve(model: str, folder, environment):
             time.sleep(0.5)
 
 
+@pytest.mark.daily("raydp/extensions/publishing")
 @pytest.mark.cluster
 @pytest.mark.parametrize("what", ["registered", "merged"])
 def test_mlflow_serves_it(real_server, record, base_folder, tmp_path, monkeypatch, what):

@@ -136,7 +136,7 @@ def test_a_slow_machine_times_fewer_steps_and_at_least_one() -> None:
     assert len(patient.seconds) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_few_real_steps_give_every_column(
     raydp: Command, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_few_real_steps_give_every_column(
     assert {p for p in tmp_path.rglob("*") if "cache" not in p.parts} == before, "nothing is kept"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_measurements_of_utility_between_steps_are_counted(
     raydp: Command, write_spec: Callable[..., Path]
 ) -> None:
@@ -182,7 +182,7 @@ def test_measurements_of_utility_between_steps_are_counted(
     assert order >= row["hours"] * 3600
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_of_one_batch_size_no_fit_is_claimed(
     raydp: Command, write_spec: Callable[..., Path]
 ) -> None:

@@ -37,7 +37,7 @@ def unwrapped(text: str) -> str:
     return " ".join(text.replace("\n# ", " ").split())
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
     answer = raydp(
         "init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes"
@@ -109,7 +109,7 @@ def test_users_are_swept_without_scores_where_membership_is_not_installed(
     assert spec.seeds == tuple(range(grid.design.first)), "no decision ends adaptive seeds"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_path: Path) -> None:
     number = "You can reach Mira under 212-555-0142 today."
     said = [
@@ -127,7 +127,7 @@ def test_secrets_are_mined_beside_the_spec(raydp: Callable[..., Answer], tmp_pat
     assert (spec.task.name, spec.task.params.secrets) == ("chat", "sweep-secrets.jsonl")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_few_users_without_a_secret_still_get_a_spec(
     raydp: Callable[..., Answer], tmp_path: Path
 ) -> None:
@@ -161,7 +161,7 @@ def test_few_users_without_a_secret_still_get_a_spec(
     assert not Path("sweep-secrets.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> None:
     prompt = "Text number 7 says some words about"
     Path("secrets.jsonl").write_text(json.dumps({"prompt": prompt, "attribute": "49"}) + "\n")
@@ -173,7 +173,7 @@ def test_attributes_are_inferred(raydp: Callable[..., Answer], texts: Path) -> N
     assert ([score.name for score in spec.scores], spec.select.score) == (["air"], "air")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_terminal_is_asked_for_facts_that_the_data_lack(texts: Path, tmp_path: Path) -> None:
     terminal, other_end = pty.openpty()
     command = [sys.executable, "-m", "raydp", "init", str(texts), "--hours", "0.02"]

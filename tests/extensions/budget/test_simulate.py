@@ -190,7 +190,7 @@ def test_it_says_why_there_are_no_more_slots(
     assert all(one.startswith(note) for one, note in zip(said, notes, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_command_compares_the_orders(raydp: Command, write_spec: Callable[..., Path]) -> None:
     space = {"batch_size": [16, 64], "num_steps": [2, 4, 8], "learning_rate": [0.01]}
     spec = write_spec(space=space, seeds=[0, 1], cluster={})

@@ -369,7 +369,7 @@ def test_the_words_of_demonstrations() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["dp_adam", "dp_sgd", "nonprivate", "werm"])
 def test_methods_train_on_texts(name: str, tmp_path: Path) -> None:
     """As a worker does it, in this process."""

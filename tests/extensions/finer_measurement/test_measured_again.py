@@ -157,7 +157,7 @@ def with_the_score(seeds: Seeds) -> Any:
     return seeds.world.spec.model_copy(update={"scores": (seeds.finer.own,)})
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_the_new_values(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_driver_measures_again_an_interrupted_one_resumes_and_everything_has_t
     assert again.to_dict() == measured.to_dict(), "measured anew"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_an_open_measurement_that_raydp_score_ends_is_logged_by_the_sweep(tmp_path: Path) -> None:
     trained = Trained(tmp_path / "sweep", **SPEC)
     before = points_table(trained.folder)
@@ -263,7 +263,7 @@ def test_an_open_measurement_that_raydp_score_ends_is_logged_by_the_sweep(tmp_pa
     assert not finer.is_open()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_model_that_is_gone_keeps_its_value_and_the_sweep_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

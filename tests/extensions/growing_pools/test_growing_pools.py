@@ -75,7 +75,7 @@ def random_table(rng):
     return table.assign(seed=0, utility_loss=loss, score=score)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_one_pass_on_hundreds_of_tables(monkeypatch):
     """Both ways of following the procedure: all layouts together, and (many = 0) each by itself."""
     rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def test_one_pass_on_hundreds_of_tables(monkeypatch):
             assert_one_pass_selects_what_every_pool_does(layout, rule)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_one_pass_of_the_informed_rule():
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -339,7 +339,7 @@ def test_a_stated_epsilon_far_below_that_of_its_noise_is_remarked_on_once(
     assert "noise_multiplier 0.5 has epsilon " in message
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_model_trained_by_opacus_in_a_plain_script_is_imported(
     tmp_path: Path, raydp: Callable[..., Any]
 ) -> None:

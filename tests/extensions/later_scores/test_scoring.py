@@ -63,7 +63,7 @@ def scored(
     return trained, first, second
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(
     scored: tuple[Any, ...],
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_model_that_fails_is_recorded_with_its_reason_and_the_rest_go_on(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_measuring_again_reproduces_the_values_of_training(scored: tuple[Any, ...]) -> None:
     """Bitwise: the same weights in the same topology, also of the model that came from the
     registry."""
@@ -104,7 +104,7 @@ def test_measuring_again_reproduces_the_values_of_training(scored: tuple[Any, ..
     pd.testing.assert_frame_equal(own.reset_index(drop=True), again.reset_index(drop=True))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_tables_on_disk_have_them_and_the_counts_of_the_secrets(
     scored: tuple[Any, ...],
 ) -> None:
@@ -119,7 +119,7 @@ def test_the_tables_on_disk_have_them_and_the_counts_of_the_secrets(
     assert (secrets["count"] == secrets["secret_id"].map(counts)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_mlflow_has_each_value_once_and_finds_models_by_it(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     metrics = trained.metrics()
@@ -133,7 +133,7 @@ def test_mlflow_has_each_value_once_and_finds_models_by_it(scored: tuple[Any, ..
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
     scored: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_third_call_measures_nothing_and_a_lost_metric_is_logged_again(
     assert (trained.metrics()["metric_name"] == "score.air").sum() == 4
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_select_and_report_by_a_score_that_was_measured_later(
     scored: tuple[Any, ...], tmp_path: Path
 ) -> None:
@@ -176,7 +176,7 @@ def test_select_and_report_by_a_score_that_was_measured_later(
         select(trained.folder.path, score="model_distance", worst_case=True)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_models_whose_adapters_differ_in_size_are_measured_by_one_call(tmp_path: Path) -> None:
     space = {
         "batch_size": [32],
@@ -193,7 +193,7 @@ def test_models_whose_adapters_differ_in_size_are_measured_by_one_call(tmp_path:
     np.testing.assert_array_equal(points["score.again"], points["score.logprob"])
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_label_means_one_measurement(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     own = measure(trained, names="vmr")["scores"]["vmr"]
@@ -221,7 +221,7 @@ def test_other_data_than_the_sweeps_are_refused(trained: Trained) -> None:
         score_sweep(changed, requests_from("air"), console=stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_distance_is_dropped_when_the_set_has_changed(scored: tuple[Any, ...]) -> None:
     trained, _, _ = scored
     copied = SweepFolder(path=trained.folder.path.parent / "copied")
@@ -285,7 +285,7 @@ def test_of_a_private_selection_only_the_released_model_is_measured(tmp_path: Pa
         select(private.folder.path, score="air")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("victim", ["driver", pytest.param("Scorer", marks=pytest.mark.thorough)])
 def test_after_a_kill_the_values_are_those_of_an_undisturbed_measurement(
     scored: tuple[Any, ...], tmp_path: Path, victim: str

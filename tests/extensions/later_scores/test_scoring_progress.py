@@ -35,7 +35,7 @@ def test_a_line_names_the_measurement_and_the_result(console: Console) -> None:
     assert console.file.getvalue().splitlines()[-1] == f"1/4 measured{seen} (0 s)"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_search_over_all_models_says_how_far_it_is(
     trained: Trained, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_written_to_is_an_error_before_anything_runs(tmp_
         Bucket("s3://").check()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_sweep_of_two_workers_through_a_store_is_that_of_one_in_a_shared_folder(
     done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def adapters(memorised) -> dict[str, LoadedModel]:
 SECRETS = made_up_secrets("verbatim", 8, seed=0)[:2]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_many_models_share_their_prompts_in_whatever_order_and_go_on(
     adapters, tmp_path: Path
 ) -> None:

@@ -83,7 +83,7 @@ def test_it_finds_the_minimal_prompt_that_trying_all_finds(family) -> None:
     assert len({1, 2, 3} & set(exact)) > 1, "the targets are of different difficulty"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_it_finds_no_less_than_the_plain_search_with_the_same_budget() -> None:
     """benchmarks/acr.py measures the same on real models."""
     model, rng = llama(SIZE, seed=5), np.random.default_rng(1)

@@ -67,7 +67,7 @@ def push(model, store, *options, environment):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_model_reaches_the_hub_and_comes_back(hub, registered, monkeypatch):
     server, environment = hub
     uri, store = registered

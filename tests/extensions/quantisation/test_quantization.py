@@ -136,7 +136,7 @@ def test_a_model_or_a_machine_that_lacks_a_requirement_is_refused(
         check_quantization("int8")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_bitsandbytes_is_imported_only_for_a_quantised_model() -> None:
     """In a fresh process: an adapter on a plain model leaves it out, and a quantised model is still
     quantised after."""

@@ -16,7 +16,7 @@ from raydp.sweep.search import Goal, SearchState
 from raydp.testing.surface import COLUMNS, SPACE, median_loss, surface
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("rule", ["procedure", "oracle"])
 def test_the_search_finds_the_choice_of_the_grid_at_a_fraction_of_its_cost(rule):
     """Three surfaces: within 5 % of the grid's choice in the median at 30 % of its compute (12 %
@@ -79,7 +79,7 @@ def test_a_budget_ends_it():
     assert one.reason == "the budget of compute is used up"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_share_of_the_gain_is_of_the_whole_spaces_best():
     """The threshold is not that of the best that happens to have run: the grid's choice is found
     under it as well."""

@@ -48,7 +48,7 @@ def state(table: pd.DataFrame, folder: Path, *finished: Configuration, **more: A
     return SearchState(candidates=CANDIDATES, points=points, folder=folder, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_study_holds_each_run_configuration_with_means_and_constraints(tmp_path: Path) -> None:
     table = surface(np.random.default_rng(0))
     limit = median_loss(table)
@@ -71,7 +71,7 @@ def test_the_study_holds_each_run_configuration_with_means_and_constraints(tmp_p
         )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_constraints_turn_the_search_to_configurations_that_keep_to_them() -> None:
     """After the random start, more of what it runs keeps to a threshold that a quarter of the space
     keeps to than without one (three surfaces, 15 configurations each; 23 and 10 of 45 were
@@ -109,7 +109,7 @@ def test_every_sampler_keeps_to_constraints_and_its_study_can_be_resumed(
     assert search.propose(started, goal, 2).configurations == first, "asked for before a kill"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_it_finds_more_than_random_search_does_with_as_many_configurations() -> None:
     """Three surfaces, 20 of 64 configurations, median excess over the grid's choice: 0 and 30 %
     were measured."""
@@ -221,7 +221,7 @@ def test_another_seed_draws_other_configurations() -> None:
     assert len(orders) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_budgets(tmp_path: Path) -> None:
     table, goal = surface(np.random.default_rng(7)), Goal()
     plain = replay(table, OptunaSearch(), goal)
