@@ -186,8 +186,8 @@ def test_an_option_of_an_extension_says_that_it_is_not_installed(
     assert "not installed" in said
 
 
-ROOMS = ("privacy", "training", "methods", "scores", "tasks", "search_spaces")
-"""Folders of tests of the step, its guarantee and the scores."""
+ROOMS = ("privacy", "training", "methods", "scores", "tasks", "search_spaces", "tracking")
+"""Folders of tests of the step, its guarantee, the scores and the models that are kept."""
 LEFT_OUT = "not gpu and not thorough and not alone and not cluster and not browser and not slow"
 
 

@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from raydp import tracking
 from raydp.models.base_models import weight_hash
 from raydp.tracking import MLflowTracker, TrialRecord
 from raydp.tracking.store import open_store
@@ -176,10 +175,3 @@ def record(adapter, base_folder):
         return TrialRecord(**{**values, **changes})
 
     return make
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory):
-    """Two private keys and their public halves."""
-    folder = tmp_path_factory.mktemp("keys")
-    return {name: (folder / name, tracking.new_key(folder / name)) for name in ("team", "other")}

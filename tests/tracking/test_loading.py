@@ -38,6 +38,7 @@ def test_the_loaded_adapter_computes_the_same_logits(tracker, record, adapter, b
     assert loaded.generate(input_ids=TOKENS, max_new_tokens=3, do_sample=False).shape == (2, 9)
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
 def test_loaded_virtual_tokens_compute_the_same_logits_and_generate(
     kind, tracker, record, base_folder, tmp_path

@@ -1,11 +1,10 @@
-"""A service loads, exports and scores models in many threads, also while a sweep writes into the
-same store."""
+"""A service loads and looks up models in many threads, also while a sweep writes into the same
+store."""
 
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ from raydp.models import base_models
 from raydp.spec.sections import ModelSpec
 from raydp.tracking import (
     delivering,
-    export_model,
     fetch_model,
     find_models,
     load_model,
     load_tokenizer,
 )
-from raydp.tracking.models.plain import load_plainly
 from tests.builders.models import plain_llama, word_tokenizer
 
 from .conftest import open_tracker
@@ -61,7 +58,7 @@ def tied(uri, record, tmp_path):
     return open_tracker(uri), made, str(tmp_path / "base"), logits(model.eval())
 
 
-def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
+def test_sixteen_threads_load_and_look_up(tied, tmp_path):
     tracker, made, base, expected = tied
     where = {"tracking_uri": tracker.store.uri, "base": base}
     uri = tracker.log_trial(made)
@@ -71,8 +68,6 @@ def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
     kinds = (
         lambda at: logits(load_model(uri, **where)),
         lambda at: logits(load_model(uri, **where)),
-        lambda at: export_model(uri, tmp_path / f"merged-{at}", merge=True, **where) and expected,
-        lambda at: export_model(uri, tmp_path / f"out-{at}", **where) and expected,
         lambda at: load_tokenizer(uri, **where)("w3")["input_ids"] == [3] and expected,
         lambda at: base_models.num_trained(spec) and expected,
         lambda at: (
@@ -86,34 +81,29 @@ def test_sixteen_threads_load_export_and_look_up(tied, tmp_path):
     assert torch.equal(logits(load_model(uri, **where)), expected), "a later load alone"
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["raydp", "without raydp"])
-def test_one_thread_at_a_time_builds_a_model(tied, tmp_path, monkeypatch, alone):
+def test_one_thread_at_a_time_builds_a_model(tied, monkeypatch):
     """However the threads are timed: two at once leave transformers' replacements of torch's
     functions behind."""
     tracker, made, base, _ = tied
     uri, where = tracker.log_trial(made), {"tracking_uri": tracker.store.uri, "base": base}
-    export_model(uri, tmp_path / "exported", **where)
-    read, building, most = PreTrainedModel.from_pretrained.__func__, [], []
+    assert most_at_once(monkeypatch, *[lambda: load_model(uri, **where)] * 2) == [1, 1]
+
+
+def most_at_once(monkeypatch, *tasks):
+    """Start the tasks at once; return how many models are being built when each is begun."""
+    read, building, counts = PreTrainedModel.from_pretrained.__func__, [], []
 
     def slowly(cls, *arguments, **options):
         building.append(cls)
-        most.append(len(building))
+        counts.append(len(building))
         time.sleep(0.2)
         model = read(cls, *arguments, **options)
         building.pop()
         return model
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(slowly))
-    if alone:
-        kinds = [lambda at: load_plainly(tmp_path / "exported", {"base": base})]
-    else:
-        kinds = [
-            lambda at: load_model(uri, **where),
-            lambda at: export_model(uri, tmp_path / at, merge=True, **where),
-        ]
-    at_once(*(lambda kind=kind, at=at: kind(at) for kind, at in product(kinds, ("a", "b"))))
-    assert len(most) == 2 * len(kinds)
-    assert max(most) == 1
+    at_once(*tasks)
+    return counts
 
 
 def test_deliveries_in_threads_leave_the_environment_as_it_was(monkeypatch):

@@ -15,13 +15,13 @@ def test_a_review_signs_with_another_key(signed, keys, base_folder):
 
 
 def test_a_review_signs_a_changed_model_only_on_request(signed, keys):
-    change_weights(signed, keys)
+    change_weights(signed)
     where = {"tracking_uri": signed.store.uri, "signing_key": keys["team"][0]}
     with pytest.raises(ValueError, match="files differ from the card's"):
         seal_model("models:/demo/1", **where)
     seal_model("models:/demo/1", unseen=True, **where)
     assert found(signed, trusted_keys=[keys["team"][1]], verify=True)[0] == [1, 2]
-    change_epsilon_in_the_card(signed, keys)
+    change_epsilon_in_the_card(signed)
     with pytest.raises(
         ValueError, match=r"MODEL must say the same in its card and its tags, .*epsilon"
     ):

@@ -27,8 +27,7 @@ from raydp.tracking import export_model, load_model, new_key
 from raydp.tracking.sealing.folders import folder_problem
 from raydp.tracking.sealing.seal import Seal
 from raydp.tracking.serving import _load_pyfunc
-
-from .conftest import open_tracker
+from tests.tracking.conftest import llama, open_tracker, save_base
 
 pytestmark = pytest.mark.xdist_group("real_server")
 
@@ -102,8 +101,6 @@ def test_an_export_names_no_path_and_holds_no_pickle(registered, base_folder, tm
 
 
 def test_a_full_model_is_exported_as_it_is(tracker, record, tmp_path):
-    from .conftest import llama, save_base
-
     uri = tracker.log_trial(record(model_dir=save_base(tmp_path / "full", seed=5)))
     for merge in (False, True):
         folder = export_model(
