@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raydp.extensions.frozen_prefix import prefix
 from raydp.models.adapters import attach_adapter, decoder_layers
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.reduced import _writes_out, renamed, with_few_layers, with_few_tokens
@@ -202,36 +201,6 @@ class Mixing(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.inner(x)
         return out + self.share * out.mean(dim=(0, 1), keepdim=True)
-
-
-@pytest.mark.parametrize(
-    ("position", "share"),
-    [(None, 0.0), (2, 0.1), (2, 5e-4), (6, 0.1)],
-    ids=["none", "below the adapter", "hardly, below the adapter", "above the adapter"],
-)
-def test_a_deep_frozen_layer_that_mixes_examples(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, position: int | None, share: float
-) -> None:
-    """Below the adapter it is in the hidden states that a sweep keeps, which are alone as in
-    company by themselves. Where the losses from them differ by less than a sweep's tolerance, only
-    a pass through all layers sees it."""
-
-    def change(stack: nn.ModuleList) -> None:
-        if position is not None:
-            stack[position].mlp = Mixing(stack[position].mlp, share)
-
-    adapter = {"r": 2, "target_modules": ["q_proj"], "layers_to_transform": [4]}
-    monkeypatch.setitem(prefix.TOLERANCE, torch.float32, 2e-2)  # that of bfloat16
-    subjects = subjects_of(monkeypatch, tmp_path, adapter, change)
-    found = [failed(sensitivity_checks(subject)) for subject in subjects]
-    kept = subjects[0].task.batch(subjects[0].indices).hidden is not None
-    assert len(found) == 1 + kept
-    assert kept or share == 0.1
-    if share == 5e-4:
-        assert "alone as in company" not in found[0]
-    assert ("alone as in company" in found[-1]) == (position is not None)
-    if position is None:
-        assert found == [set(), set()]
 
 
 def wide_ghost(use: layers.Use) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,7 @@ import torch
 
 from raydp.selftest.check_result import check
 from raydp.selftest.checks.independence import DETAILS
-from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.run import run_selftest
-from raydp.selftest.spec_subject import spec_subjects
 from raydp.spec.reading import load_spec
 from tests.conftest import Answer
 
@@ -44,6 +43,7 @@ QUANTISED = {"name": "tiny", "quantization": "nf4", "adapter": {"r": 2, "lora_dr
 
 
 @pytest.mark.slow
+@pytest.mark.extensions
 @pytest.mark.parametrize(
     "changes",
     [{}, {"method": SCHEDULED, "model": QUANTISED}],
@@ -68,17 +68,6 @@ def test_a_specs_own_task_model_and_method_are_checked(
     assert "sensitivity: small: tiny" in said
 
 
-def test_the_frozen_prefix_of_a_spec_is_checked_as_its_sweep_would_use_it(
-    write_spec: Callable[..., Path],
-) -> None:
-    adapter = {"r": 2, "target_modules": ["q_proj"], "layers_to_transform": [1]}
-    spec = load_spec(write_spec(model={"name": "tiny", "adapter": adapter}))
-    subject, every_layer = spec_subjects(spec)
-    assert subject.task.batch(subject.indices).first_layer == 1
-    assert every_layer.task.batch(every_layer.indices).hidden is None
-    assert all(c.passed for s in (subject, every_layer) for c in sensitivity_checks(s))
-
-
 def test_the_checks_run_on_one_thread_and_say_how_far_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,21 +88,22 @@ def test_the_checks_run_on_one_thread_and_say_how_far_they_are(
             f"raydp.selftest.run.{name}_checks",
             lambda *_: threads.append(torch.get_num_threads()) or [],
         )
-    monkeypatch.setattr("raydp.selftest.run.names", lambda kind: ["auditing"])
+    further = SimpleNamespace(
+        title="an audit",
+        measure=lambda own: False,
+        checks=lambda own, progress: progress(0.25) or [],
+    )
+    monkeypatch.setattr("raydp.selftest.run.names", lambda kind: ["further"])
+    monkeypatch.setattr("raydp.selftest.run.resolve", lambda kind, name: further)
     monkeypatch.setattr("raydp.selftest.run.division_checks", lambda *_: [])
-    monkeypatch.setattr("raydp.extensions.auditing.white_box.NUM_RUNS", 200)
     torch.set_num_threads(2)
     try:
-        (audit,) = run_selftest(None, said.append)
+        assert run_selftest(None, said.append) == []
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(own)
-    assert audit.name == "audit with a canary"
     assert set(threads) == {1}
-    assert said[-5:] == [
-        "audit with a canary",
-        *(f"audit with a canary, {share}%" for share in (25, 50, 75, 100)),
-    ]
+    assert said[-2:] == ["an audit", "an audit, 25%"]
 
 
 def test_a_method_without_a_guarantee_is_bad_input(

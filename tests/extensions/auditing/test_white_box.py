@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydp.extensions.auditing import white_box
-from raydp.extensions.auditing.white_box import audit_check, mu_lower_bound
+from raydp.extensions.auditing.white_box import CHECKS, audit_check, mu_lower_bound
 from raydp.methods.dp import DPSGD
 from raydp.training.gradients.thresholds import Clipping
 from tests.marks import slow_after
@@ -52,3 +52,11 @@ def test_the_bound_on_mu_lies_below_the_mu_of_the_error_rates(errors: int, mu: f
     """For a Gaussian mechanism and the midpoint both rates are Φ(-μ/2); 250 of 1,000 is μ =
     1.35."""
     assert mu_lower_bound(errors, errors, 1000) == pytest.approx(mu, abs=0.2)
+
+
+def test_the_self_test_says_how_far_the_audit_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydp.extensions.auditing.white_box.NUM_RUNS", 200)
+    shares = list[float]()
+    (audit,) = CHECKS.checks(None, shares.append)
+    assert audit.name == "audit with a canary"
+    assert shares == [0.25, 0.5, 0.75, 1.0]

@@ -7,11 +7,16 @@ import pytest
 
 from raydp.extensions.matrix_factorisation import method as mf
 from raydp.extensions.matrix_factorisation.method import DPMF
+from raydp.selftest.checks.adaptive import adaptive_checks
+from raydp.selftest.checks.cuts import cut_checks
+from raydp.selftest.checks.draws import draw_checks, repeat_checks
 from raydp.selftest.checks.noise import noise_checks
 from raydp.selftest.checks.sampling import sampling_checks
+from raydp.selftest.checks.sweeps import sweep_checks
 from raydp.training.noise.correlated import CorrelatedNoise
 from tests.marks import slow_after
-from tests.selftest.faults import rewrite
+from tests.selftest.faults import claiming, rewrite
+from tests.selftest.test_draw_faults import BY_RUN
 from tests.selftest.test_faults import failed
 
 BANDED = DPMF(num_bands=4, momentum=0.5)
@@ -73,3 +78,19 @@ def test_groups_that_are_not_in_turn(
 ) -> None:
     rewrite(monkeypatch, mf, "cyclic_poisson_batch", change)
     assert caught in failed(sampling_checks(BANDED))
+
+
+@pytest.mark.slow
+def test_without_a_fault_no_check_of_draws_cuts_and_sweeps_fails() -> None:
+    checks = (adaptive_checks, draw_checks, cut_checks, sweep_checks)
+    assert not failed(each for of_method in checks for each in of_method(BANDED))
+
+
+def test_correlated_noise_that_repeats_after_256_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(monkeypatch, CorrelatedNoise, "_row_pieces", ("step=step", "step=step % 256"))
+    assert BY_RUN in failed(repeat_checks(BANDED))
+
+
+def test_an_event_that_claims_5_percent_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    claiming(monkeypatch, DPMF, noise_multiplier=lambda sigma: 1.05 * sigma)
+    assert "noise variance" in failed(noise_checks(BANDED))

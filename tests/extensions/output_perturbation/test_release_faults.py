@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from raydp.extensions.output_perturbation import logistic
+from raydp.extensions.output_perturbation import method as module
 from raydp.extensions.output_perturbation.descent_checks import descent_checks
 from raydp.extensions.output_perturbation.logistic import LogisticDescent
 from raydp.extensions.output_perturbation.method import OutputPerturbation
 from raydp.extensions.output_perturbation.release_checks import release_checks
+from raydp.training.noise import lattice
 from tests.selftest.faults import claiming, rewrite
 from tests.selftest.test_faults import failed
 
@@ -50,3 +52,21 @@ def test_an_event_of_trained_weights_that_claims_5_percent_more_noise(
 ) -> None:
     claiming(monkeypatch, OutputPerturbation, noise_multiplier=lambda sigma: 1.05 * sigma)
     assert "noise variance" in failed(release_checks(OutputPerturbation()))
+
+
+def test_noise_that_is_narrower_than_sigma(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (lattice, module):
+        monkeypatch.setattr(place, "NOISE_WIDENING", 0.95)
+    assert "noise variance" in failed(release_checks(OutputPerturbation()))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        OutputPerturbation(max_input_norm=1e3, weight_decay=1e3),
+        OutputPerturbation(weight_decay=0),
+    ],
+    ids=["strong", "none"],
+)
+def test_without_a_fault_no_weight_decay_fails(method: OutputPerturbation) -> None:
+    assert not failed(descent_checks(method))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from raydp.extensions.pate.checks import vote_checks
+from raydp.extensions.pate.checks import public_check, vote_checks
 from raydp.extensions.pate.method import PATE
+from raydp.extensions.pate.with_public import WithPublicTask
 from tests.selftest.faults import claiming, rewrite
+from tests.selftest.test_accounting_faults import each_split, failed_of
 from tests.selftest.test_faults import failed
 
 
@@ -50,3 +52,11 @@ def test_a_threshold_whose_noise_is_that_of_the_counts(
     )
     found = failed(vote_checks(PATE(threshold=30.0, threshold_noise=1.5)))
     assert found == {"noise of the threshold's check and on the counts"}
+
+
+@pytest.mark.slow
+@each_split
+def test_a_split_that_one_row_more_moves(monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+    old = "[is_held_out(content, self.fraction, self.data_seed) for content in contents]"
+    rewrite(monkeypatch, WithPublicTask, "build", (old, split.format("list(contents)")))
+    assert "rows that one row more moves (with_public)" in failed_of(lambda: [public_check()])
