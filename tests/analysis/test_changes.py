@@ -31,6 +31,7 @@ def table(num_rates: int = 3) -> pd.DataFrame:
     ).assign(base_utility_loss=3.4)
 
 
+@pytest.mark.extensions("pareto-knee")
 @pytest.mark.parametrize(
     "rule",
     slow_after(

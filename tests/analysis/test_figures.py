@@ -75,6 +75,7 @@ def test_lines_along_the_thresholds_are_the_selections(points, means):
     assert found["procedure"].y[at] == select(points, rule="procedure", max_loss=losses[at]).score
 
 
+@pytest.mark.extensions
 def test_effect_lines_are_the_series_of_the_analysis(points):
     effects = analysis.hyperparameter_effects(points)
     figure = shown_figures.effect_lines(points)
@@ -92,11 +93,13 @@ def test_effect_lines_are_the_series_of_the_analysis(points):
     assert drawn == sorted(expected)
 
 
+@pytest.mark.extensions
 def test_effect_lines_without_a_series_say_so():
     one = pd.DataFrame([(4, 2, 0.1, 0, 2.0, 0.5)], columns=made_up_sweep()[0].columns[:6])
     assert {trace.text for trace in shown_figures.effect_lines(one).data} == {("none",)}
 
 
+@pytest.mark.extensions
 def test_strips_show_means_and_their_standard_deviation(points, means):
     double = points.assign(score=points["score"] * 2)
     figure = shown_figures.variance_by_group({"one": points, "two": double})
@@ -184,6 +187,7 @@ def test_a_table_without_pairs_or_seeds_has_figures(points):
     assert all(isinstance(figure, go.Figure) for figure in report_figures(one).values())
 
 
+@pytest.mark.extensions
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("file_format", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
@@ -196,7 +200,7 @@ def test_figures_become_files(points, tmp_path, file_format, start):
 
 
 def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
-    figures = {"effects": shown_figures.effect_lines(points)}
+    figures = {"layout": score_against_utility(points)}
     with pytest.raises(ValueError, match=r"format must be one of svg, png, pdf, got 'gif'\."):
         save_figures(figures, tmp_path, file_format="gif")
     monkeypatch.setitem(sys.modules, "kaleido", None)
@@ -204,6 +208,7 @@ def test_files_need_a_known_format_and_kaleido(points, tmp_path, monkeypatch):
         save_figures(figures, tmp_path)
 
 
+@pytest.mark.extensions
 @pytest.mark.slow
 def test_more_groups_than_colours_differ_by_symbols(points):
     groups = {f"group {place}": points for place in range(12)}
@@ -215,6 +220,7 @@ def test_more_groups_than_colours_differ_by_symbols(points):
         assert len(marks) == 12
 
 
+@pytest.mark.extensions
 @pytest.mark.slow
 def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
     claiming = points.assign(epsilon=float("inf"), claimed_epsilon=7.25)
@@ -237,6 +243,7 @@ def test_a_comparison_says_which_epsilon_is_only_claimed(points, tmp_path):
     assert page.count(">7.25<") == 1
 
 
+@pytest.mark.extensions
 def test_names_are_shown_letter_by_letter(points):
     """Plotly reads tags in names, and %{...} in the boxes beside the pointer."""
     name = "<a href='https://example.org'>x</a>%{x}"

@@ -64,7 +64,7 @@ def test_a_bound_on_the_score_is_refused(unscored: pd.DataFrame) -> None:
 
 def test_analyses_of_scores_say_that_there_are_none(unscored: pd.DataFrame) -> None:
     with pytest.raises(ValueError, match="score must be measured in the finished rows, got none"):
-        analysis.regress(unscored.assign(score=np.nan))
+        analysis.score_variance(unscored.assign(score=np.nan))
 
 
 def test_a_score_that_some_rows_lack_is_still_refused(unscored: pd.DataFrame) -> None:

@@ -223,10 +223,9 @@ def test_a_threshold_by_gain_waits_for_the_untrained_model(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        ("frugl", "Did you mean 'frugal'"),
-        ({"name": "frugal", "stop_probability": 2}, "space.search.stop_probability must"),
+        ("randm", "Did you mean 'random'"),
+        ({"name": "random", "num_configurations": 0}, "space.search.num_configurations must"),
         ("random", "space.search.num_configurations must be given"),
-        ({"name": "optuna", "sampler": "cma"}, "space.search.sampler must"),
         ({"num_configurations": 3}, "space.search must be a mapping with a name"),
     ],
 )
@@ -235,30 +234,15 @@ def test_a_search_that_is_none_is_refused(tmp_path: Path, search: Any, message: 
         load_spec(small_spec(tmp_path, space={**SPACE, "search": search}))
 
 
-def test_a_search_is_written_by_its_name_or_with_parameters(tmp_path: Path) -> None:
+def test_a_search_is_written_with_its_parameters(tmp_path: Path) -> None:
     def search(given: Any) -> Any:
         return load_spec(small_spec(tmp_path, space={**SPACE, "search": given})).space.search
 
-    assert search("frugal").params.stop_probability == 0.1
     assert search({"name": "random", "num_configurations": 3}).params.num_configurations == 3
-    assert search("optuna").params.sampler == "tpe"
     assert search("grid") is search(None) is None
-    spec = load_spec(small_spec(tmp_path, space={**SPACE, "search": "frugal"}))
+    random = {"name": "random", "num_configurations": 3}
+    spec = load_spec(small_spec(tmp_path, space={**SPACE, "search": random}))
     assert load_spec(spec.model_dump(mode="json")) == spec, "as the sweep's folder keeps it"
-
-
-def test_private_selection_draws_from_the_whole_space(tmp_path: Path) -> None:
-    privacy = {"target_epsilon": 8, "accountant": "rdp", "tuning": "private_selection"}
-    data = small_spec(
-        tmp_path,
-        space={**SPACE, "search": "frugal"},
-        privacy=privacy,
-        select={"score": "vmr_exact"},
-    )
-    with pytest.raises(
-        ValueError, match=r"space.search must be left out with privacy.tuning private_selection"
-    ):
-        load_spec(data)
 
 
 def test_undrawn_configurations_are_skipped_with_a_reason(raydp, tmp_path: Path) -> None:

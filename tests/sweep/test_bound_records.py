@@ -24,6 +24,8 @@ from raydp.tasks.task import TaskFacts
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.specs import small_spec
 
+pytestmark = pytest.mark.extensions("private selection", "configurations-")
+
 FACTS = TaskFacts(
     num_examples=2000,
     num_units=2000,

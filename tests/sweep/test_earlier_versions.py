@@ -14,10 +14,12 @@ import pandas as pd
 import pytest
 
 from raydp import Sweep
+from raydp.plugins.registries import Kind
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import BASE_RUN, NOT_COMPARED, SweepFolder
 from raydp.training.noise.stream import TEST_KEY
+from tests.builders.registered import of_core
 from tests.marks import slow_unless
 from tests.sweep.earlier import DATA, IDENTITIES, SWEEP_FOLDER, runs_of
 from tests.sweep.undisturbed import assert_same_points, runs_in
@@ -36,12 +38,36 @@ def forms_of(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**BASE["spec"], **KNOWN[name]["spec"]}, {**BASE["written"], **KNOWN[name]["written"]}
 
 
+def needs_extension(name: str) -> bool:
+    """Return whether a spec names a plug-in, a tuning or a field of an extension."""
+    given, _ = forms_of(name)
+    search = given["space"].get("search")
+    named: list[tuple[Kind, Any]] = [
+        ("tasks", given["task"]),
+        ("methods", given["method"]),
+        *(("scores", score) for score in given.get("scores", [])),
+        *([("searches", search)] if search else []),
+    ]
+    return (
+        any(
+            (part["name"] if isinstance(part, dict) else part) not in of_core(kind)
+            for kind, part in named
+        )
+        or given["privacy"].get("tuning") == "private_selection"
+        or "reference_weight" in given["method"]
+    )
+
+
+OF_EXTENSIONS = pytest.mark.extensions(*(name for name in KNOWN if needs_extension(name)))
+
+
 def compared(spec: SweepSpec) -> dict[str, object]:
     """Return the sections in which an earlier spec must not change, not even by a new default."""
     dumped = spec.model_dump(mode="json")
     return {key: value for key, value in dumped.items() if key not in NOT_COMPARED - {"select"}}
 
 
+@OF_EXTENSIONS
 @pytest.mark.parametrize("name", slow_unless(QUICK, PLANNED))
 def test_runs_of_an_earlier_spec_keep_their_identity(name: str) -> None:
     given, written = forms_of(name)
@@ -54,6 +80,7 @@ def test_runs_of_an_earlier_spec_keep_their_identity(name: str) -> None:
         assert list(runs) == list(KNOWN[name]["runs"]), "the draw has an order"
 
 
+@OF_EXTENSIONS
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_key_of_an_earlier_spec_is_read(name: str) -> None:
     given, written = (load_spec(form) for form in forms_of(name))

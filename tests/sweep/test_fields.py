@@ -14,8 +14,6 @@ from safetensors.torch import load_file
 
 from raydp.analysis import configuration_means, load_points, save_points
 from raydp.cli.arguments import configuration_of
-from raydp.extensions.auditing.audits import audit_spec
-from raydp.extensions.auditing.source import AuditSubject
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
 from raydp.selftest.spec_subject import kinds_of_runs
@@ -100,6 +98,7 @@ def test_the_card_counts_the_specs_own_value_as_tried(tmp_path: Path) -> None:
     assert "the rest of the adapter" in tuned["elsewhere"]
 
 
+@pytest.mark.extensions
 def test_a_field_of_the_event_is_calibrated_for_itself(tmp_path: Path) -> None:
     """Correlated noise draws a batch of one band at a time: another number of bands is another
     mechanism."""
@@ -295,26 +294,12 @@ def test_a_named_space_counts_its_own_configurations(tmp_path: Path) -> None:
         load_spec(small_spec(tmp_path, space=space))
 
 
+@pytest.mark.extensions
 def test_every_adapter_of_the_space_must_fit_the_longest_text(tmp_path: Path) -> None:
     adapter = {"type": "soft_prompt", "num_virtual_tokens": 3}
     space = {**ONE, "model.adapter.num_virtual_tokens": [3, 4000]}
     with pytest.raises(ValueError, match=r"4000|positions"):
         plan_of(tmp_path, space=space, model={"name": "tiny", "adapter": adapter})
-
-
-def test_an_audit_of_every_weight_cannot_vary_the_adapter(tmp_path: Path) -> None:
-    spec = load_spec(small_spec(tmp_path, space={**ONE, RANK: [2, 4]}))
-    with pytest.raises(
-        ValueError, match=r"space must not vary model\.adapter\.r with --canary new_token"
-    ):
-        audit_spec(
-            AuditSubject(spec=spec),
-            name="a",
-            coins=1,
-            num_canaries=500,
-            confidence=0.95,
-            seeds=(0,),
-        )
 
 
 def test_a_configuration_of_the_command_line_has_its_fields() -> None:

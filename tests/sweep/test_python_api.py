@@ -81,6 +81,7 @@ def test_a_sweep_that_was_never_started_is_not_opened(done: Done, tmp_path: Path
         Sweep.open(load_spec({**done.spec, "name": "unknown"}))
 
 
+@pytest.mark.extensions
 def test_one_model_is_scored(done: Done, tmp_path: Path) -> None:
     """`logprob` on one model's folder; values of sweeps are in extensions/later_scores."""
     folder = done.result.folder / "trials" / done.points["run_id"].iloc[0] / "model"
@@ -103,5 +104,10 @@ def test_a_report_is_written(done: Done, tmp_path: Path) -> None:
 def test_every_name_is_there() -> None:
     assert raydp.__version__ == version("raydp-tune")
     assert {"Selection", "Sweep", "load_tokenizer", "report", "score"} <= set(raydp.__all__)
-    for name in [*raydp.__all__, "__version__"]:
+    for name in {*raydp.__all__, "__version__"} - {"score"}:
         assert getattr(raydp, name).__doc__, name
+
+
+@pytest.mark.extensions
+def test_the_name_of_an_extension_is_there() -> None:
+    assert raydp.score.__doc__

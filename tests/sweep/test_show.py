@@ -23,7 +23,6 @@ from raydp.cli.show.sweeps import (
     show_selection,
     show_status,
 )
-from raydp.extensions.prediction.command import show_predictions
 from raydp.io import output
 from raydp.io.shell import shell_line
 from raydp.privacy import Caution
@@ -276,25 +275,7 @@ def test_a_status_names_the_next_command_or_the_result(
     assert "--resume" not in out
 
 
-def test_predictions_warn_of_extrapolation(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    row = {
-        "batch_size": 8,
-        "score_interval": [0.25, 0.5],
-        "score_run_interval": [0.125, 0.75],
-        "beyond": [],
-    }
-    show_predictions([row])
-    out = capsys.readouterr().out
-    assert [line.split("  ") for line in out.splitlines()[1:]][-1][-1].strip() == "none"
-    assert "0.25 to 0.5" in out
-    assert "0.125 to 0.75" in out
-    assert "extrapolations" not in out
-    show_predictions([row | {"beyond": ["batch_size"]}])
-    assert "extrapolations" in capsys.readouterr().out
-
-
+@pytest.mark.extensions("dp_weights", "dp_mf")
 @pytest.mark.parametrize(
     ("method", "said"),
     [
@@ -318,6 +299,7 @@ def test_predictions_warn_of_extrapolation(
             ],
         ),
     ],
+    ids=["dp_adam", "nonprivate", "dp_weights", "dp_mf"],
 )
 def test_plan_names_the_unit_and_the_events_of_its_epsilon(
     raydp: Callable[..., Answer],
@@ -334,6 +316,7 @@ def test_plan_names_the_unit_and_the_events_of_its_epsilon(
         assert part in line
 
 
+@pytest.mark.extensions("dp_weights", "dp_mf")
 @pytest.mark.parametrize(
     ("method", "bound", "message"),
     [
@@ -345,6 +328,7 @@ def test_plan_names_the_unit_and_the_events_of_its_epsilon(
         ),
         ({"name": "dp_adam"}, {"epsilon": 4}, "Raise it to 8, the target"),
     ],
+    ids=["nonprivate", "dp_weights", "dp_adam"],
 )
 def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
     raydp: Callable[..., Answer],

@@ -14,7 +14,6 @@ import ray
 import yaml
 from ray.train.v2._internal.execution.scaling_policy import create_scaling_policy
 
-from raydp.extensions.forked_workers import start as warm
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine import slots as module
 from raydp.sweep.engine.ray_start import start_ray
@@ -56,12 +55,15 @@ def test_only_an_elastic_group_starts_rays_autoscaling_coordinator(
 
 
 @pytest.mark.slow
+@pytest.mark.extensions
 @pytest.mark.parametrize("when", ["no process starts", "starting", "waiting"])
 def test_an_interruption_ends_the_threads_before_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """A thread inside a call of Ray while Ray shuts down can end the process: `-x` would not even
     see a failure."""
+    from raydp.extensions.forked_workers import start as warm
+
     alive: list[bool] = []
     shutdown = ray.shutdown
     monkeypatch.setattr(

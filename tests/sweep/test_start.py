@@ -60,6 +60,7 @@ LASTING: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.extensions("a key")
 @pytest.mark.parametrize("reason", LASTING)
 def test_plan_and_sweep_refuse_the_same(
     reason: str, raydp: Command, write_spec: Callable[..., Path], tmp_path: Path
@@ -95,14 +96,6 @@ def test_an_unreachable_service_is_a_warning_of_the_plan(
     answer = raydp("sweep", spec)
     assert answer.code == 2
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_simulated_cluster_need_not_be_here(
-    raydp: Command, write_spec: Callable[..., Path]
-) -> None:
-    spec = write_spec(cluster={"gpus_per_worker": 1000})
-    hardware = "nodes=2,gpus_per_node=1000,seconds_per_example=0.01"
-    assert raydp("plan", spec, "--simulate", hardware).code == 0
 
 
 @pytest.mark.parametrize("partly", [[], ["--json"]])

@@ -9,7 +9,6 @@ import pytest
 
 from raydp import Sweep
 from raydp.analysis.selection.constraints import Constraints
-from raydp.spec.reading import load_spec
 from raydp.sweep.engine.stopping import EarlyStopping, check_steps
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
@@ -125,19 +124,6 @@ def test_a_run_that_would_be_kept_is_hardly_ever_stopped() -> None:
         stopped = np.array([early_stopping.reason("1/2", 3 - c) is not None for c in check[6:]])
         wrong, kept = wrong + int((good & stopped).sum()), kept + int(good.sum())
     assert wrong / kept < 0.01
-
-
-def test_a_private_selection_ends_nothing_early(tmp_path: Path) -> None:
-    num_runs = {"distribution": "poisson", "mean": 2}
-    privacy = {
-        "target_epsilon": 8,
-        "accountant": "rdp",
-        "tuning": "private_selection",
-        "num_runs": num_runs,
-    }
-    spec = small_spec(tmp_path, privacy=privacy, stopping={}, select={"score": "vmr_exact"})
-    with pytest.raises(ValueError, match="stopping must be left out"):
-        load_spec(spec)
 
 
 @pytest.mark.slow

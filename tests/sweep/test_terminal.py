@@ -118,6 +118,7 @@ def test_headers_are_the_papers_symbols(raydp: Command, spec: Path) -> None:
     assert not set(HEADERS) & set(header)
 
 
+@pytest.mark.extensions("subsets", "profile")
 @pytest.mark.parametrize(
     "command",
     slow_after(

@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
-from raydp.extensions.chat.task import ChatTask
 from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
 from raydp.spec.reading import load_spec
@@ -26,7 +23,6 @@ from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from raydp.training.probe import DependentExamples
 from raydp.training.trial_plan import TrialPlan
-from tests.builders.data_files import write_json_lines
 from tests.builders.specs import SMALL_TASK, small_spec
 from tests.marks import slow_after
 
@@ -58,6 +54,7 @@ def runner(folder: Path, key: bytes = TEST_KEY, **changes: Any):
     return TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), key), plan
 
 
+@pytest.mark.extensions("soft prompt", "prefix", "nf4", "int8")
 @pytest.mark.parametrize(
     "model",
     [LORA, PROMPT, PREFIX, FULL, IA3, BITFIT, BESIDE, NF4, INT8],
@@ -163,29 +160,32 @@ def test_a_run_without_noise_has_an_infinite_epsilon(tmp_path: Path) -> None:
     assert plan.rows()[0]["noise_multiplier"] == 0
 
 
-def test_the_identity_depends_on_all_that_defines_the_result(tmp_path: Path) -> None:
-    def run_ids(**changes: Any) -> set[str]:
-        return {t.run_id for t in planned(tmp_path, space=SPACE, **changes)[2].trials}
+def run_ids(folder: Path, **changes: Any) -> set[str]:
+    return {t.run_id for t in planned(folder, space=SPACE, **changes)[2].trials}
 
-    same = run_ids()
-    assert run_ids(cluster={"max_concurrent_trials": 1, "microbatch_size": 3}, name="other") == same
-    different = [
-        run_ids(method={"name": "dp_adam", "max_grad_norm": 0.2}),
-        run_ids(method={"name": "dp_sgd", "max_grad_norm": 0.1}),
-        run_ids(seeds=[1]),
-        run_ids(model={"name": "tiny", "adapter": {"r": 3, "alpha": 4}}),
-        run_ids(
-            model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 3}}
-        ),
-        run_ids(
-            model={"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}
-        ),
-        run_ids(model=PREFIX),
-        run_ids(model={**LORA, "quantization": "nf4"}),
-        run_ids(task={**SMALL_TASK, "data_seed": 1}),
-        run_ids(privacy={"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}),
+
+def test_the_identity_depends_on_all_that_defines_the_result(tmp_path: Path) -> None:
+    same = run_ids(tmp_path)
+    cluster = {"max_concurrent_trials": 1, "microbatch_size": 3}
+    assert run_ids(tmp_path, cluster=cluster, name="other") == same
+    changes: list[dict[str, Any]] = [
+        {"method": {"name": "dp_adam", "max_grad_norm": 0.2}},
+        {"method": {"name": "dp_sgd", "max_grad_norm": 0.1}},
+        {"seeds": [1]},
+        {"model": {"name": "tiny", "adapter": {"r": 3, "alpha": 4}}},
+        {"model": IA3},
+        {"task": {**SMALL_TASK, "data_seed": 1}},
+        {"privacy": {"target_epsilon": 4, "accountant": "rdp", "noise_key": "test"}},
     ]
+    different = [run_ids(tmp_path, **change) for change in changes]
     assert len(set.union(same, *different)) == 1 + len(different)
+
+
+@pytest.mark.extensions
+def test_the_identity_depends_on_virtual_tokens_and_quantisation(tmp_path: Path) -> None:
+    four = {"name": "tiny", "adapter": {"type": "soft_prompt", "num_virtual_tokens": 4}}
+    different = [run_ids(tmp_path, model=model) for model in (LORA, PROMPT, four, PREFIX, NF4)]
+    assert len(set.union(*different)) == len(different)
 
 
 def test_with_the_user_as_the_unit_everything_counts_users(tmp_path: Path) -> None:
@@ -247,33 +247,6 @@ def test_a_sweep_of_few_steps_does_not_compute_the_frozen_prefix(
             spec, task, models.load_base(spec.model), LocalComm(), TEST_KEY, planned=planned
         )
         assert (tmp_path / "prefix").exists() == is_there
-
-
-@pytest.mark.parametrize("model", [LORA, FULL], ids=["lora", "full"])
-def test_a_chat_models_tokenizer_carries_the_template_of_the_training(
-    tmp_path: Path, model: dict[str, Any]
-) -> None:
-    """The base has none. The base's own tokenizer, which other sweeps use, stays without one."""
-    said = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"It is {i}."}]}
-            for i in range(40)]  # fmt: skip
-    write_json_lines(tmp_path / "chats.jsonl", said)
-    write_json_lines(tmp_path / "secrets.jsonl", [
-        {"prompt": m["messages"][:1], "continuation": m["messages"][1]["content"]} for m in said[:20]
-    ])  # fmt: skip
-    task = {"name": "chat", "template": "chatml"}
-    task |= {"path": str(tmp_path / "chats.jsonl"), "secrets": str(tmp_path / "secrets.jsonl")}
-    base = models.load_base(load_spec(small_spec(tmp_path, model=model)).model)
-    spec, built, plan = planned(tmp_path, task=task, model=model, space={"points": [[16, 2, 0.01]]})
-    trial_runner = TrialRunner(spec, built, base, LocalComm(), TEST_KEY)
-    trial_runner.run(plan.trials[0], files(tmp_path / "run", plan.trials[0]), "attempt")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "attempt" / "model")
-    first = ChatTask.model_validate({k: v for k, v in task.items() if k != "name"}).build(
-        base.tokenizer
-    )
-    trained = {base.tokenizer.decode(batch) for batch in first.batch(np.arange(9)).input_ids}
-    written = {tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in said}
-    assert all(any(text.startswith(row) for row in written) for text in trained)
-    assert base.tokenizer.chat_template is None
 
 
 def test_the_first_pass_refuses_a_model_whose_examples_depend_on_each_other(tmp_path: Path) -> None:

@@ -32,10 +32,6 @@ def test_the_procedure_is_the_default_rule_without_scores(tmp_path: Path) -> Non
         ({"select": {"score": "vmr_exact"}}, "select.score must be left out"),
         ({"select": {"max_score": 0.1}}, "select.max_score must be left out"),
         (
-            {"space": {**small_spec(Path())["space"], "search": {"name": "frugal"}}},
-            "space.search must be random",
-        ),
-        (
             {"seeds": {"first": 2, "at_most": 3}},
             "seeds must be a list with select.rule 'procedure'",
         ),

@@ -409,3 +409,20 @@ def test_another_audit_has_a_number_and_new_coins(tmp_path: Path) -> None:
         ValueError, match="canary must be new_token as the audit 'small-audit' was started with"
     ):
         next_audit(source, canary="gradient", **OPTIONS, new=False)
+
+
+def test_an_audit_of_every_weight_cannot_vary_the_adapter(tmp_path: Path) -> None:
+    spec = load_spec(
+        small_spec(tmp_path, space={"points": [[32, 3, 0.01]], "model.adapter.r": [2, 4]})
+    )
+    with pytest.raises(
+        ValueError, match=r"space must not vary model\.adapter\.r with --canary new_token"
+    ):
+        audit_spec(
+            AuditSubject(spec=spec),
+            name="a",
+            coins=1,
+            num_canaries=500,
+            confidence=0.95,
+            seeds=(0,),
+        )

@@ -214,3 +214,11 @@ def test_the_command_compares_the_orders(raydp: Command, write_spec: Callable[..
     refused = raydp("plan", spec, "--simulate", "nodes=5")
     assert refused.code == 2
     assert "--simulate must know what runs cost, got none" in " ".join(refused.err.split())
+
+
+def test_a_simulated_cluster_need_not_be_here(
+    raydp: Command, write_spec: Callable[..., Path]
+) -> None:
+    spec = write_spec(cluster={"gpus_per_worker": 1000})
+    hardware = "nodes=2,gpus_per_node=1000,seconds_per_example=0.01"
+    assert raydp("plan", spec, "--simulate", hardware).code == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raydp.extensions.later_scores.requests import ScoreRequest, requests_from
+from tests.security.test_fuzzed_specs import HARMFUL
 
 
 def test_requests_of_a_command() -> None:
@@ -44,3 +45,11 @@ def test_mistakes_in_requests_are_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         requests_from(**options)
+
+
+@pytest.mark.parametrize("kind", HARMFUL)
+def test_a_harmful_file_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "scores.yaml"
+    path.write_text(HARMFUL[kind][0])
+    with pytest.raises(ValueError, match="--scores must"):
+        requests_from(None, file=path)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import configuration_means, predict
+from raydp.extensions.prediction.command import show_predictions
 from raydp.extensions.prediction.fitted_surface import Fitted
 from raydp.search_spaces import Configuration, grid
 from tests.marks import slow_after
@@ -167,3 +168,22 @@ def test_configurations_beyond_the_measured_values_are_named():
     assert found == {3: [], 8: ["batch_size", "learning_rate"]}
     with pytest.raises(ValueError, match="max_loss must be finite, got nan"):
         predict(table, [inside], max_loss=float("nan"))
+
+
+def test_predictions_warn_of_extrapolation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {
+        "batch_size": 8,
+        "score_interval": [0.25, 0.5],
+        "score_run_interval": [0.125, 0.75],
+        "beyond": [],
+    }
+    show_predictions([row])
+    out = capsys.readouterr().out
+    assert [line.split("  ") for line in out.splitlines()[1:]][-1][-1].strip() == "none"
+    assert "0.25 to 0.5" in out
+    assert "0.125 to 0.75" in out
+    assert "extrapolations" not in out
+    show_predictions([row | {"beyond": ["batch_size"]}])
+    assert "extrapolations" in capsys.readouterr().out

@@ -290,3 +290,40 @@ def test_a_chosen_model_that_was_damaged_is_not_released(
     damage(folder.model("run") / f"model-{number}.safetensors", kind)
     with pytest.raises(ValueError, match=r"^SWEEP must keep the weights of its chosen run"):
         require_whole_model(folder, "run")
+
+
+def test_a_private_selection_ends_nothing_early(tmp_path: Path) -> None:
+    num_runs = {"distribution": "poisson", "mean": 2}
+    privacy = {
+        "target_epsilon": 8,
+        "accountant": "rdp",
+        "tuning": "private_selection",
+        "num_runs": num_runs,
+    }
+    spec = small_spec(tmp_path, privacy=privacy, stopping={}, select={"score": "vmr_exact"})
+    with pytest.raises(ValueError, match="stopping must be left out"):
+        load_spec(spec)
+
+
+def test_private_selection_draws_from_the_whole_space(tmp_path: Path) -> None:
+    privacy = {"target_epsilon": 8, "accountant": "rdp", "tuning": "private_selection"}
+    data = small_spec(
+        tmp_path,
+        space={
+            **small_spec(tmp_path)["space"],
+            "search": {"name": "random", "num_configurations": 1},
+        },
+        privacy=privacy,
+        select={"score": "vmr_exact"},
+    )
+    with pytest.raises(
+        ValueError, match=r"space.search must be left out with privacy.tuning private_selection"
+    ):
+        load_spec(data)
+
+
+def test_a_private_selection_has_a_list_of_seeds(tmp_path: Path) -> None:
+    privacy = {"target_epsilon": 8, "tuning": "private_selection", "accountant": "rdp"}
+    spec = small_spec(tmp_path, privacy=privacy, select={"score": "vmr_exact"}, seeds={"first": 2})
+    with pytest.raises(ValueError, match="seeds must be"):
+        load_spec(spec)
