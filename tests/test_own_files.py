@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from raydp import Sweep
-from raydp.extensions.later_scores.requests import requests_from, requests_of
 from raydp.methods.dp import DPAdam
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.sweep.store.folder import SweepFolder
@@ -117,7 +116,6 @@ def test_objects_stand_for_their_files_and_registered_names(
     given = load_spec(spec_with(tmp_path, file, scores=scores, method=method))
     assert given.model_dump(mode="json") == named.model_dump(mode="json")
     assert load_spec(spec_with(tmp_path, file, method=DPAdam())).method.name == "dp_adam"
-    assert [request.label for request in requests_of(scores)] == ["Constant"]
 
 
 def test_an_object_whose_class_workers_cannot_import_is_refused(
@@ -180,11 +178,6 @@ def test_a_stored_spec_runs_only_files_that_its_reader_has_named(
         assert not file.with_name("ran").exists()
     draft_spec(folder.spec_file)
     assert folder.spec().scores[0].name == "Constant"
-
-
-def test_a_command_may_name_a_score_of_a_file(file: Path) -> None:
-    (request,) = requests_from(f"{file}:Constant", ["value=0.75"])
-    assert (request.label, request.plugin.params.value) == ("Constant", 0.75)
 
 
 @pytest.mark.slow

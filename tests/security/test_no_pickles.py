@@ -265,6 +265,7 @@ def test_a_checkpoint_that_is_a_pickle_is_passed_over(
     assert "step-00000002.safetensors of run r is damaged" in warnings[0]
 
 
+@pytest.mark.extensions
 def test_stored_outputs_with_objects_are_refused(
     raydp: Callable[..., Answer], tmp_path: Path, marker: Path
 ) -> None:

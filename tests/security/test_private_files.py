@@ -107,12 +107,16 @@ def test_a_message_still_names_the_remedy(raydp: Command, places: Places) -> Non
     assert "without method, privacy, space, select, and task, model not as mappings" in " ".join(
         answer.err.split()
     )
+    answer = raydp("select", places.forms / "points.csv")
+    assert "score must be a number, got text in line 2" in " ".join(answer.err.split())
+
+
+@pytest.mark.extensions
+def test_a_message_of_calibrate_still_names_the_remedy(raydp: Command, places: Places) -> None:
     answer = raydp("calibrate", "--from", places.forms / "cells.csv")
     assert "must have the columns n, batch_size, num_steps, epsilon, delta" in " ".join(
         answer.err.split()
     )
-    answer = raydp("select", places.forms / "points.csv")
-    assert "score must be a number, got text in line 2" in " ".join(answer.err.split())
 
 
 def test_a_spec_shows_the_values_of_its_keys_where_they_are_short(
