@@ -13,8 +13,8 @@ demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
 	$(BIN)/raydp sweep
 
-# Of thousands of tests with processes and clocks a few fail on a busy machine: they run once more, and are named.
 SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+# Of thousands of tests with processes and clocks a few fail on a busy machine: they run once more, and are named.
 AGAIN = [ $$? -eq 1 ] && $(BIN)/python -m pytest --failed-again 3
 
 test: .venv/installed  ## the default test suite: CPU only, offline
@@ -27,9 +27,11 @@ check: .venv/installed  ## lint, format, size, types
 	$(BIN)/python tools/size.py --check
 	$(BIN)/mypy
 
+DAILY := daily and not gpu and not thorough
 daily: COMMIT := $(shell git rev-parse HEAD)
 daily: .venv/installed  ## what CI need not repeat on the same day; writes .ci/daily, which is to be committed
-	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) -m 'daily and not gpu and not thorough' || { $(AGAIN); }
+	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) -m '$(DAILY) and not alone' || { $(AGAIN); }
+	$(BIN)/python -m pytest --alone -m '$(DAILY) and alone' || { $(AGAIN); }
 	$(MAKE) demo lowest
 	$(BIN)/python tools/daily.py --passed $(COMMIT)
 

@@ -35,7 +35,7 @@ def table(num_rates: int = 3) -> pd.DataFrame:
 @pytest.mark.parametrize(
     "rule",
     slow_after(
-        2, ["informed", "procedure", "best-utility", "oracle", "pareto-knee", "predicted-score"]
+        1, ["procedure", "informed", "best-utility", "oracle", "pareto-knee", "predicted-score"]
     ),
 )
 def test_the_rule_selects_the_change_at_its_threshold_and_nothing_else_before(rule: str) -> None:

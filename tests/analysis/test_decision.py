@@ -374,6 +374,7 @@ def test_more_configurations_than_are_modelled_below_a_threshold():
     assert 0.2 < certainty[0] < 0.98, "a loss at the threshold is not certain to keep to it"
 
 
+@pytest.mark.slow
 def test_the_estimate_stays_within_its_interval_if_one_configuration_alone_was_repeated():
     """One degree of freedom for the variance, and scores far apart: the mean of the lognormal is
     infinite."""

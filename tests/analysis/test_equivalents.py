@@ -169,6 +169,7 @@ def test_shared_pools_keep_the_configurations_of_separate_pools():
             )
 
 
+@pytest.mark.slow
 def test_the_choice_by_utility_is_within_the_tolerance_as_often_as_it_says():
     """A Gaussian model with a known posterior: truth N(1, 0.06²), measured with a standard error of
     0.03."""

@@ -237,9 +237,12 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
 
 @pytest.mark.slow
 def test_rows_beyond_the_model_are_conditioned_on_the_modelled_ones(monkeypatch):
-    """About as good an estimate as if all 700 were modelled jointly, and honest intervals; a mean
-    of two is worse."""
-    grid = list(product(range(1, 11), range(1, 11), np.arange(1, 8) / 100))
+    """About as good an estimate as if all 400 were modelled jointly, and honest intervals; a mean
+    of two is worse.
+
+    The ratio of the errors differs between tables by 0.09, also with 700 rows.
+    """
+    grid = list(product(range(1, 11), range(1, 11), np.arange(1, 5) / 100))
     z = np.log(np.array(grid, dtype=float))
     z = (z - z.mean(axis=0)) / z.std(axis=0)
     covered, squared = [], []

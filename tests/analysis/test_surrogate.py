@@ -65,7 +65,7 @@ def test_smoothing_is_prediction_at_the_measured_configurations():
     )
 
 
-@pytest.mark.parametrize("measured", slow_after(2, [6, 12, 24]))
+@pytest.mark.parametrize("measured", slow_after(1, [6, 12, 24]))
 def test_intervals_hold_unmeasured_values_at_the_stated_rate(measured):
     """25 random surfaces, the configurations that did not run: 95 % intervals hold at least 90 % of
     the expectations (surfaces share errors: the standard error over 25 surfaces is about 2 %), and

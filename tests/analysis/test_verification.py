@@ -13,6 +13,7 @@ from raydp.analysis import verify_heuristics
 from raydp.analysis.statistics.heuristics import Coded, pair_blocks
 from raydp.analysis.tables.points import configuration_means
 from raydp.search_spaces import grid
+from tests.marks import slow_after
 
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
 CONFIGURATIONS = grid([64, 128, 256], [60, 120, 240], ["5e-3", "1e-2", "2e-2"])
@@ -62,10 +63,13 @@ def test_null_data_pass_for_followers_in_at_most_5_percent():
 
 @pytest.mark.parametrize(
     ("configurations", "power"),
-    [
-        (CONFIGURATIONS, {"individual": 0.95, "compute": 0.74, "updates": 0.88}),
-        (LARGER, {"individual": 0.95, "compute": 0.95, "updates": 0.95}),
-    ],
+    slow_after(
+        1,
+        [
+            (CONFIGURATIONS, {"individual": 0.95, "compute": 0.74, "updates": 0.88}),
+            (LARGER, {"individual": 0.95, "compute": 0.95, "updates": 0.95}),
+        ],
+    ),
 )
 def test_planted_monotone_data_are_recognised_with_the_stated_power(configurations, power):
     """60 tables of the paper's coefficients with noise of 0.1, a quarter of the scores' spread.

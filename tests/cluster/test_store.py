@@ -89,6 +89,7 @@ def test_sweep_names_remedy_when_nodes_lack_the_folder(
     assert not list(Path(spec["storage"]).glob("small/trials/*/ledger.txt")), "nothing was trained"
 
 
+@pytest.mark.daily("raydp/extensions/object_store", "tests/cluster", "raydp/sweep/engine")
 def test_a_sweep_through_s3_outlives_its_node(
     shared_hosts: RayHosts, done: Done, tmp_path: Path, server: Server
 ) -> None:

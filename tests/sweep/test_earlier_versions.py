@@ -23,6 +23,7 @@ from tests.builders.registered import of_core
 from tests.marks import slow_unless
 from tests.sweep.earlier import DATA, IDENTITIES, SWEEP_FOLDER, runs_of
 from tests.sweep.undisturbed import assert_same_points, runs_in
+from tests.sweep.without_ray import train_without_ray
 
 KNOWN: dict[str, dict[str, Any]] = json.loads(IDENTITIES.read_text())
 BASE = KNOWN.pop("base")
@@ -91,6 +92,7 @@ class EarlierSweep:
     """A copy of the folder that a killed driver left."""
 
     def __init__(self, name: str, place: Path) -> None:
+        self.name = name
         shutil.copytree(DATA / name, place, dirs_exist_ok=True)
         self.spec, self.folder = load_spec("spec.yaml"), SweepFolder(path=SWEEP_FOLDER)
         (self.folder.path / "sweep.key").chmod(0o600)  # git does not keep the mode
@@ -127,8 +129,15 @@ def test_the_folder_of_an_earlier_sweep_is_read(earlier: EarlierSweep) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_earlier_sweep_is_resumed(earlier: EarlierSweep) -> None:
-    """No finished run is trained again, and the checkpoint is continued."""
+def test_a_killed_earlier_sweep_is_resumed(
+    earlier: EarlierSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No finished run is trained again, and the checkpoint is continued.
+
+    One of the two sweeps trains with Ray.
+    """
+    if earlier.name == "earlier_seeds":
+        train_without_ray(monkeypatch)
     time_ns = earlier.finished.stat().st_mtime_ns
     result = Sweep(earlier.spec).run(resume=True)
     assert earlier.finished.stat().st_mtime_ns == time_ns

@@ -141,41 +141,53 @@ def measured(spec: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "grace_seconds", "kept"),
+    ("phases", "grace_seconds"),
     [
-        pytest.param("score", 600, 0, marks=pytest.mark.slow),
-        pytest.param("delivery", 600, 2, marks=pytest.mark.slow),
-        pytest.param("base model", 600, 0, marks=pytest.mark.thorough),
-        pytest.param("score of small calls", 600, 0, marks=pytest.mark.thorough),
-        pytest.param("step of micro-batches", 600, 0, marks=pytest.mark.thorough),
-        pytest.param("step of one call", 3, 0, marks=pytest.mark.thorough),
+        # The first leaves no run behind, so the second one begins as on a new folder.
+        pytest.param(
+            {"score": 0, "delivery": 2}, 600, id="score, delivery", marks=pytest.mark.slow
+        ),
+        pytest.param({"base model": 0}, 600, id="base model", marks=pytest.mark.thorough),
+        pytest.param(
+            {"score of small calls": 0}, 600, id="score of small calls", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            {"step of micro-batches": 0},
+            600,
+            id="step of micro-batches",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param({"step of one call": 0}, 3, id="step of one call", marks=pytest.mark.thorough),
     ],
 )
 def test_ctrl_c_ends_a_sweep_in_a_long_phase_and_a_resume_gives_the_same_results(
     undisturbed: dict[tuple[str, str], float],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    phase: str,
+    phases: dict[str, int],
     grace_seconds: int,
-    kept: int,
 ) -> None:
+    """Each phase is interrupted in a resume of the one before, and leaves so many runs done."""
     spec = written(tmp_path, monkeypatch, {"grace_seconds": grace_seconds})
     folder = Path(spec["storage"]) / "small"
-    (tmp_path / "phase").write_text(phase)
-    driver = start_raydp(tmp_path, "sweep", "spec.yaml")
-    wait_until((tmp_path / "begun").exists, driver)
-    driver.send_signal(signal.SIGINT)
-    try:
-        out, err = driver.communicate(timeout=END_SECONDS)
-    finally:
-        driver.kill()
-    assert (driver.returncode, "Traceback" in err) == (1, False), err
-    assert f"{kept} of 2 runs are done" in out
-    saved = list(folder.glob("trials/*/checkpoints/step-*"))
-    assert (not saved) == (phase != "step of micro-batches"), (
-        "only a run that can save is waited for"
-    )
-    assert ("did not save its state" in err) == (phase == "step of one call")
+    for phase, kept in phases.items():
+        for left in ("begun", "measured"):
+            (tmp_path / left).unlink(missing_ok=True)
+        (tmp_path / "phase").write_text(phase)
+        driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--start-or-resume")
+        wait_until((tmp_path / "begun").exists, driver)
+        driver.send_signal(signal.SIGINT)
+        try:
+            out, err = driver.communicate(timeout=END_SECONDS)
+        finally:
+            driver.kill()
+        assert (driver.returncode, "Traceback" in err) == (1, False), err
+        assert f"{kept} of 2 runs are done" in out
+        saved = list(folder.glob("trials/*/checkpoints/step-*"))
+        assert (not saved) == (phase != "step of micro-batches"), (
+            "only a run that can save is waited for"
+        )
+        assert ("did not save its state" in err) == (phase == "step of one call")
     (tmp_path / "phase").unlink()
     driver = start_raydp(tmp_path, "sweep", "spec.yaml", "--resume")
     _, err = driver.communicate(timeout=FINISH_SECONDS)

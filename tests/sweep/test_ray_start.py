@@ -174,9 +174,9 @@ def test_a_start_that_takes_too_long_is_tried_again_with_more_time(tmp_path: Pat
     ("process", "seconds"),
     [
         ("start_gcs_server", 2),
-        ("registered_raylet", 20),
+        ("registered_raylet", 10),
         ("answered_raylet", 5),
-        ("answered_gcs_server", 20),
+        ("answered_gcs_server", 10),
     ],
 )
 def test_a_start_that_never_ends_is_one_sentence(

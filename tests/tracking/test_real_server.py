@@ -184,7 +184,7 @@ def test_data_outlive_a_restart(real_server, record, adapter, base_folder):
     set_alias("outlives", "best-utility", 1, tracking_uri=real_server.uri)
     real_server.stop()
     assert real_server.run("status").returncode == 1
-    real_server.start()
+    real_server.start(workers=1)
     assert find_models(
         real_server.uri, alias="best-utility", registered_model="outlives"
     ).model_uri.tolist() == [uri]

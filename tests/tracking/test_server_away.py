@@ -20,6 +20,7 @@ from raydp.sweep.engine.committer import Committer
 from raydp.tracking import NotDeliveredError, find_models
 from raydp.tracking.tracker import Pauses
 from tests.builders.specs import small_spec
+from tests.sweep.without_ray import train_without_ray
 
 from .conftest import inventory, open_tracker
 
@@ -133,8 +134,12 @@ def _started(real_server):
 
 
 @pytest.fixture
-def sweep(real_server, tmp_path):
-    """A sweep of four runs that writes to the server, and its spec's file."""
+def sweep(real_server, tmp_path, monkeypatch):
+    """A sweep of four runs that writes to the server, and its spec's file.
+
+    It trains in this process: who trains makes no difference to the tracking.
+    """
+    train_without_ray(monkeypatch)
 
     def make(name: str, **changes) -> Sweep:
         tracking = {"uri": real_server.uri, "experiment": name, "registered_model": name}

@@ -35,15 +35,6 @@ STATED = {"target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp", "noi
 OPTIONS: dict[str, Any] = {"num_canaries": 1500, "confidence": 0.95, "seeds": (0,)}
 
 
-@pytest.fixture
-def leaky(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A method that adds a tenth of the noise that it accounts, by a name of its own."""
-    monkeypatch.setitem(
-        registries.BUILTIN["methods"], "leaky", "tests.extensions.auditing.leaky:Leaky"
-    )
-    return {"name": "leaky", "max_grad_norm": 0.1}
-
-
 def spec_of(folder: Path, **changes: Any) -> SweepSpec:
     return load_spec(small_spec(folder, **{"privacy": STATED, **changes}))
 
@@ -181,22 +172,12 @@ def test_the_newest_audit_of_a_configuration_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [True, False])
-def test_a_method_with_a_fault_raises_the_alarm_and_a_sound_one_does_not(
-    tmp_path: Path, leaky: dict[str, Any], fault: bool
-) -> None:
-    """Real training on both, with the same coins."""
-    method = leaky if fault else {"name": "dp_adam", "max_grad_norm": 0.1}
-    source = AuditSubject(
-        spec=spec_of(tmp_path, method=method, space={"points": [[512, 16, 0.002]]})
-    )
+def test_a_sound_method_raises_no_alarm(tmp_path: Path) -> None:
+    """Real training, with the coins of the method with a fault below."""
+    source = AuditSubject(spec=spec_of(tmp_path, space={"points": [[512, 16, 0.002]]}))
     report = conclude(source, trained(audit_spec(source, name=source.name, coins=3, **OPTIONS)))
-    assert report.alarm == fault
-    (found,) = alarms_of(source.folder).values()
-    assert (found is not None) == fault
-    if fault:
-        assert report.runs[0]["epsilon_hat"] > 1.0
-        assert "the audit small-audit refutes its ε = 1" in str(found)
+    assert not report.alarm
+    assert list(alarms_of(source.folder).values()) == [None]
 
 
 GRADIENT: dict[str, Any] = {
@@ -334,7 +315,7 @@ def test_an_alarm_keeps_the_alias_away_until_a_new_audit(
     then refuses."""
     monkeypatch.setattr(
         "secrets.randbits", lambda bits: 3
-    )  # the coins of the test above: one in a hundred has no alarm
+    )  # the coins of the sound method's test: one in a hundred has no alarm
     monkeypatch.setitem(
         registries.BUILTIN["methods"], "leaky", "tests.extensions.auditing.leaky:Leaky"
     )
