@@ -1,8 +1,9 @@
 """Print the daily targets of make that are due: `python tools/daily.py`.
 
-Daily checks guard pages, the demo, the lowest versions of libraries, the built package and uses of
-extensions. None guards a guarantee. `make daily` runs them all, and `python tools/daily.py --passed`
-writes the commit at which they passed into `.ci/daily`, a file of the repository.
+Daily checks guard pages, the demo, the lowest versions of libraries, the built package, the script
+for Slurm and uses of extensions. None guards a guarantee. `make daily` runs them all, and
+`python tools/daily.py --passed COMMIT` writes the commit at which they passed into `.ci/daily`, a
+file of the repository.
 
 A check is due unless HEAD descends from that commit and is at most a day younger. A check whose
 files have changed since that commit is due in any case. A copy without history runs them all.

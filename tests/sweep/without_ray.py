@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from raydp.search_spaces.settings import NO_SETTINGS
@@ -29,8 +30,18 @@ from raydp.training.trial_plan import TrialPlan
 
 def train_without_ray(patch: pytest.MonkeyPatch) -> None:
     """Let the driver of a sweep train in this process, until the patch is undone."""
-    patch.setattr(driver, "train", _train)
+    patch.setattr(driver, "train", _on_one_thread)
     patch.setattr(committing, "ray", SimpleNamespace(get=lambda outcome: outcome))
+
+
+def _on_one_thread(*args: Any, **options: Any) -> Committer:
+    """Train on one thread, as a worker with one CPU does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _train(*args, **options)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _train(
