@@ -91,6 +91,7 @@ def test_a_threshold_below_every_point_is_an_error(raydp: Command, points: Path)
     assert "max_loss" in answer.err
 
 
+@pytest.mark.extensions("regression")
 @pytest.mark.parametrize("command", ["heuristics", "risk", "regression", "variance"])
 def test_analyses_are_strict_json(raydp: Command, points: Path, command: str) -> None:
     answer = raydp("analyze", command, points, "--json")
@@ -300,12 +301,17 @@ def test_help_breaks_a_line_only_where_no_further_word_fits(
 def test_without_a_command_there_is_help_in_groups(raydp: Command) -> None:
     answer = raydp()
     assert answer.code == 0
-    groups = ["Run a sweep", "Read a sweep", "Models", "Privacy", "Data"]
+    groups = ["Run a sweep", "Read a sweep", "Models"]
     assert [answer.out.count(f"─ {group} ─") for group in groups] == [1] * len(groups)
     assert "─ Commands ─" not in answer.out
-    assert [
-        raydp(group).code for group in ("models", "analyze", "audit", "spaces", "secrets", "data")
-    ] == [0] * 6
+    assert [raydp(group).code for group in ("models", "analyze", "spaces")] == [0] * 3
+
+
+@pytest.mark.extensions
+def test_commands_of_extensions_have_their_places_in_the_help(raydp: Command) -> None:
+    shown = raydp().out
+    assert [shown.count(f"─ {group} ─") for group in ("Privacy", "Data")] == [1, 1]
+    assert [raydp(group).code for group in ("audit", "secrets", "data")] == [0] * 3
 
 
 def test_the_version_is_the_installed_ones(raydp: Command) -> None:

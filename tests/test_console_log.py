@@ -52,6 +52,7 @@ def test_a_warning_is_told_as_one_and_debugging_is_not(capsys: pytest.CaptureFix
     assert (LOGGER.handlers, LOGGER.level, stderr.quiet) == ([], logging.NOTSET, False)
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize("verbose", ["-v", "--verbose"])
 @pytest.mark.parametrize("before", slow_after(1, [False, True]))
 def test_verbose_names_actions_with_times(
@@ -110,9 +111,10 @@ def test_quiet_prints_results_and_errors_only(raydp: Command, write_spec: WriteS
     assert "seeds must be distinct" in wrong.err
 
 
-def test_quiet_and_verbose_exclude_each_other(raydp: Command) -> None:
-    for words in (["-q", "calibrate", "-v"], ["calibrate", "-v", "-q"]):
-        answer = raydp(*words, *CALIBRATE)
+def test_quiet_and_verbose_exclude_each_other(raydp: Command, write_spec: WriteSpec) -> None:
+    spec = write_spec()
+    for words in (["-q", "plan", "-v"], ["plan", "-v", "-q"]):
+        answer = raydp(*words, spec)
         assert (answer.code, answer.out) == (2, "")
         assert "error: --verbose must not go with --quiet, got both. Remove one." in answer.err
-    assert raydp("calibrate", "-v", *CALIBRATE).code == 0, "nothing stays from the command before"
+    assert raydp("plan", "-v", spec).code == 0, "nothing stays from the command before"

@@ -189,6 +189,7 @@ def test_a_mistake_is_told_before_heavy_imports(
     assert len(message.splitlines()) == 1, "one mistake, one line"
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize("mistake", INIT)
 def test_mistakes_in_data_are_told_before_heavy_imports(
     mistake: str, refusals: dict[str, tuple[int, list[str], str]]
@@ -199,6 +200,7 @@ def test_mistakes_in_data_are_told_before_heavy_imports(
     assert ("--secrets must" in message) is ("--secrets" in INIT[mistake])
 
 
+@pytest.mark.extensions("mia", "audit", "score", "secrets")
 @pytest.mark.parametrize("command", [command[0] for command in COMMANDS])
 def test_every_command_that_takes_a_spec_looks_at_it_first(
     command: str, refusals: dict[str, tuple[int, list[str], str]]

@@ -17,6 +17,7 @@ from tests.conftest import Answer
 Command = Callable[..., Answer]
 
 
+@pytest.mark.extensions("--output", "DATA")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -101,6 +101,7 @@ def test_few_losses_of_many_steps_compose_as_the_library_does_it(num_steps: int)
     assert PLDAccountant(interval=1e-3).epsilon(event, 1e-6) == pytest.approx(theirs, rel=1e-12)
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize(
     "command",
     [

@@ -115,8 +115,8 @@ def test_a_sweep_reads_data_and_model_by_uri(tmp_path: Path) -> None:
             "name": model.as_uri(),
             "adapter": {"type": "lora", "r": 2, "alpha": 4, "target_modules": ["q_proj"]},
         },
-        "scores": [{"name": "mia"}],
-        "select": {"score": "mia"},
+        "scores": [],
+        "select": {"min_gain_share": None},
     }
     spec = load_spec(small_spec(tmp_path, **changes))
     assert spec.model_dump(mode="json")["task"]["path"] == data.as_uri()

@@ -130,6 +130,7 @@ def test_a_lora_layer_computes_and_saves_as_pefts_own(
     )
 
 
+@pytest.mark.extensions("prefix")
 @pytest.mark.parametrize(
     ("adapter", "std", "of_width"),
     [(PROMPT, 1.0, 1), (PREFIX, adapters.PREFIX_STD, 4)],
@@ -155,6 +156,7 @@ def test_virtual_tokens_start_at_a_size_that_is_theirs_and_are_decided_by_the_se
     assert abs(torch.stack(starts[:2]).std() / std - 1) <= 4 / math.sqrt(4 * parameter.numel())
 
 
+@pytest.mark.extensions
 def test_a_model_without_a_cache_takes_no_prefix() -> None:
     config = MistralConfig(vocab_size=50, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)  # fmt: skip
@@ -170,6 +172,7 @@ def test_a_model_without_a_cache_takes_no_prefix() -> None:
     adapters.attach_adapter(replace(sliding, model=MistralForCausalLM(config)), PREFIX)
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize(
     ("config", "model_fn"),
     [
@@ -203,6 +206,7 @@ def test_a_model_whose_embeddings_are_narrower_than_its_layers_takes_no_soft_pro
         adapters.attach_adapter(narrow, PROMPT)
 
 
+@pytest.mark.extensions("prefix")
 @pytest.mark.parametrize(
     "adapter",
     [ADAPTER, PROMPT, PREFIX, IA3, BESIDE, DORA, *WHOLE.values()],
@@ -231,6 +235,7 @@ def test_the_base_model_can_be_had_back_for_a_moment(
     assert not torch.allclose(trained, untrained)
 
 
+@pytest.mark.extensions("prefix")
 @pytest.mark.parametrize(
     "adapter",
     [ADAPTER, PROMPT, PREFIX, IA3, BESIDE],
@@ -417,6 +422,7 @@ def test_a_name_in_both_lists_is_refused() -> None:
         AdapterSpec(target_modules=("q_proj", "v_proj"), modules_to_save=("q_proj",))
 
 
+@pytest.mark.extensions
 def test_a_network_of_classification_has_no_tokenizer() -> None:
     with pytest.raises(ValueError, match=r"got the network mlp:1x8x8:10\. Name a language model"):
         models.load_tokenizer("mlp:1x8x8:10")

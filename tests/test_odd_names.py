@@ -188,6 +188,7 @@ def test_a_name_of_any_length_is_written(tmp_path: Path) -> None:
         assert path.read_bytes() == b"content"
 
 
+@pytest.mark.extensions
 def test_a_name_that_is_not_utf8_is_printed_with_escapes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "raydp", "models", "keygen", "-o", NOT_UTF8]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path)

@@ -53,6 +53,7 @@ def test_one_table(raydp: Command, table: Path) -> None:
     assert "<td>32</td>" in page
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -85,6 +86,7 @@ def test_figures_are_written_beside_the_page(raydp: Command, table: Path) -> Non
     assert all(file.read_text().startswith("<svg") for file in files)
 
 
+@pytest.mark.extensions("named once", "--by must", "epsilom")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,11 +141,13 @@ def test_a_table_is_not_overwritten(raydp: Command, table: Path) -> None:
     assert table.read_text() == before
 
 
+@pytest.mark.extensions
 def test_choices_of_best_utility_are_compared(raydp: Command, table: Path) -> None:
     answer = raydp("report", "eps-4.csv", "eps-8.csv", "--rule", "best-utility", "--json")
     assert answer.code == 0, answer.err
 
 
+@pytest.mark.extensions
 def test_a_comparison_names_the_distinct_part_of_each_source(
     raydp: Command, tmp_path: Path
 ) -> None:
@@ -157,6 +161,7 @@ def test_a_comparison_names_the_distinct_part_of_each_source(
     assert str(tmp_path) not in page
 
 
+@pytest.mark.extensions
 def test_the_epsilon_that_runs_of_one_target_reach_is_one_group(
     raydp: Command, tmp_path: Path
 ) -> None:
@@ -169,6 +174,7 @@ def test_the_epsilon_that_runs_of_one_target_reach_is_one_group(
     assert [row["group"] for row in answer.json()["groups"]] == ["4", "7.99"]
 
 
+@pytest.mark.extensions
 def test_scores_of_different_kinds_are_not_compared(raydp: Command, table: Path) -> None:
     for file, name in (("eps-4.csv", "score.logprob"), ("eps-8.csv", "score.vmr")):
         points = pd.read_csv(file)

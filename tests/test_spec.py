@@ -14,6 +14,7 @@ from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.plugins import registries
 from raydp.spec.reading import json_schema, load_spec
 from tests.builders.specs import small_spec
+from tests.marks import WHOLE
 from tests.test_spec_values import SELECTION
 
 
@@ -52,6 +53,7 @@ def test_an_adapter_dumps_only_the_fields_of_its_type(tmp_path: Path) -> None:
         assert load_spec(dumped) == spec
 
 
+@pytest.mark.extensions
 @pytest.mark.parametrize("num_runs", [{}, {"distribution": "poisson", "mean": 3}, None])
 def test_a_private_selection_survives_being_written_with_its_defaults(
     tmp_path: Path, num_runs: Any
@@ -80,7 +82,7 @@ def test_the_schema_knows_every_plug_in() -> None:
     assert names == registries.names("tasks")
     assert re.search(of_a_file["pattern"], "folder/my_task.py:Rings")
     assert not any(re.search(of_a_file["pattern"], name) for name in names)
-    assert {"builtin", "enron", "text", "tofu"} <= set(names)
+    assert {"builtin", "planted", "text"} <= set(names)
     assert schema["additionalProperties"] is False
 
 
@@ -98,7 +100,7 @@ def properties(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]
 
 def test_every_field_of_the_schema_is_described() -> None:
     fields = dict(properties(json_schema()))
-    assert len(fields) > 300
+    assert len(fields) > (300 if WHOLE else 100)
     for path, field in fields.items():
         text = field.get("description", "")
         name = path.rpartition(".")[2].replace("_", " ")

@@ -39,6 +39,7 @@ def test_a_delta_not_below_1_over_n_is_a_warning(raydp: Command, write_spec: Wri
     assert "privacy: delta should be below 1/n = 0.0005" in " ".join(answer.out.split())
 
 
+@pytest.mark.extensions
 def test_secrets_that_are_absent_are_dropped_and_listed_and_none_left_is_an_error(
     raydp: Command, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_misspelt_required_key_is_one_mistake_and_names_the_key(
     assert "must be given, got nothing" not in str(error.value)
 
 
+@pytest.mark.extensions
 def test_alternatives_of_a_field_are_reported_under_its_own_name(tmp_path: Path) -> None:
     task = {"name": "without", "of": {"name": "builtin"}, "secrets": "some"}
     with pytest.raises(ValueError, match=r"task\.secrets must be 'all', got 'some'") as error:

@@ -146,8 +146,8 @@ BAD = {
         r"scores\[0\].name 'vmr_exakt' is unknown. Did you mean 'vmr_exact'\?",
     ),
     "unknown task": (
-        {"task": {"name": "enrom"}},
-        r"task.name 'enrom' is unknown. Did you mean 'enron'\?",
+        {"task": {"name": "buildin"}},
+        r"task.name 'buildin' is unknown. Did you mean 'builtin'\?",
     ),
     "unknown accountant": (
         {"privacy": {"target_epsilon": 8, "accountant": "prw"}},
@@ -253,12 +253,12 @@ BAD = {
     ),
     "repeated seeds": ({"seeds": [0, 0]}, r"seeds must be distinct"),
     "missing file": (
-        {"task": {"name": "enron", "path": "no.jsonl", "secrets": "no.jsonl"}},
+        {"task": {"name": "text", "path": "no.jsonl"}},
         r"task.path must be an existing file, got .*no.jsonl",
     ),
     "missing parameter": (
-        {"task": {"name": "enron", "path": "no.jsonl"}},
-        r"task.secrets must be given",
+        {"task": {"name": "text"}},
+        r"task.path must be given",
     ),
     "model that does not exist": (
         {"model": {"name": "./nowhere"}},
@@ -277,6 +277,16 @@ BAD = {
 }
 
 
+@pytest.mark.extensions(
+    "a prefix that",
+    "a distribution with",
+    "private selection",
+    "a mean of one run",
+    "Poisson",
+    "trials of a geometric",
+    "binomial",
+    "score without secrets",
+)
 @pytest.mark.parametrize("command", slow_after(1, ["sweep", "plan"]))
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_ends_with_code_2_and_a_remedy(

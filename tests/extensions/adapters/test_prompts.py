@@ -21,7 +21,7 @@ from raydp.tasks.task import Batch
 from raydp.tasks.text.token_loss import token_nll
 from raydp.training.comm import LocalComm
 
-SPEC = Path(__file__).parents[1] / "docs" / "specs" / "prompt_dpsgd.yaml"
+SPEC = Path(__file__).parents[3] / "docs" / "specs" / "prompt_dpsgd.yaml"
 
 
 @pytest.mark.slow
