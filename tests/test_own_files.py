@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import pickle
 import subprocess
 import sys
@@ -10,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
-from raydp import Sweep
+from raydp import Sweep, select
 from raydp.methods.dp import DPAdam
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.sweep.store.folder import SweepFolder
@@ -23,6 +26,7 @@ from tests.conftest import Answer
 CODE = """
 from pathlib import Path
 import torch
+from raydp.analysis.selection.rules import Extreme, RuleStep
 from raydp.methods.dp import DPSGD
 from raydp.scores.score import Measurement, OneByOne
 
@@ -58,6 +62,20 @@ class Plain:
 
 class dp_sgd(DPSGD):
     pass
+
+
+def safest(layout, pool):
+    "Keep the lowest sum of loss and score."
+    total = layout.utility_loss + layout.score
+    return pool & (total == total[pool].min())
+
+
+def of_points(points):
+    return points
+
+
+oracle, TEXT = safest, "procedure"
+STEPS = (RuleStep(name="low", text="keep the lowest score", keep=Extreme("score", "lowest")),)
 """
 
 
@@ -85,7 +103,7 @@ def spec_with(tmp_path: Path, file: Path | str, **changes: Any) -> dict[str, Any
             tmp_path,
             scores=[{"name": f"{file}:Constant", "value": 0.25}],
             method={"name": f"{file}:Adagrad", "max_grad_norm": 0.3},
-            select={"score": "Constant"},
+            select={"score": "Constant", "rule": f"{file}:safest"},
         )
         | changes
     )
@@ -104,6 +122,7 @@ def test_a_relative_path_is_stored_as_the_absolute_one(
     monkeypatch.chdir(file.parent)
     spec = load_spec(spec_with(tmp_path, file.name))
     assert spec.model_dump(mode="json")["method"]["name"] == f"{file}:Adagrad"
+    assert (spec.select.rule, spec.select.rule_name) == (f"{file}:safest", "safest")
     monkeypatch.chdir(tmp_path)
     assert load_spec(spec.model_dump(mode="json")) == spec
 
@@ -113,7 +132,8 @@ def test_objects_stand_for_their_files_and_registered_names(
 ) -> None:
     scores, method = [module.Constant(value=0.25)], module.Adagrad(max_grad_norm=0.3)
     named = load_spec(spec_with(tmp_path, file))
-    given = load_spec(spec_with(tmp_path, file, scores=scores, method=method))
+    select = {"score": "Constant", "rule": module.safest}
+    given = load_spec(spec_with(tmp_path, file, scores=scores, method=method, select=select))
     assert given.model_dump(mode="json") == named.model_dump(mode="json")
     assert load_spec(spec_with(tmp_path, file, method=DPAdam())).method.name == "dp_adam"
 
@@ -153,6 +173,61 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, file: Path) -> None:
         load_spec(spec_with(tmp_path, file, method=method))
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("{folder}/absent.py:safest", "select.rule must be in a file that exists, got"),
+        ("{file}:Absent", "select.rule must be defined in .*, got 'Absent', which is not"),
+        ("{file}:Plain", r"select.rule must be a name, a function of \(layout, pool\) .*'Plain'"),
+        ("{file}:of_points", r"select.rule must be .* \(layout, pool\) .*, got 'of_points'"),
+        ("{file}:TEXT", "select.rule must be .*, got 'TEXT', which is none of them"),
+        ("{file}:oracle", "select.rule must have a name that no registered rule has, got 'oracle'"),
+        ("{file}", "select.rule .* is unknown"),
+        (3, "select.rule must be a valid string, got 3"),
+        (
+            lambda layout, pool: pool,
+            "select.rule must be a function that later commands can import",
+        ),
+        ((), "select.rule must be a name, .* or a tuple of RuleStep"),
+    ],
+)
+def test_a_wrong_rule_is_refused(tmp_path: Path, file: Path, rule: object, message: str) -> None:
+    given = rule.format(file=file, folder=file.parent) if isinstance(rule, str) else rule
+    with pytest.raises(ValueError, match=message):
+        load_spec(spec_with(tmp_path, file, select={"score": "Constant", "rule": given}))
+
+
+def test_adaptive_seeds_and_a_sweep_without_scores_refuse_a_rule_of_a_file(
+    tmp_path: Path, file: Path
+) -> None:
+    select = {"rule": f"{file}:safest", "score": "vmr_exact"}
+    with pytest.raises(ValueError, match=r"seeds must be a list with select.rule"):
+        load_spec(small_spec(tmp_path, select=select, seeds={"first": 2, "at_most": 4}))
+    with pytest.raises(ValueError, match=r"select.rule must need no score if scores is empty"):
+        load_spec(small_spec(tmp_path, scores=[], select={"rule": f"{file}:safest"}))
+
+
+def test_a_table_is_selected_from_by_a_rule_of_a_file(
+    tmp_path: Path, file: Path, module: Any, raydp: Callable[..., Answer]
+) -> None:
+    rows = [(b, 1, 0.1, 0, b / 8, 1 / b) for b in (1, 2, 4, 8)]
+    columns = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]
+    table = tmp_path / "points.csv"
+    pd.DataFrame(rows, columns=columns).to_csv(table, index=False)
+    for named in (f"{file}:safest", os.path.relpath(f"{file}:safest", tmp_path)):
+        chosen = raydp("select", table, "--rule", named, "--json").json()
+        assert (chosen["rule"], chosen["batch_size"]) == ("safest", 2)
+    for rule in (module.safest, f"{file}:safest"):
+        assert select(table, rule=rule).to_dict() == chosen
+    assert select(pd.read_csv(table), rule=f"{file}:STEPS").rule == "STEPS"
+    assert raydp("report", table, "--rule", f"{file}:safest").code == 0
+    assert "Steps of the rule safest" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    for command in (("select", table), ("report", table, "--force")):
+        failed = raydp(*command, "--rule", f"{file}:of_points")
+        assert failed.code == 2
+        assert "must be a name, a function of (layout, pool)" in failed.err
+
+
 def test_a_draft_runs_no_code(tmp_path: Path, file: Path) -> None:
     draft_spec(spec_with(tmp_path, file))
     assert not file.with_name("ran").exists()
@@ -170,6 +245,7 @@ def test_a_stored_spec_runs_only_files_that_its_reader_has_named(
     for section in (
         {"method": {"name": f"{file}:Adagrad"}},
         {"task": {"name": "planted", "of": {"name": f"{file}:Plain"}}},
+        {"select": {"score": "vmr_exact", "rule": f"{file}:safest"}},
         {"scores": [{"name": f"{file}:Constant"}], "select": {"score": "Constant"}},
     ):
         folder.spec_file.write_text(yaml.safe_dump(small_spec(tmp_path, **section)))
@@ -209,6 +285,9 @@ def test_a_sweep_trains_and_scores_by_a_file(
     result = Sweep(spec_with(tmp_path, file)).run()
     assert result.counts.finished == result.counts.runs
     (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert (result.selected.rule, summary["selected"]["rule"]) == ("safest", "safest")
+    assert Sweep.open(folder).select().rule == "safest"
     points = raydp("points", folder, "--json").json()
     assert {point["score"] for point in points} == {0.25}
     assert raydp("report", folder, "-o", "again.html").code == 0

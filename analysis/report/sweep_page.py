@@ -43,6 +43,7 @@ from raydp.analysis.selection.by_threshold import SelectionsByThreshold, selecti
 from raydp.analysis.selection.choice import select
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.equivalents import Precision
+from raydp.analysis.selection.rules import OwnRule
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.per_secret import is_logarithmic, own_score
 from raydp.analysis.tables.points import configuration_means, require_hyperparameters
@@ -207,6 +208,7 @@ class _Comparison:
                 by_secret=by_secret,
                 logarithmic=logarithmic,
                 precision=precision,
+                further_rules=[rule for rule in by_rule if isinstance(rule, OwnRule)],
             ),
             by_secret=by_secret,
             base_utility_loss=base_utility_loss,

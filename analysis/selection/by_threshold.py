@@ -99,6 +99,7 @@ def selections_by_threshold(
     logarithmic: bool | None = None,
     precision: Precision | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
+    further_rules: Sequence[str] = (),
 ) -> SelectionsByThreshold:
     """Apply every rule at the utility loss of every configuration as threshold.
 
@@ -109,6 +110,7 @@ def selections_by_threshold(
         by_secret, logarithmic: as for `select`.
         precision: the confidence and the tolerance as for `select`, by default `Precision()`.
         max_thresholds: at least 2. More thresholds are thinned evenly.
+        further_rules: rules that are given as objects, from `own_rules.named_rule`.
 
     Raises:
         ValueError: as `select`.
@@ -116,23 +118,21 @@ def selections_by_threshold(
     Source: Hu et al. 2025, Fig. 9 and 20.
     """
     # Find the configurations that keep to the constraints, with and without the utility threshold.
-    points = require_hyperparameters(points)
+    points, constraints = require_hyperparameters(points), constraints or Constraints()
     means = configuration_means(points)
-    constraints = constraints or Constraints()
     narrowings = constraints.narrowings(points, means, by_secret)
     passed = _all(means, [kept for _, _, kept in narrowings])
     allowed = without_threshold(means, narrowings)
     # Only at the loss of a configuration does the pool change, so these losses are all thresholds.
     loss = means["utility_loss"].to_numpy()
-    thresholds = np.unique(loss[allowed])
-    thresholds = thresholds[evenly(len(thresholds), max_thresholds)]
+    thresholds = (every := np.unique(loss[allowed]))[evenly(len(every), max_thresholds)]
     given = constraints.thresholds(means)
     # Apply every rule, at the given constraints and along the thresholds.
     layout = Evidence.of(
         points, means, constraints, passed, by_secret, logarithmic, precision
     ).layout
     selected, start, reasons = dict[str, Positions](), dict[str, int](), dict[str, str]()
-    for rule in rule_names():
+    for rule in (*rule_names(), *further_rules):
         try:
             start[rule] = int(choose(rule, layout, passed))
             selected[rule] = _along(rule, layout, allowed, thresholds)
@@ -164,7 +164,7 @@ def threshold_changes(
     """Return the nearest stricter and looser threshold at which a rule's selection changes.
 
     Args:
-        rule: a name in `RULES`.
+        rule: the rule's name.
         layout: the m configurations in the order (T, b, η), as for `choose`.
         means: [m] configuration means in that order.
         narrowings: the constraints, from `Constraints.narrowings`.

@@ -243,6 +243,6 @@ def beaten(
     one = configurations(means)[int(np.where(better, score, np.inf).argmin())]
     return [
         f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower "
-        f"score than the selected one, such as {one}: the rule does not look at the scores, and "
-        "they speak against it here. See `raydp analyze heuristics`."
+        f"score than the selected one, such as {one}: here the scores speak against the rule. "
+        "See `raydp analyze heuristics`."
     ]

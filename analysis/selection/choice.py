@@ -36,6 +36,7 @@ from raydp.analysis.selection.decision import decide, what_would_decide
 from raydp.analysis.selection.default import DEFAULT_RULE, WITHOUT_SCORES
 from raydp.analysis.selection.equivalents import CONFIDENCE, TOLERANCE, Precision
 from raydp.analysis.selection.evidence import Evidence
+from raydp.analysis.selection.own_rules import GivenRule, named_rule
 from raydp.analysis.selection.rules import (
     LEAKAGE_CHECK,
     UTILITY_CHECK,
@@ -64,7 +65,7 @@ from raydp.search_spaces.configuration import Configuration
 def select(
     points: pd.DataFrame,
     *,
-    rule: str = DEFAULT_RULE,
+    rule: GivenRule = DEFAULT_RULE,
     max_loss: float | None = None,
     min_gain_share: float | None = None,
     base_utility_loss: float | None = None,
@@ -82,7 +83,8 @@ def select(
             selected. Without scores, the selection has no probability and no decision.
         rule: a name in `RULES`: "informed" (the most useful of equivalent scores, else the lowest
             expected score), "procedure" (Algorithm 1: needs no score of its own), "best-utility",
-            ...; or one with a constraint of its own (`rules.ConstrainedRule`).
+            ...; or one with a constraint of its own (`rules.ConstrainedRule`); or a function, or
+            a tuple of steps (`own_rules.own_rule`).
         max_loss, min_gain_share, base_utility_loss, max_score, at_most: see `Constraints`.
         by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the
             uncertainty includes the choice of secrets, and "informed" can test whether anything
@@ -109,6 +111,7 @@ def select(
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
     # The means, the models of the figures, and the configurations that keep to the constraints.
+    rule = rule if isinstance(rule, str) else named_rule(rule)
     constrained = constrained_rule(rule)
     steps = rule_steps(rule) if constrained is None else constrained.steps
     precision = Precision(confidence=confidence, tolerance=tolerance)

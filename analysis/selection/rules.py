@@ -2,9 +2,9 @@
 
 Each rule is a list of steps that narrow a pool of configurations.
 
-A new rule is one step and one line in `RULES`. A rule of another package is an entry point. Steps
-work on whole arrays of pools at once, so selecting from one table and evaluating the risk at every
-threshold use the same code.
+A new rule is one step and one line in `RULES`. A rule of another package is an entry point; a
+user may also give an object (`own_rules`). Steps work on whole arrays of pools at once, so
+selecting from one table and evaluating the risk at every threshold use the same code.
 """
 
 from __future__ import annotations
@@ -295,6 +295,17 @@ def _least_of_groups(groups: Codes, rank: Codes, pools: Pools) -> Pools:
 
 Rule = tuple[RuleStep, ...]
 
+
+class OwnRule(str):
+    """The name of a rule that is given as an object. Unlike other names, it has the steps itself.
+
+    Attributes:
+        steps: the steps of the rule.
+    """
+
+    steps: Rule
+
+
 _LOWEST_LOSS, _LOWEST_SCORE = Extreme("utility_loss", "lowest"), Extreme("score", "lowest")
 WORST_UTILITY: Rule = (
     RuleStep(
@@ -423,6 +434,8 @@ def rule_steps(rule: str) -> Rule:
     Raises:
         ValueError: the rule is unknown. The message names the nearest rule.
     """
+    if isinstance(rule, OwnRule):
+        return rule.steps
     if rule not in rule_names():
         raise ValueError(unknown_name("rule", rule, [*rule_names(), *entries(CONSTRAINED)]))
     # Built-in names come first, so that no installed package can replace a built-in rule.

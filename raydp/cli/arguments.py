@@ -63,7 +63,8 @@ MinGain = Annotated[
 Rule = Annotated[
     str | None,
     typer.Option(
-        help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee or predicted-score."
+        help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee, predicted-score "
+        "or file.py:NAME."
     ),
 ]
 

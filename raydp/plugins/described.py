@@ -193,18 +193,25 @@ def _of_object(
             written = {"name": name, **value.model_dump(mode="json")}
             return resolve_plugin(kind, field, written, problems)
     # Workers and later commands read the class from its file.
-    file = Path(inspect.getsourcefile(cls) or "") if cls.__module__ != "__main__" else Path()
-    if not file.is_file() or cls.__qualname__ != cls.__name__:
+    if (place := place_of_object(cls)) is None:
         problems.append(
             f"{field} must be an object of a class that workers can import, got one of "
             f"{cls.__qualname__!r} in {cls.__module__!r}. Move the class to the top of a file of "
             "its own, and import it from there."
         )
         return None
-    name = f"{file.absolute()}:{cls.__name__}"
-    files.trust(name)
-    written = {"name": name, **value.model_dump(mode="json")}
+    files.trust(place)
+    written = {"name": place, **value.model_dump(mode="json")}
     return resolve_plugin(kind, field, written, problems)
+
+
+def place_of_object(found: Callable[..., object]) -> str | None:
+    """Return `file.py:NAME` of a class or a function; None if another process cannot import it."""
+    name, module = getattr(found, "__qualname__", "."), getattr(found, "__module__", "__main__")
+    if not name.isidentifier() or module == "__main__":
+        return None
+    file = Path(inspect.getsourcefile(found) or "")
+    return f"{file.absolute()}:{name}" if file.is_file() else None
 
 
 def listed(problems: list[str]) -> str:

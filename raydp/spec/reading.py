@@ -19,6 +19,7 @@ from raydp.plugins.described import (
     resolve_plugin,
 )
 from raydp.plugins.parameters import light_model
+from raydp.plugins.rules import written_rule
 from raydp.search_spaces.names import kind_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections.privacy import IGNORED
@@ -129,6 +130,9 @@ def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
             resolve_plugin("scores", f"scores[{i}]", score, problems, resolve)
             for i, score in enumerate(scores)
         ]
+    if isinstance(select := data.get("select"), Mapping) and "rule" in select:
+        rule = written_rule(select["rule"], problems, run=resolve is class_of)
+        data["select"] = {**select, "rule": rule}
     if isinstance(space := data.get("space"), Mapping) and "search" in space:
         data["space"] = {**space, "search": _search(space["search"], problems, resolve)}
     # Validate the whole spec even if a plug-in was wrong: a user corrects the file once.

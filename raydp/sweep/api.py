@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Unpack
 import pandas as pd
 
 from raydp import analysis
+from raydp.analysis.selection.own_rules import GivenRule
 from raydp.analysis.selection.rules import constrained_rule
 from raydp.analysis.tables.notebook import html_table
 from raydp.io.imports import imported
 from raydp.io.output import stderr
 from raydp.plugins.registries import resolve, service
+from raydp.plugins.rules import asked_rule
 from raydp.privacy.records.cross_check import cross_check
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
@@ -154,7 +156,7 @@ class Sweep:
         *,
         score: str | None = None,
         worst_case: bool = False,
-        rule: str | None = None,
+        rule: GivenRule | None = None,
         **bounds: Unpack[Bounds],
     ) -> analysis.Selection:
         """Select a configuration from the finished runs.
@@ -248,7 +250,7 @@ def select(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
-    rule: str | None = None,
+    rule: GivenRule | None = None,
     **bounds: Unpack[Bounds],
 ) -> analysis.Selection:
     """Select a configuration from a points table or a sweep.
@@ -260,13 +262,15 @@ def select(
         score: the score to select by, measured in training or later; by default the sweep's own.
         worst_case: use a model's largest value over its secrets. This needs a sweep, or
             secrets.parquet beside the file.
-        rule: name of the rule; by default the sweep's own.
+        rule: name of the rule, `file.py:NAME`, a function or a tuple of steps (see
+            `raydp.analysis.selection.own_rules.own_rule`); by default the sweep's own.
         bounds: constraints, as in `raydp.analysis.select`. A sweep's own constraints apply if no
             others are given.
 
     A sweep whose runs may not be shown (`privacy.tuning`) has one answer, the released model. It
     refuses another rule, score or constraint.
     """
+    rule = None if rule is None else asked_rule(rule)
     # A table alone has no spec behind it, so only the given rule and constraints apply.
     if isinstance(points, pd.DataFrame):
         table = points if score is None else analysis.with_score(points, score)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from raydp.analysis import write_report
+from raydp.analysis.selection.own_rules import GivenRule
 from raydp.analysis.selection.rules import constrained_rule, rule_steps
+from raydp.plugins.rules import asked_rule
 from raydp.spec.sections import Bounds
 from raydp.sweep.api import select, source_of
 from raydp.sweep.ending.notes import ReportTexts, about
@@ -21,7 +23,7 @@ def check_names(
     sources: Sequence[str], storage: str, *, rule: str | None, score: str | None
 ) -> None:
     """Raise ValueError if no rule has the name, or a source has no score of the name."""
-    if rule is not None and constrained_rule(rule) is None:
+    if rule is not None and constrained_rule(rule := asked_rule(rule)) is None:
         rule_steps(rule)
     if score is not None:
         for source in sources:
@@ -35,7 +37,7 @@ def report(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
-    rule: str | None = None,
+    rule: GivenRule | None = None,
     **bounds: Unpack[Bounds],
 ) -> Mapping[str, go.Figure]:
     """Write the report of a points table or a sweep.

@@ -28,7 +28,7 @@ class Goal(Constraints):
     """The final selection's constraints and rule.
 
     Attributes:
-        rule: a name in `raydp.analysis.RULES`.
+        rule: the rule's name, see `raydp.analysis.selection.rules.rule_steps`.
         max_loss, min_gain_share, base_utility_loss, max_score, at_most: bounds of the selection,
             see `raydp.analysis.selection.constraints.Constraints`. Configurations that a bound
             excludes before they run (by σ, ε, compute) are not candidates.

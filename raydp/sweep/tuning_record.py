@@ -36,7 +36,7 @@ def tuning_of(spec: SweepSpec, trials: Sequence[TrialPlan]) -> Searched:
         | fields,
         "configurations": len({trial.configuration for trial in trials}),
         "seeds": list(spec.seed_labels),
-        "rule": chosen.rule,
+        "rule": chosen.rule_name,
         **strategy,
         "chosen_on": on,
         "elsewhere": [*_elsewhere(fields), "the data's preparation"],

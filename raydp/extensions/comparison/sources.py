@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from raydp.analysis.selection.own_rules import GivenRule
+
 _NAMED = 4
 """Titles of pages name at most so many sources."""
 
@@ -29,7 +31,7 @@ def comparison(
     storage: str = "raydp_runs",
     score: str | None = None,
     worst_case: bool = False,
-    rule: str | None = None,
+    rule: GivenRule | None = None,
     **bounds: Unpack[Bounds],
 ) -> Mapping[str, go.Figure]:
     """Write the comparison of several sweeps or tables, or of the groups of one table.

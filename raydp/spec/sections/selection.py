@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.tables.old_names import old_name_read
-from raydp.plugins import registries
+from raydp.plugins import files, registries
 from raydp.spec.sections.section import LATER, Finite, Section
 
 
@@ -39,7 +39,7 @@ class SelectSpec(Section):
     Leave it out if `scores` is empty.
     """
     rule: str = DEFAULT_RULE
-    """Name of the rule that selects.
+    """Name of the rule that selects, or `file.py:NAME` of a rule of your own.
 
     The default takes the lowest expected score, given all measured scores and their errors, or the
     most useful of configurations whose scores are known to be equivalent. Others are procedure
@@ -64,11 +64,18 @@ class SelectSpec(Section):
     @field_validator("rule")
     @classmethod
     def _known_rule(cls, rule: str) -> str:
-        if rule not in registries.names("rules"):
+        # The rule of a file is checked where the whole spec is read.
+        if files.place_of(rule) is None and rule not in registries.names("rules"):
             raise ValueError(
                 registries.unknown_name("select.rule", rule, registries.names("rules"))
             )
         return rule
+
+    @property
+    def rule_name(self) -> str:
+        """Return the rule's name for records: without the path, for `file.py:NAME`."""
+        place = files.place_of(self.rule)
+        return self.rule if place is None else place[1]
 
     def constraints(self) -> Bounds:
         """Return the constraints that are given, as arguments of `raydp.analysis.select`."""

@@ -87,7 +87,7 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         with phase(stderr, "selecting a configuration"):
             selections = [
                 of_sweep(selection, folder)
-                for selection in source.selections(points, [chosen.rule, "best-utility"])
+                for selection in source.selections(points, [None, "best-utility"])
             ]
     except ValueError as error:  # such as no configuration below the threshold; the runs are kept
         return _nothing_selected(recorder, ended, str(error))

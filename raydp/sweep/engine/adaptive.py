@@ -11,6 +11,7 @@ import pandas as pd
 
 from raydp.analysis.tables.columns import KEY, with_settings
 from raydp.analysis.tables.points import configurations
+from raydp.plugins.rules import rule_at
 from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.sweep.search import Goal, Search, SearchState, constraints_of
@@ -174,7 +175,7 @@ class SearchSource(StepwiseSource):
     def _goal(self, base: RunResult | None) -> Goal:
         select = self.spec.select
         return Goal(
-            rule=select.rule,
+            rule=rule_at(select.rule, field="select.rule"),
             **{
                 **asdict(constraints_of(select)),
                 "base_utility_loss": None if base is None else base.loss,

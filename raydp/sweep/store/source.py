@@ -12,8 +12,10 @@ import pandas as pd
 
 from raydp import analysis
 from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.own_rules import GivenRule
 from raydp.analysis.tables.old_names import old_name_read
 from raydp.analysis.tables.points import read_points
+from raydp.plugins.rules import asked_rule, rule_at
 from raydp.spec.sections import Bounds, SelectSpec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic
@@ -95,7 +97,7 @@ class PointsSource:
     def selections(
         self,
         table: pd.DataFrame,
-        rules: Sequence[str | None],
+        rules: Sequence[GivenRule | None],
         *,
         score: str | None = None,
         worst_case: bool = False,
@@ -105,7 +107,7 @@ class PointsSource:
 
         Args:
             table: the result of `points`, or a group of its rows.
-            rules: names of rules; None is the sweep's own rule.
+            rules: names of rules or rules; None is the sweep's own rule.
             score, worst_case: the arguments that `points` had.
             bounds: constraints, which override the sweep's own.
         """
@@ -138,11 +140,11 @@ class PointsSource:
         )
 
 
-def rule_of(own: SelectSpec | None, given: str | None) -> str:
+def rule_of(own: SelectSpec | None, given: GivenRule | None) -> str:
     """Return the user's rule, else the sweep's rule, else the default rule."""
     if given is not None:
-        return given
-    return DEFAULT_RULE if own is None else own.rule
+        return asked_rule(given)
+    return DEFAULT_RULE if own is None else rule_at(own.rule, field="select.rule")
 
 
 def with_given(own: SelectSpec | None, given: Mapping[str, object] | Bounds) -> Bounds:
