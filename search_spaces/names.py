@@ -123,7 +123,7 @@ FAMILIAR = frozenset(
 )
 """Usual names of columns. Any other may be private text: a file may begin with a data row."""
 # Columns that raydp writes itself, named after scores and parameters.
-_OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}")
+_OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}|(train|score)_seconds")
 
 
 def familiar(names: Iterable[object]) -> list[str]:

@@ -5,6 +5,7 @@ Source: Abadi et al. 2016; Li et al. 2022.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -115,6 +116,8 @@ class DPSGD(ScheduledSection):
             clipping=self.clipping,
             loss_decay=self._loss_decay,
             drops_inputs=True,
+            # A subclass with another optimizer says itself what η means there.
+            optimizer="sgd" if type(self).optimizer is DPSGD.optimizer else None,
         )
 
     @property
@@ -276,6 +279,12 @@ class DPAdam(DPSGD):
                 "out."
             )
         return self
+
+    @property
+    def traits(self) -> StepTraits:
+        """How gradients are clipped and decayed, in Adam."""
+        adam = type(self).optimizer is DPAdam.optimizer
+        return replace(super().traits, optimizer="adam" if adam else None)
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         # torch's AdamW is Adam if the decay is 0.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +53,14 @@ class StepTraits:
             such term.
         drops_inputs: whether examples get the dropout masks of `adapter.lora_dropout`, as in
             `raydp.training.loop`.
+        optimizer: "adam" or "sgd" if η tells the size of a step as in these optimizers, for the
+            warning of rates at which training diverges. None: it does not.
     """
 
     clipping: str | None = None
     loss_decay: float = 0.0
     drops_inputs: bool = False
+    optimizer: Literal["adam", "sgd"] | None = None
 
 
 class Method(Protocol):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.methods.method import ScheduledSection, poisson_batch
+from raydp.methods.method import ScheduledSection, StepTraits, poisson_batch
 from raydp.tasks.task import Task
 from raydp.training import loop
 from raydp.training.batch_sum import GradientSum, StepRule
@@ -37,6 +38,11 @@ class NonPrivate(ScheduledSection):
     """The optimizer, `adam` or `sgd`."""
     max_grad_norm: None = None
     """Must stay null: gradients are not clipped."""
+
+    @property
+    def traits(self) -> StepTraits:
+        """Return the traits of the optimizer's steps, which do not clip."""
+        return replace(super().traits, optimizer=self.optimizer_name)
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
         return poisson_batch(plan, key, step)

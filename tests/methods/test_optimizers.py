@@ -23,6 +23,7 @@ from raydp.training.comm import LocalComm
 from raydp.training.corrected_adam import NoiseCorrectedAdam
 from raydp.training.schedule import LearningRateSchedule
 from raydp.training.trial import Paused
+from raydp.training.trial_plan import TrialPlan
 from tests.builders import toys
 
 ADAM_BC = DPAdam(max_grad_norm=0.1, second_moment="noise_corrected")
@@ -260,3 +261,13 @@ def test_the_corrected_variance_is_that_of_the_noise_which_a_run_adds() -> None:
         ADAM_BC.train(plan, toys.context(), toys.task(), LocalComm(), toys.KEY, None)
     assert variances == pytest.approx([(5.0 * 0.1 / 1) ** 2])
     assert float(torch.stack(squares).mean()) == pytest.approx(variances[0], rel=0.01)
+
+
+class OwnOptimizer(DPSGD):
+    def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(parameters, lr=plan.learning_rate)
+
+
+def test_traits_name_the_optimizer_whose_rates_are_warned_of() -> None:
+    methods = (DPSGD(), DPAdam(), NonPrivate(), NonPrivate(optimizer_name="sgd"), OwnOptimizer())
+    assert [m.traits.optimizer for m in methods] == ["sgd", "adam", "adam", "sgd", None]

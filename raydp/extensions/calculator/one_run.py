@@ -7,20 +7,16 @@ from typing import NotRequired, TypedDict, cast
 
 from raydp.extensions.calculator.calibrate import Run, event_of
 from raydp.io.output import print_table, stderr, stdout
-from raydp.plugins.registries import resolve, service
-from raydp.privacy import (
-    PLDAccountant,
-    PRVAccountant,
-    RDPAccountant,
-    attack_summary,
-    profile_rows,
-)
+from raydp.plugins.registries import names, resolve, service
+from raydp.privacy import attack_summary, profile_rows
 from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.documents import AttackSummary, ProfileRow
 from raydp.privacy.accounting.events import Event, check_delta, check_num_steps
 from raydp.privacy.accounting.profile import dominating_mu
 
-ACCOUNTANTS: tuple[Accountant, ...] = (PRVAccountant(), PLDAccountant(), RDPAccountant())
+ACCOUNTANTS: tuple[Accountant, ...] = tuple(
+    resolve("accountants", name)() for name in names("accountants")
+)
 
 
 class Profile(TypedDict):

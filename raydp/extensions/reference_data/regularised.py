@@ -68,7 +68,7 @@ class RegularisedClassifier(NonPrivate):
     @property
     def traits(self) -> StepTraits:
         """Return the traits of steps with their own training loop, not `raydp.training.loop`."""
-        return StepTraits()
+        return StepTraits(optimizer=self.optimizer_name)
 
     def check(self, spec: SweepSpec, task: Task) -> None:
         """Raise ValueError if the task is not a classification task with reference data."""

@@ -37,6 +37,8 @@ class Accountant(ABC):
     Attributes:
         name: registry name.
         distribution: the package that computes; its version goes into records and cache keys.
+        largest_excess: how far above the exact ε (relative) the self-test lets a bound be. A larger
+            excess would hide omissions.
 
     Formal guarantees:
         The bounds hold under add-or-remove-one adjacency, for independent Poisson samples and noise
@@ -47,6 +49,7 @@ class Accountant(ABC):
 
     name: ClassVar[str]
     distribution: ClassVar[str]
+    largest_excess: ClassVar[float] = 0.3
 
     @property
     def version(self) -> str:

@@ -49,6 +49,7 @@ class PLDAccountant(Accountant):
 
     name = "pld"
     distribution = "dp-accounting"
+    largest_excess = 1e-3
     max_step_cells = 4_000_000
     max_total_cells = 30_000_000
 

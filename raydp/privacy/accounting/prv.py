@@ -32,6 +32,7 @@ class PRVAccountant(Accountant):
 
     name = "prv"
     distribution = "prv-accountant"
+    largest_excess = 0.03
     eps_error = 0.01
     delta_error_ratio = 1e-3
     joint_error_ratio = 1e-3

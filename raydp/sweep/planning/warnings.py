@@ -153,15 +153,13 @@ def _of_secrets(facts: TaskFacts) -> list[Caution]:
 
 
 def _of_rates(spec: SweepSpec, rates: Iterable[float]) -> list[Caution]:
-    params = spec.method.params
-    adam = spec.method.name == "dp_adam" or getattr(params, "optimizer_name", None) == "adam"
-    norm = params.max_grad_norm
-    # Only for these methods is the size of a step known from η.
-    if not adam and (spec.method.name != "dp_sgd" or norm is None):
+    optimizer, norm = spec.method.params.traits.optimizer, spec.method.params.max_grad_norm
+    # SGD bounds a step by η and the clipping norm together.
+    if optimizer is None or (optimizer == "sgd" and norm is None):
         return []
     largest, what = (
         (LARGEST_ADAM_RATE, "Adam")
-        if adam
+        if optimizer == "adam"
         else (LARGEST_SGD_MOVE / norm, f"a clipping norm of {norm:g}")
     )
     beyond = sorted({rate for rate in rates if rate > largest})
