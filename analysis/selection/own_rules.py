@@ -9,18 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from raydp.analysis.entry_points import entries
-from raydp.analysis.selection.rules import (
-    CONSTRAINED,
-    RULES,
-    Extreme,
-    Layout,
-    OwnRule,
-    Pools,
-    Rule,
-    RuleStep,
-    Unbeaten,
-    rule_names,
-)
+from raydp.analysis.selection import rules
+from raydp.analysis.selection.rules import Layout, OwnRule, Pools, Rule, RuleStep
 from raydp.analysis.surface.surrogate import TooManyError
 
 Keep = Callable[[Layout, Pools], Pools]
@@ -63,7 +53,7 @@ def own_rule(given: object, *, name: str = "", field: str = "rule") -> OwnRule:
     rule = OwnRule(name)
     rule.steps = tuple(
         step
-        if isinstance(step.keep, Extreme | Unbeaten)
+        if isinstance(step.keep, rules.Extreme | rules.Unbeaten)
         else replace(step, keep=_PoolByPool(name, step.keep))
         for step in steps
     )
@@ -76,11 +66,11 @@ def named_rule(given: object, *, name: str = "", field: str = "rule") -> str:
     For the arguments and the errors see `own_rule`.
     """
     # A built-in rule that is given as an object keeps its name.
-    for known, steps in RULES.items():
+    for known, steps in rules.RULES.items():
         if steps is given:
             return known
     rule = own_rule(given, name=name, field=field)
-    if rule in (*rule_names(), *entries(CONSTRAINED)):
+    if rule in (*rules.rule_names(), *entries(rules.CONSTRAINED)):
         raise ValueError(
             f"{field} must have a name that no registered rule has, got {str(rule)!r}. Rename it."
         )
@@ -98,27 +88,24 @@ def _takes_layout_and_pool(given: Callable[..., object]) -> bool:
 
 @dataclass(frozen=True)
 class _PoolByPool:
-    """A user's function as the `keep` of a step: it gets one pool at a time, and is checked."""
+    """A user's function as the `keep` of a step. It gets one pool at a time."""
 
     rule: str
     function: Keep
 
     def __call__(self, layout: Layout, pools: Pools) -> Pools:
         """Return the function's answer for each pool, [..., m]."""
-        arrays = {"utility_loss": layout.utility_loss, "score": layout.score}
+        arrays = [pools, layout.utility_loss, layout.score]
         if layout.certainty is not None:
-            arrays["certainty"] = layout.certainty
+            arrays.append(layout.certainty)
         # The layout may have more axes than the pools, such as those of draws.
-        shape = np.broadcast_shapes(pools.shape, *(array.shape for array in arrays.values()))
-        rows = {
-            name: np.broadcast_to(array, shape).reshape(-1, shape[-1])
-            for name, array in arrays.items()
-        }
-        kept = np.zeros((len(rows["score"]), shape[-1]), dtype=np.bool_)
-        for at, pool in enumerate(np.broadcast_to(pools, shape).reshape(kept.shape)):
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        rows = [np.broadcast_to(array, shape).reshape(-1, shape[-1]) for array in arrays]
+        kept = np.zeros(rows[0].shape, dtype=np.bool_)
+        for at, (pool, *figures) in enumerate(zip(*rows, strict=True)):
             if pool.any():
-                of_pool = replace(layout, **{name: array[at] for name, array in rows.items()})
-                kept[at] = self._of_one(of_pool, pool)
+                given = dict(zip(("utility_loss", "score", "certainty"), figures, strict=False))
+                kept[at] = self._of_one(replace(layout, **given), pool)
         return kept.reshape(shape)
 
     def _of_one(self, layout: Layout, pool: Pools) -> Pools:

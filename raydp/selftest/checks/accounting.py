@@ -105,7 +105,7 @@ def accountant_checks(name: str) -> list[Check]:
     one = PoissonGaussian(sample_rate=0.1, noise_multiplier=0.8, num_steps=1)
     whole = PoissonGaussian(sample_rate=1.0, noise_multiplier=8.0, num_steps=40)
     exact = gaussian_epsilon(math.sqrt(40) / 8, DELTA), step_epsilon(0.1, 0.8, DELTA)
-    accountant = _accountant(name)
+    accountant: Accountant = resolve("accountants", name, field="accountant")()
     return [
         check(
             f"ε of {kind} ({name})",
@@ -159,16 +159,10 @@ def together_check(name: str) -> Check:
     least = composed_at_least([run[:3] for run in runs], DELTA)
     stated = cost_together({NO_SETTINGS: DPSGD()}, trials, DELTA, name)["epsilon"]
     assert stated is not None, "the accountant has an answer"
-    accountant = _accountant(name)
     return check(
         f"ε of four models together ({name})",
         stated / least,
         1,
-        1.02 + accountant.largest_excess,
+        1.02 + resolve("accountants", name).largest_excess,
         f"what is stated over {least:.5g}, a lower bound on the composition of all four",
     )
-
-
-def _accountant(name: str) -> Accountant:
-    accountant: Accountant = resolve("accountants", name, field="accountant")()
-    return accountant
