@@ -225,6 +225,27 @@ def test_pinned_process_counts_its_usable_cpus(monkeypatch: pytest.MonkeyPatch) 
         check_machine(ClusterSpec(cpus_per_worker=2))
 
 
+def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks the driver, and leaves out those that CUDA_VISIBLE_DEVICES hides."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ValueError, match=r"1 CPUs and 2 GPUs a worker, got [0-9]+ CPUs and 1 GPUs"):
+        check_machine(ClusterSpec(cpus_per_worker=1, gpus_per_worker=2))
+    check_machine(ClusterSpec(cpus_per_worker=1, gpus_per_worker=1))
+
+
+def test_drivers_variables_reach_processes_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's processes have the variables of the node, not those of the driver."""
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "7")
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not for a log")
+    environment: Any = _options(ClusterSpec(address="auto"))["runtime_env"]
+    variables = environment["env_vars"]
+    assert variables["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "7"
+    assert variables["RAY_AIR_NEW_OUTPUT"] == "1"
+    assert variables["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "0.5"
+    assert "AWS_SECRET_ACCESS_KEY" not in variables
+
+
 def test_groups_of_workers_fit_nodes() -> None:
     cluster = ClusterSpec(workers_per_trial=2, cpus_per_worker=2)
     assert fitting_groups(cluster, [(4, 0), (8, 0)]) == 3

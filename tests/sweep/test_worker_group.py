@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from raydp.sweep.engine.group import get_address_and_port
+from raydp.sweep.engine.group import meeting_point
 
 WORKER = """
 import sys, psutil, torch
@@ -26,7 +26,7 @@ torch.distributed.barrier()
 @pytest.mark.parametrize("size", [1, 2])
 def test_workers_on_one_machine_listen_on_loopback_alone(size: int) -> None:
     """Whoever reaches the meeting point of a process group may write into it."""
-    _, port = get_address_and_port()
+    _, port = meeting_point()
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(rank), str(size), str(port)],

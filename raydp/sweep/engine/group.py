@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import ray
+import ray.train
 from ray.exceptions import GetTimeoutError
-from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
@@ -75,7 +75,7 @@ class LazyTorchBackend(Backend):
     def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Let the workers join one process group, which meets on the first worker's node."""
         assert isinstance(backend_config, LazyTorchConfig)
-        address, port = worker_group.execute_single(0, get_address_and_port)
+        address, port = worker_group.execute_single(0, meeting_point)
         size = len(worker_group)
         # Start all joins before waiting: a join returns only when every rank has met the others.
         joined: list[Any] = [
@@ -108,21 +108,38 @@ class LazyTorchConfig(BackendConfig):
     def backend_cls(self) -> type[Backend]:
         return LazyTorchBackend
 
-    @property
-    def train_func_context(self) -> type[AbstractContextManager[None]]:
-        """Return the context that sets a worker's GPU while the worker trains."""
-        from ray.train.torch.config import TorchConfigContextManager
 
-        return TorchConfigContextManager
+def meeting_point() -> tuple[str, int]:
+    """Return this node's address, and a port that is free there now."""
+    address = ray.util.get_node_ip_address()
+    with _listening(address, 0) as free:
+        port: int = free.getsockname()[1]
+    return address, port
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    """Return a socket that listens at one address alone."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family)
 
 
 def _join(rank: int, size: int, address: str, port: int, backend: str) -> None:
     """Join the process group of a worker group. Runs in a worker."""
-    from ray.train.torch import config
+    from ray.train.torch import get_device
 
+    context = ray.train.get_context()
     # Libraries in the worker read these variables, as under Ray Train's own backend.
-    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    config._set_torch_distributed_env_vars()
+    variables = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": context.get_local_rank(),
+        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+        "NODE_RANK": context.get_node_rank(),
+        "ACCELERATE_TORCH_DEVICE": get_device(),
+    }
+    os.environ |= {name: str(value) for name, value in variables.items()}
     make_process_group(rank, size, address, port, backend)
 
 
@@ -140,8 +157,7 @@ def make_process_group(rank: int, size: int, address: str, port: int, backend: s
         names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]  # Linux, macOS
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
     # A socket of our own listens on this one address. `TCPStore` would listen on all interfaces.
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, port), family=family).detach() if rank == 0 else None
+    listening = _listening(address, port).detach() if rank == 0 else None
     # `TCPStore` is public, but not exported by name.
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         address,
@@ -159,9 +175,11 @@ def make_process_group(rank: int, size: int, address: str, port: int, backend: s
 
 def _leave(size: int) -> None:
     """Leave the process group, and free the GPU's memory. Runs in a worker."""
-    from ray.train.torch import config
+    import torch.distributed
 
-    config._shutdown_torch(destroy_process_group=size > 1)
+    if size > 1 and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    torch.cuda.empty_cache()  # does nothing where no GPU was used
 
 
 def train_loop(config: dict[str, LoopConfig]) -> None:

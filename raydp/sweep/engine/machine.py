@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -46,36 +44,30 @@ def check_address(address: str) -> None:
 def check_machine(cluster: ClusterSpec) -> None:
     """Check that this machine holds at least one worker group.
 
-    It counts the usable CPUs and the GPUs that Ray detects.
+    It counts the usable CPUs, and the GPUs that torch sees.
 
     Raises:
         ValueError: the machine is too small.
     """
     if not cluster.gpus_per_worker and cluster.min_workers * cluster.cpus_per_worker <= 1:
-        return  # every machine is large enough, and importing Ray takes a second
-    from ray._private.accelerators import get_accelerator_manager_for_resource
-
+        return  # every machine is large enough
     gpus = 0
-    if (manager := get_accelerator_manager_for_resource("GPU")) is not None:
-        gpus, visible = (
-            manager.get_current_node_num_accelerators(),
-            manager.get_current_process_visible_accelerator_ids(),
-        )
-        # CUDA_VISIBLE_DEVICES and its like may hide GPUs, which Ray then does not use.
-        gpus = gpus if visible is None else min(gpus, len(visible))
+    if cluster.gpus_per_worker:
+        import torch
+
+        gpus = torch.cuda.device_count()
     fitting_groups(cluster, [(usable_cpus(), gpus)])
 
 
 def usable_cpus() -> int:
     """Return how many CPUs of this machine this process may use.
 
-    Ray by itself would also count those it may not.
+    Under taskset or in a container, these may be fewer than there are. Ray by itself would also
+    count those that taskset forbids.
     """
-    from ray._private.utils import get_num_cpus
+    from joblib import cpu_count  # scikit-learn needs joblib too
 
-    detected = int(get_num_cpus())
-    # Under taskset or in a container, a process may use fewer CPUs than there are.
-    return min(detected, len(os.sched_getaffinity(0))) if sys.platform == "linux" else detected
+    return int(cpu_count())
 
 
 def fitting_groups(cluster: ClusterSpec, nodes: Sequence[tuple[float, float]]) -> int:

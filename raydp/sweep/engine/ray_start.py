@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 import ray
 from ray import _raylet
 from ray._private import node, services
-from ray.air._internal import usage
 from ray.tune.execution import class_cache
 
 from raydp.io.files import private_folder
@@ -258,9 +257,6 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
     class_cache.ENV_VARS_TO_PROPAGATE -= {
         n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")
     }
-    # Tune counts its callbacks for statistics that are switched off, and imports every logger that
-    # it knows for it.
-    usage.tag_callbacks = lambda callbacks: False
     # `ray.init` warns before it reads its logging_level.
     logging.getLogger("ray").setLevel(logging.ERROR)
     local = cluster.address == "local"
@@ -271,7 +267,7 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         # Processes on this machine inherit the variables.
-        "runtime_env": None if local else _environment(cluster, quiet),
+        "runtime_env": None if local else _environment(cluster, [*quiet]),
         "_system_config": LOCAL_CONFIG if local else None,
     }
 
@@ -453,7 +449,16 @@ def stop_ray() -> None:
         _running = None
 
 
-def _environment(cluster: ClusterSpec, variables: dict[str, str]) -> dict[str, object]:
-    """Return the runtime environment of a sweep's processes on every node."""
+def _environment(cluster: ClusterSpec, names: Sequence[str]) -> dict[str, object]:
+    """Return the runtime environment of a sweep's processes on every node.
+
+    Args:
+        names: variables of this process that the other processes get too, besides Ray Train's.
+    """
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith("RAY_TRAIN_")
+    }
     code = {} if cluster.working_dir is None else {"working_dir": cluster.working_dir}
     return {"env_vars": variables, **code}

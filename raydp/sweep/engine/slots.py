@@ -21,7 +21,6 @@ import ray
 import ray.train
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -163,8 +162,7 @@ class SlimTrainer(DataParallelTrainer):
                 options["scaling_policy"].scaling_config
             )
         # On the driver's node: a controller must not end with a node of the workers.
-        environment = {"env_vars": get_env_vars_to_propagate()}
-        controller: Any = beside_driver(TrainController, runtime_env=environment).remote(**options)
+        controller: Any = beside_driver(TrainController).remote(**options)
         self._started(controller)
         ray.get(controller.run.remote())
         result: Result = ray.get(controller.get_result.remote())

@@ -54,6 +54,8 @@ def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
     """
     context = ray.train.get_context()
     device = get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     comm: Comm = DistributedComm(device) if context.get_world_size() > 1 else LocalComm(device)
     here = ray.util.get_current_placement_group()
     # Rank 0 alone talks to the queue and broadcasts the answers, so that all ranks do the same.
