@@ -129,17 +129,12 @@ def _join(rank: int, size: int, address: str, port: int, backend: str) -> None:
 
     context = ray.train.get_context()
     # Libraries in the worker read these variables, as under Ray Train's own backend.
-    variables = {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": context.get_local_rank(),
-        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
-        "NODE_RANK": context.get_node_rank(),
-        "ACCELERATE_TORCH_DEVICE": get_device(),
-    }
-    os.environ |= {name: str(value) for name, value in variables.items()}
+    os.environ |= {
+        "MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(context.get_local_rank()), "NODE_RANK": str(context.get_node_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "ACCELERATE_TORCH_DEVICE": str(get_device()),
+    }  # fmt: skip
     make_process_group(rank, size, address, port, backend)
 
 

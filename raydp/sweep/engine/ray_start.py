@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,7 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         # Processes on this machine inherit the variables.
-        "runtime_env": None if local else _environment(cluster, [*quiet]),
+        "runtime_env": None if local else _environment(cluster, quiet),
         "_system_config": LOCAL_CONFIG if local else None,
     }
 
@@ -449,16 +449,8 @@ def stop_ray() -> None:
         _running = None
 
 
-def _environment(cluster: ClusterSpec, names: Sequence[str]) -> dict[str, object]:
-    """Return the runtime environment of a sweep's processes on every node.
-
-    Args:
-        names: variables of this process that the other processes get too, besides Ray Train's.
-    """
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name in names or name.startswith("RAY_TRAIN_")
-    }
+def _environment(cluster: ClusterSpec, names: Collection[str]) -> dict[str, object]:
+    """Return the runtime environment of all processes: these variables, and those of Ray Train."""
+    variables = {k: v for k, v in os.environ.items() if k in names or k.startswith("RAY_TRAIN_")}
     code = {} if cluster.working_dir is None else {"working_dir": cluster.working_dir}
     return {"env_vars": variables, **code}
