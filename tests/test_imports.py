@@ -134,6 +134,23 @@ except SystemExit:
     assert end.stdout.splitlines()[-1] == ""
 
 
+@pytest.mark.parametrize("command", ["list", "points", "select", "status"])
+def test_help_of_a_command_imports_no_pandas(command: str) -> None:
+    program = f"""
+import sys
+from raydp.cli.main import main
+sys.argv[1:] = [{command!r}, "--help"]
+try:
+    main()
+except SystemExit:
+    print("pandas" in sys.modules)
+"""
+    end = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert end.stdout.splitlines()[-1] == "False"
+
+
 def test_a_command_ends_where_its_output_is_closed() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

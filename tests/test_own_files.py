@@ -193,8 +193,9 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, file: Path) -> None:
 )
 def test_a_wrong_rule_is_refused(tmp_path: Path, file: Path, rule: object, message: str) -> None:
     given = rule.format(file=file, folder=file.parent) if isinstance(rule, str) else rule
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         load_spec(spec_with(tmp_path, file, select={"score": "Constant", "rule": given}))
+    assert str(refused.value).count("select.rule") == 1, "one mistake is told once"
 
 
 def test_adaptive_seeds_and_a_sweep_without_scores_refuse_a_rule_of_a_file(

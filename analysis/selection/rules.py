@@ -297,11 +297,7 @@ Rule = tuple[RuleStep, ...]
 
 
 class OwnRule(str):
-    """The name of a rule that is given as an object. Unlike other names, it has the steps itself.
-
-    Attributes:
-        steps: the steps of the rule.
-    """
+    """The name of a rule that is given as an object. Unlike other names, it has the steps itself."""
 
     steps: Rule
 

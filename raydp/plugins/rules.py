@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.io.imports import imported
 from raydp.plugins import files, registries
 from raydp.plugins.described import place_of_object
@@ -40,7 +41,6 @@ def written_rule(rule: object, problems: list[str], *, run: bool) -> object:
 
     Args:
         rule: a name, `file.py:NAME`, or an object.
-        problems: list that mistakes are appended to.
         run: whether a file may be run.
     """
     field = "select.rule"
@@ -50,12 +50,11 @@ def written_rule(rule: object, problems: list[str], *, run: bool) -> object:
             if (name := _named(rule, "", field)) in registries.names("rules"):
                 return name
             if (place := place_of_object(rule) if callable(rule) else None) is None:
-                problems.append(
+                raise ValueError(
                     f"{field} must be a function that later commands can import, got {name!r}. "
                     "Move it to the top of a file of its own, and import it from there, or give "
                     "`file.py:NAME`."
                 )
-                return name
             files.trust(place)
             rule = place
         if (found := files.place_of(rule)) is None:
@@ -64,6 +63,7 @@ def written_rule(rule: object, problems: list[str], *, run: bool) -> object:
         rule_at(rule, field=field) if run else files.checked_file(found[0], field=field)
     except ValueError as error:
         problems.append(str(error))
+        return rule if isinstance(rule, str) else DEFAULT_RULE
     return rule
 
 

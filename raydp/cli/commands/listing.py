@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from raydp.cli.arguments import Json, Storage
 from raydp.cli.registration import READ, ExtraCommand
+from raydp.io.imports import imported
 from raydp.io.output import print_json
-from raydp.sweep.listing import list_sweeps, show_sweeps
 
 
 def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
     """The sweeps under a storage folder: their runs, the selected configuration, when they
     changed."""
-    sweeps = list_sweeps(storage)
-    print_json([sweep.to_json() for sweep in sweeps]) if json else show_sweeps(storage, sweeps)
+    listing = imported("raydp.sweep.listing")  # here, so that --help needs no pandas
+    found = listing.list_sweeps(storage)
+    print_json([sweep.to_json() for sweep in found]) if json else listing.show_sweeps(
+        storage, found
+    )
 
 
 COMMAND = ExtraCommand(run=list_, panel=READ)

@@ -7,13 +7,12 @@ from typing import Annotated, cast
 
 import typer
 
-from raydp.analysis import save_points
+from raydp import analysis
 from raydp.cli.arguments import Json, OneSweep, Storage
 from raydp.cli.registration import READ, ExtraCommand
+from raydp.io.imports import imported
 from raydp.io.output import print_json, print_table, stderr, stdout
 from raydp.search_spaces.configuration import HYPERPARAMETERS
-from raydp.sweep.api import sweep_folder
-from raydp.sweep.store.points import points_table
 
 
 def points(
@@ -26,12 +25,12 @@ def points(
 ) -> None:
     """The points table of a sweep."""
     # The table of runs that may not be shown may be looked at, but must not leave.
-    folder = sweep_folder(sweep, storage)
-    table = points_table(folder)
+    folder = imported("raydp.sweep.api").sweep_folder(sweep, storage)  # so --help is quick
+    table = imported("raydp.sweep.store.points").points_table(folder)
     if (private := folder.disclosure().note) is not None:
         stderr.print(f"warning: the table shows {private}.", markup=False)
     if output is not None:
-        save_points(table, output)
+        analysis.save_points(table, output)
     if json:
         print_json(table.to_dict("records"))
     elif output is not None:

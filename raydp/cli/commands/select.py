@@ -18,9 +18,8 @@ from raydp.cli.arguments import (
     bounds,
 )
 from raydp.cli.registration import READ, ExtraCommand
-from raydp.cli.show.sweeps import show_selection
+from raydp.io.imports import imported
 from raydp.io.output import print_json
-from raydp.sweep.api import select as choose
 
 
 def select(
@@ -40,7 +39,7 @@ def select(
     json: Json = False,
 ) -> None:
     """Select one configuration, and say how far the data support the choice."""
-    selection = choose(
+    selection = imported("raydp.sweep.api").select(  # here, so that --help needs no pandas
         points,
         storage=storage,
         rule=rule,
@@ -51,7 +50,10 @@ def select(
         score=score,
         worst_case=worst_case,
     )
-    print_json(selection.to_dict()) if json else show_selection(selection)
+    if json:
+        print_json(selection.to_dict())
+    else:
+        imported("raydp.cli.show.sweeps").show_selection(selection)
 
 
 COMMAND = ExtraCommand(run=select, panel=READ)

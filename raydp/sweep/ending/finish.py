@@ -85,10 +85,8 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     points = source.points(scored=False)
     try:
         with phase(stderr, "selecting a configuration"):
-            selections = [
-                of_sweep(selection, folder)
-                for selection in source.selections(points, [None, "best-utility"])
-            ]
+            given = source.selections(points, [None, "best-utility"])
+            selections = [of_sweep(selection, folder) for selection in given]
     except ValueError as error:  # such as no configuration below the threshold; the runs are kept
         return _nothing_selected(recorder, ended, str(error))
     selected, best = selections[0], selections[-1]
