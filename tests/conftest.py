@@ -229,11 +229,18 @@ class CopiedTables:
 
 
 @pytest.fixture(scope="session")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A sweep that nobody disturbed; it is run once."""
-    from tests.sweep.undisturbed import Done
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A sweep that nobody disturbed; it is run once.
 
-    return Done(tmp_path_factory.mktemp("undisturbed"))
+    Tests that run alone compare points with it and nothing else. For them it trains without Ray.
+    """
+    from tests.sweep.undisturbed import Done
+    from tests.sweep.without_ray import train_without_ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("alone"):
+            train_without_ray(patch)
+        return Done(tmp_path_factory.mktemp("undisturbed"))
 
 
 @dataclass(frozen=True)
