@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from machine import describe
 
-from raydp.io.yaml import read_yaml
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.quantization import quantise
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.planning.inputs import build_task
+from raydp.system.yaml import read_yaml
 from raydp.training.gradients.clipping import ClippedGradients
 from raydp.training.gradients.thresholds import Clipping
 

@@ -35,7 +35,7 @@ FLOW = {
         "search_spaces",
         "analysis",
         "version",
-        "io",
+        "system",
         "plugins",
         "data",
         "privacy",

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raydp.io.cache import remove_abandoned, stored_once
+from raydp.system.cache import remove_abandoned, stored_once
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from raydp.io.cache import stored_once
+from raydp.system.cache import stored_once
 
 def write(part):
     part.mkdir()

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from raydp.io.console_log import LOGGER, shown_records
-from raydp.io.output import stderr
+from raydp.system.console_log import LOGGER, shown_records
+from raydp.system.output import stderr
 from tests.conftest import Answer
 from tests.marks import slow_after
 
@@ -43,7 +43,7 @@ def test_a_warning_is_told_as_one_and_debugging_is_not(capsys: pytest.CaptureFix
     with shown_records():
         logging.getLogger("raydp.training").warning("sums [of %s] take longer", "gradients")
         logging.getLogger("raydp.sweep").info("MLflow answers again")
-        logging.getLogger("raydp.io").debug("hidden")
+        logging.getLogger("raydp.system").debug("hidden")
         assert logging.root.handlers == before
     assert (
         capsys.readouterr().err

@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "ray", "mlflow", "pandas", "scipy", "peft", "o
 CODE = f"""
 import contextlib, io, json, os, sys
 from raydp.cli import main as cli
-from raydp.io import waiting
+from raydp.system import waiting
 waiting.SILENT_SECONDS = waiting.AGAIN_SECONDS = 1e9  # a busy machine has lines on waits
 answers = {{}}
 for name, (folder, *arguments) in json.load(sys.stdin).items():

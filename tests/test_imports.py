@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from raydp.io import imports
-from raydp.io.imports import imported
 from raydp.plugins.registries import resolve
+from raydp.system import imports
+from raydp.system.imports import imported
 
 
 class Node:
@@ -155,7 +155,7 @@ def test_a_command_ends_where_its_output_is_closed() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as closed:
-        code = "from raydp.io.imports import own_process\nwith own_process(): print('lost')"
+        code = "from raydp.system.imports import own_process\nwith own_process(): print('lost')"
         end = subprocess.run(
             [sys.executable, "-E", "-c", code], stdout=closed, stderr=subprocess.PIPE, check=False
         )

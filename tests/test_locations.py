@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from raydp.io.locations import local_copy, refuse_credentials
 from raydp.models import base_models as models
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.sweep.planning.inputs import build_task
+from raydp.system.locations import local_copy, refuse_credentials
 from tests.builders.specs import small_spec
 from tests.marks import slow_after
 

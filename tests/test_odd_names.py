@@ -20,11 +20,11 @@ from rich.console import Console
 from sqlalchemy import make_url
 
 from raydp.analysis import load_points, save_points
-from raydp.io.files import write_atomically
-from raydp.io.output import WordConsole, stderr, stdout
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.start import check_storage
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.files import write_atomically
+from raydp.system.output import WordConsole, stderr, stdout
 from raydp.tasks.row_files import is_file_of_rows, read_rows
 from raydp.tasks.text.any_text import TextTask
 from raydp.tracking.address import check_store, database_of

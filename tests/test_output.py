@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from raydp.io.output import WordConsole, phase, print_document, print_table
+from raydp.system.output import WordConsole, phase, print_document, print_table
 
 
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_a_phase_is_said_where_it_is_not_shown(terminal: bool) -> None:
 def test_off_a_terminal_a_status_is_said_if_it_takes_long(
     silent_seconds: float, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raydp.io.waiting.SILENT_SECONDS", silent_seconds)
+    monkeypatch.setattr("raydp.system.waiting.SILENT_SECONDS", silent_seconds)
     console = WordConsole(file=StringIO(), force_terminal=False)
     with console.status("reading [it]"):
         time.sleep(0.5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from raydp.io.table_layout import ELSEWHERE, FEW_ROWS, HEADERS, cell_text, lay_out, one_line
+from raydp.system.table_layout import ELSEWHERE, FEW_ROWS, HEADERS, cell_text, lay_out, one_line
 
 WIDTHS = (40, 60, 80, 100, 160, 200)
 NAMES = st.lists(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raydp.io.output import WordConsole, begin_phase, end_phase
-from raydp.io.waiting import AGAIN_SECONDS, SILENT_SECONDS, Phase, Waits
+from raydp.system.output import WordConsole, begin_phase, end_phase
+from raydp.system.waiting import AGAIN_SECONDS, SILENT_SECONDS, Phase, Waits
 from tests.conftest import Answer
 
 
@@ -152,7 +152,7 @@ def test_whoever_prints_a_line_ends_the_silence(clock: Clock) -> None:
 def test_a_terminal_gets_no_lines_of_waits(
     terminal: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raydp.io.output.WAITS", clock.waits)
+    monkeypatch.setattr("raydp.system.output.WAITS", clock.waits)
     console = WordConsole(file=StringIO(), force_terminal=terminal)
     begun = begin_phase(console, lambda: "reading [it]")
     clock.run(3)
@@ -162,14 +162,14 @@ def test_a_terminal_gets_no_lines_of_waits(
 
 SLOW_COMMAND = """
 import sys, time
-from raydp.io import waiting
+from raydp.system import waiting
 waiting.SILENT_SECONDS, waiting.TICK_SECONDS = 0.2, 0.05
 from raydp.cli import main as cli
 cli.app.registered_commands[:] = []
 @cli.app.command()
 def slow():
     time.sleep(1)
-    from raydp.io.output import stderr
+    from raydp.system.output import stderr
     with stderr.status("reading"):
         time.sleep(1)
     time.sleep(1)

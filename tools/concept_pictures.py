@@ -15,8 +15,8 @@ from html import escape
 from pathlib import Path
 
 from raydp.analysis import load_points, select
-from raydp.io.cache import cache_dir
 from raydp.privacy import CalibrationRequest, PrivacyTarget, calibrate_many
+from raydp.system.cache import cache_dir
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydp.io.console_log import be_quiet, be_verbose
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
+from raydp.system.console_log import be_quiet, be_verbose
 
 if TYPE_CHECKING:
     from typer._click import Parameter  # see raydp.cli.groups
@@ -202,8 +202,8 @@ def _parts(text: str) -> list[str]:
 
 def _field_of(text: str) -> tuple[str, object]:
     """Return the path and the value of FIELD=VALUE."""
-    from raydp.io.yaml import parse_yaml
     from raydp.spec.sections.space import VARIABLE
+    from raydp.system.yaml import parse_yaml
 
     path, sign, value = text.partition("=")
     if not sign or not path.startswith(tuple(f"{section}." for section in VARIABLE)):

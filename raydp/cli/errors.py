@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 
-from raydp.io.output import stderr
+from raydp.system.output import stderr
 
 _PATHS: dict[type[OSError], tuple[str, str]] = {
     FileNotFoundError: ("exist", "Create its folder, or correct the path"),

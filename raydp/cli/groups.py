@@ -14,13 +14,13 @@ from raydp.cli.arguments import options_of_every_command
 from raydp.cli.errors import explain
 from raydp.cli.interrupts import interruptible
 from raydp.cli.registration import commands_of
-from raydp.io.output import begin_phase, end_phase, stderr
 from raydp.plugins.registries import resolve
+from raydp.system.output import begin_phase, end_phase, stderr
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, Parameter  # as TyperGroup's methods take them
 
-    from raydp.io.waiting import Phase
+    from raydp.system.waiting import Phase
 
 
 class HelpCommand(TyperCommand):

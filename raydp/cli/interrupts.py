@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from raydp.io.output import stderr
+from raydp.system.output import stderr
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

@@ -16,8 +16,8 @@ from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.cli.arguments import OLD_OPTION
 from raydp.cli.errors import NO_MEMORY, complain, explain, is_out_of_memory
 from raydp.cli.groups import InterruptibleGroup
-from raydp.io.console_log import shown_records
-from raydp.io.imports import own_process
+from raydp.system.console_log import shown_records
+from raydp.system.imports import own_process
 from raydp.version import __version__
 
 app = typer.Typer(

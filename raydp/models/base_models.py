@@ -24,9 +24,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from raydp.io.cache import cache_dir, stored_once
-from raydp.io.files import digest_of
-from raydp.io.locations import local_copy
 from raydp.models.adapters import (
     attach_adapter,
     check_modules_to_save,
@@ -40,6 +37,9 @@ from raydp.models.one_at_a_time import one_at_a_time
 from raydp.models.pretrained import PretrainedModel
 from raydp.models.quantization import check_quantization
 from raydp.spec.sections.model import ModelSpec
+from raydp.system.cache import cache_dir, stored_once
+from raydp.system.files import digest_of
+from raydp.system.locations import local_copy
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ import re
 import struct
 from pathlib import Path
 
-from raydp.io.locations import is_uri
 from raydp.models.families import family_of
 from raydp.spec.sections.model import ALL_LINEAR, ModelSpec
+from raydp.system.locations import is_uri
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 SMOLLM2 = "smollm2-135m-instruct-q4"

@@ -21,8 +21,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from raydp.io.cache import cache_dir
-from raydp.io.yaml import texts_in
+from raydp.system.cache import cache_dir
+from raydp.system.yaml import texts_in
 
 PLACE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[^\W\d]\w*)", re.DOTALL)
 __path__: list[str] = []

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raydp.analysis.entry_points import entries, is_own
-from raydp.io.imports import imported
 from raydp.search_spaces.names import unknown_name as unknown_name
+from raydp.system.imports import imported
 
 Kind = Literal[
     "tasks", "methods", "scores", "accountants", "rules", "searches",

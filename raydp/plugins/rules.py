@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raydp.analysis.selection.default import DEFAULT_RULE
-from raydp.io.imports import imported
 from raydp.plugins import files, registries
 from raydp.plugins.described import place_of_object
+from raydp.system.imports import imported
 
 if TYPE_CHECKING:
     from raydp.analysis.selection.own_rules import GivenRule

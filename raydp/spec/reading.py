@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from raydp.io.yaml import read_yaml
 from raydp.plugins import files, registries
 from raydp.plugins.described import (
     Plugin,
@@ -24,6 +23,7 @@ from raydp.search_spaces.names import kind_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections.privacy import IGNORED
 from raydp.spec.sections.space import GATHERED, VARIABLE
+from raydp.system.yaml import read_yaml
 
 DEMO = Path(__file__).parents[1] / "data" / "demo.yaml"
 """The embedded default of `raydp sweep`."""

@@ -12,8 +12,6 @@ from raydp import analysis
 from raydp.analysis.selection.own_rules import GivenRule
 from raydp.analysis.selection.rules import constrained_rule
 from raydp.analysis.tables.notebook import html_table
-from raydp.io.imports import imported
-from raydp.io.output import stderr
 from raydp.plugins.registries import resolve, service
 from raydp.plugins.rules import asked_rule
 from raydp.privacy.records.cross_check import cross_check
@@ -29,6 +27,8 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import POINTS_FILE, counts, points_table
 from raydp.sweep.store.source import PointsSource, rule_of, with_given
 from raydp.sweep.store.summary import RunCounts
+from raydp.system.imports import imported
+from raydp.system.output import stderr
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from raydp.io.cache import remove_abandoned
-from raydp.io.interruption import Interrupted
 from raydp.plugins.registries import service
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
@@ -28,6 +26,8 @@ from raydp.sweep.policy import Ending, policy_of
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
+from raydp.system.cache import remove_abandoned
+from raydp.system.interruption import Interrupted
 from raydp.tasks.task import Task
 
 if TYPE_CHECKING:

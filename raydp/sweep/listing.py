@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from raydp.io.output import print_table, stdout
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration
+from raydp.system.output import print_table, stdout
 
 COUNTS = ("runs", "finished", "failed", "stopped", "skipped", "pending")
 

@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydp.io.damaged_files import naming
-from raydp.io.locations import local_copy
 from raydp.search_spaces.names import Unusable, columns_in_words, kind_of
+from raydp.system.damaged_files import naming
+from raydp.system.locations import local_copy
 from raydp.tasks.users import check_named
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from urllib.request import getproxies, url2pathname
 
 from filelock import FileLock
 
-from raydp.io.locations import MLFLOW_CREDENTIALS, refuse_credentials
+from raydp.system.locations import MLFLOW_CREDENTIALS, refuse_credentials
 
 SQLITE = "sqlite:///"
 CONNECT_SECONDS = 10.0

@@ -22,8 +22,8 @@ from mlflow.artifacts import download_artifacts, list_artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.store.entities import PagedList
 
-from raydp.io.files import make_private
 from raydp.search_spaces.names import unknown_name
+from raydp.system.files import make_private
 from raydp.tracking.address import SQLITE, check_store, database_of
 
 T = TypeVar("T")

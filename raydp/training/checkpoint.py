@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from raydp.io.files import write_atomically
+from raydp.system.files import write_atomically
 
 if TYPE_CHECKING:
     import torch

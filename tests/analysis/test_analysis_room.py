@@ -9,7 +9,7 @@ import pytest
 
 from raydp import analysis, search_spaces
 
-HEAVY = ["ray", "torch", "mlflow", "transformers", "raydp.io", "raydp.plugins"]
+HEAVY = ["ray", "torch", "mlflow", "transformers", "raydp.system", "raydp.plugins"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from point_tables import tables
 from raydp import analysis
 from raydp.analysis.selection.rules import rule_names
 from raydp.extensions.hyperparameters.regression import ERRORS
-from raydp.io.output import strict
+from raydp.system.output import strict
 
 NOT_FIGURES = {"model_uri", "max_loss", "explanation", "sweep", "score_name", "epsilon", "delta"}
 """Null where there is no such thing. A points table need not know a guarantee."""

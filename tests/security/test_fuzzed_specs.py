@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
+from raydp.system.yaml import read_yaml
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.security.fuzzing import FUZZ_SECONDS, ONE_SECONDS, Clock, assert_answers, fuzzed

@@ -121,7 +121,7 @@ def test_the_scan_sees_them(source: str) -> None:
 def test_our_yaml_loader_is_a_safe_one() -> None:
     import yaml
 
-    from raydp.io.yaml import _Loader
+    from raydp.system.yaml import _Loader
 
     assert issubclass(_Loader, yaml.SafeLoader)
 

@@ -238,7 +238,7 @@ def test_a_servers_password_is_in_no_message(
 
 @pytest.mark.parametrize("query", ["secret_key=K", "Client_Secret=K", "sig=K", "SAS_TOKEN=K"])
 def test_credentials_in_the_address_of_a_store_are_not_repeated(query: str, tmp_path: Path) -> None:
-    from raydp.io.locations import opened
+    from raydp.system.locations import opened
 
     with pytest.raises(ValueError, match="must be a URI without credentials") as error:
         opened(f"s3://bucket/folder?{query.replace('=K', '=' + PASSWORD)}", "task.path")

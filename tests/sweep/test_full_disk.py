@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from raydp.io import files
-from raydp.io.files import wait_until_writable
 from raydp.spec.reading import load_spec
 from raydp.sweep.engine import committer as committing
 from raydp.sweep.engine.committer import Committer
@@ -20,6 +18,8 @@ from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import SilentListener
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.results import RunResult
+from raydp.system import files
+from raydp.system.files import wait_until_writable
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
 

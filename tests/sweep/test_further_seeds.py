@@ -14,7 +14,6 @@ import yaml
 
 from raydp.analysis.seeds.allocation import EndState, NextSeed
 from raydp.analysis.selection.choice import select as select_from
-from raydp.io.interruption import Interrupted
 from raydp.scores.score import Measurement
 from raydp.search_spaces import grid
 from raydp.spec.reading import load_spec
@@ -28,6 +27,7 @@ from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.state import SeedsEnd
 from raydp.sweep.tuning_record import tuning_of
+from raydp.system.interruption import Interrupted
 from raydp.tasks.task import Task
 from raydp.training.trial_plan import TrialPlan
 from tests.builders.plans import plan_of_runs

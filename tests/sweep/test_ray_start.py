@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raydp.io import watcher
-from raydp.io.files import LONGEST_FOLDER, private_folder
+from raydp.system import watcher
+from raydp.system.files import LONGEST_FOLDER, private_folder
 from tests.processes import below
 
 SECONDS = 25.0
@@ -219,7 +219,7 @@ def test_a_private_folder_is_the_users_alone(
             assert stat.S_IMODE(folder.parent.stat().st_mode) & 0o077 in (0, 0o077)
             assert len(str(folder)) <= LONGEST_FOLDER or folder.parent == Path("/tmp")
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
-        monkeypatch.setattr("raydp.io.files.LONGEST_FOLDER", 1000)
+        monkeypatch.setattr("raydp.system.files.LONGEST_FOLDER", 1000)
         (elsewhere := tmp_path / "elsewhere").mkdir()
         taken = private_folder("taken")
         taken.rmdir()

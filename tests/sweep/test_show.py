@@ -23,8 +23,6 @@ from raydp.cli.show.sweeps import (
     show_selection,
     show_status,
 )
-from raydp.io import output
-from raydp.io.shell import shell_line
 from raydp.privacy import Caution
 from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
@@ -37,6 +35,8 @@ from raydp.sweep.store.summary import (
     SelectedConfiguration,
     SweepSummary,
 )
+from raydp.system import output
+from raydp.system.shell import shell_line
 from raydp.tasks.task import TaskFacts
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from raydp import Sweep
-from raydp.io.interruption import Interrupted
 from raydp.spec.reading import draft_spec, load_spec
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.engine.machine import check_machine, fitting_groups
 from raydp.sweep.engine.ray_start import _options
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.interruption import Interrupted
 from tests.builders.plans import plan_of_runs
 from tests.builders.specs import small_spec
 from tests.conftest import Answer

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raydp import Sweep
-from raydp.io.interruption import Interrupted
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.interruption import Interrupted
 from raydp.tracking import show_model
 from tests.sweep.undisturbed import Done, runs_in, spec_of
 

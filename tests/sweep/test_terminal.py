@@ -17,9 +17,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from raydp.io import output
-from raydp.io.table_layout import ELSEWHERE, HEADERS
-from raydp.io.waiting import Waits
 from raydp.search_spaces import Configuration
 from raydp.sweep.api import select
 from raydp.sweep.engine.progress import FirstPass, SweepProgress, follow_start
@@ -29,6 +26,9 @@ from raydp.sweep.store.points import counts
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import DriverProgress
 from raydp.sweep.store.summary import SelectedConfiguration, SweepSummary
+from raydp.system import output
+from raydp.system.table_layout import ELSEWHERE, HEADERS
+from raydp.system.waiting import Waits
 from tests.conftest import Answer
 from tests.marks import slow_after
 from tests.sweep.trained import Trained
@@ -293,7 +293,7 @@ def started(
     thread speaks five times as often."""
     clock, lines, file = [0.0], list[tuple[float, str]](), StringIO()
     waits = Waits(lambda: clock[0], thread=False)
-    monkeypatch.setattr("raydp.io.output.WAITS", waits)
+    monkeypatch.setattr("raydp.system.output.WAITS", waits)
     answers = iter(works)
 
     def tick(seconds: float = 1.0) -> None:

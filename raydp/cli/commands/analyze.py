@@ -13,8 +13,8 @@ from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, Wor
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.cli.show.scores import show_correlations
-from raydp.io.output import print_document, print_json
 from raydp.plugins.registries import service
+from raydp.system.output import print_document, print_json
 
 if TYPE_CHECKING:
     import pandas as pd

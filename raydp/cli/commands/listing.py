@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raydp.cli.arguments import Json, Storage
 from raydp.cli.registration import READ, ExtraCommand
-from raydp.io.imports import imported
-from raydp.io.output import print_json
+from raydp.system.imports import imported
+from raydp.system.output import print_json
 
 
 def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:

@@ -11,8 +11,8 @@ from raydp import tracking
 from raydp.cli.arguments import DEFAULT_URI, Json, Model, TrustedKey, Uri
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import MODELS, ExtraCommand
-from raydp.io.output import print_document, print_json, print_table, stderr, stdout
 from raydp.search_spaces.settings import Settings, settings_in_words
+from raydp.system.output import print_document, print_json, print_table, stderr, stdout
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,10 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
-from raydp.io.output import print_json, stderr
 from raydp.plugins.registries import service
 from raydp.spec.reading import DEMO, draft_spec
 from raydp.sweep.planning.start import check_plan
+from raydp.system.output import print_json, stderr
 
 
 def plan(

@@ -10,9 +10,9 @@ import typer
 from raydp import analysis
 from raydp.cli.arguments import Json, OneSweep, Storage
 from raydp.cli.registration import READ, ExtraCommand
-from raydp.io.imports import imported
-from raydp.io.output import print_json, print_table, stderr, stdout
 from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.system.imports import imported
+from raydp.system.output import print_json, print_table, stderr, stdout
 
 
 def points(

@@ -19,8 +19,8 @@ from raydp.cli.arguments import (
     check_page,
 )
 from raydp.cli.registration import READ, ExtraCommand
-from raydp.io.output import print_json, stderr, stdout
 from raydp.plugins.registries import service
+from raydp.system.output import print_json, stderr, stdout
 
 
 def report(

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import typer
 
 from raydp.cli.registration import RUN, ExtraCommand
-from raydp.io.output import print_json
 from raydp.privacy.records.schema import card_schema
 from raydp.spec import reading
+from raydp.system.output import print_json
 
 
 def schema(

@@ -18,8 +18,8 @@ from raydp.cli.arguments import (
     bounds,
 )
 from raydp.cli.registration import READ, ExtraCommand
-from raydp.io.imports import imported
-from raydp.io.output import print_json
+from raydp.system.imports import imported
+from raydp.system.output import print_json
 
 
 def select(

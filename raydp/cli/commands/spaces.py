@@ -7,8 +7,8 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import RUN, ExtraCommand
-from raydp.io.output import print_json, print_table, stdout
 from raydp.search_spaces import load_space, space_names
+from raydp.system.output import print_json, print_table, stdout
 
 spaces_app = typer.Typer(cls=CommandGroup, help="Named search spaces.")
 

@@ -12,13 +12,13 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
-from raydp.io.interruption import or_partial
-from raydp.io.output import print_json, stderr
 from raydp.plugins.registries import service
 from raydp.spec.reading import DEMO, draft_spec
 from raydp.sweep.planning.start import check_plan, check_start
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.unchanged import is_unchanged, remember
+from raydp.system.interruption import or_partial
+from raydp.system.output import print_json, stderr
 
 if TYPE_CHECKING:
     from raydp.spec.document import SweepSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raydp.io.output import print_table
+from raydp.system.output import print_table
 
 if TYPE_CHECKING:
     from raydp.analysis.statistics.correlations import CorrelatedPair, ScoreCorrelations

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from raydp.io.console_log import is_verbose
-from raydp.io.output import print_json, print_table, stderr, stdout
 from raydp.selftest.check_result import Check
 from raydp.selftest.run import run_selftest
 from raydp.spec.reading import load_spec
+from raydp.system.console_log import is_verbose
+from raydp.system.output import print_json, print_table, stderr, stdout
 
 
 def selftest_command(spec: Path | None, *, json: bool) -> bool:

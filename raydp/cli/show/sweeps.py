@@ -18,12 +18,12 @@ from raydp.analysis.selection.wording import in_words
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.per_secret import PREFIX
 from raydp.analysis.tables.points import column_means, configurations
-from raydp.io.output import print_table, print_warning, stdout
-from raydp.io.shell import shell_line
 from raydp.plugins.registries import service
 from raydp.privacy import remarks
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.ending.notes import promise_of, together_notes
+from raydp.system.output import print_table, print_warning, stdout
+from raydp.system.shell import shell_line
 from raydp.tracking.records import PRIVACY_PREFERRED
 
 if TYPE_CHECKING:

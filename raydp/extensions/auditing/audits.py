@@ -12,8 +12,6 @@ from raydp.extensions.auditing.alarm_writer import note_audit
 from raydp.extensions.auditing.canaries import ACCESS, CanaryKind
 from raydp.extensions.auditing.report import SCORE, AuditReport, report_of
 from raydp.extensions.auditing.source import AuditSubject
-from raydp.io.interruption import Interrupted
-from raydp.io.output import stderr
 from raydp.search_spaces.configuration import point_of
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -21,6 +19,8 @@ from raydp.sweep.api import Sweep
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.alarms import alarms_of
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.interruption import Interrupted
+from raydp.system.output import stderr
 from raydp.tracking import set_alarms
 
 DEFAULT_CANARIES = 500

@@ -13,9 +13,9 @@ import typer
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import PRIVACY, ExtraCommand
-from raydp.io.interruption import or_partial
-from raydp.io.output import print_json, print_table
 from raydp.spec.reading import draft_spec
+from raydp.system.interruption import or_partial
+from raydp.system.output import print_json, print_table
 
 if TYPE_CHECKING:
     from typer._click import Context  # see raydp.cli.groups

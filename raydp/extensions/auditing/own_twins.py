@@ -11,11 +11,11 @@ from raydp.analysis.statistics.correlations import ScorePair, score_correlations
 from raydp.extensions.auditing.source import AuditSubject
 from raydp.extensions.later_scores.requests import requests_of
 from raydp.extensions.later_scores.sweep import score_sweep
-from raydp.io.interruption import Interrupted
-from raydp.io.output import stderr
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.source import PointsSource
+from raydp.system.interruption import Interrupted
+from raydp.system.output import stderr
 
 SCORE = "twin_audit"
 

@@ -11,13 +11,13 @@ from raydp.analysis.statistics.results import holm
 from raydp.extensions.auditing.canaries import ACCESS, CanaryKind
 from raydp.extensions.auditing.one_run import Guesses, one_run_bound
 from raydp.extensions.auditing.separate_canaries import Outcomes, separate_bound, separate_p_value
-from raydp.io.shell import shell_line
 from raydp.privacy import Event, PoissonGaussian
 from raydp.scores.score import Measurement
 from raydp.search_spaces.configuration import Configuration, Hyperparameters
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.sweep.store.summary import RunCounts
+from raydp.system.shell import shell_line
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:

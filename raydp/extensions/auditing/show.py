@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from raydp.cli.show.scores import pair_row
 from raydp.cli.show.sweeps import show_failures
-from raydp.io.output import print_table, stdout
-from raydp.io.shell import shell_line
+from raydp.system.output import print_table, stdout
+from raydp.system.shell import shell_line
 
 if TYPE_CHECKING:
     from raydp.extensions.auditing.correlations import AuditCorrelations

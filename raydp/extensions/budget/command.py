@@ -13,12 +13,12 @@ from raydp.cli.arguments import Json, check_new
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
 from raydp.extensions.budget.survey import Survey, UserColumn, survey
-from raydp.io.output import print_json, stderr, stdout
-from raydp.io.shell import shell_line
 from raydp.models.lookup import check_found
 from raydp.plugins.registries import service
 from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.sections import ModelSpec
+from raydp.system.output import print_json, stderr, stdout
+from raydp.system.shell import shell_line
 from raydp.tasks.secret import read_secrets
 
 if TYPE_CHECKING:

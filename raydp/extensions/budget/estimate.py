@@ -12,13 +12,13 @@ import pandas as pd
 from raydp.extensions.budget.costs import MeasuredSteps, recorded_seconds
 from raydp.extensions.budget.show import show_measured, show_simulation
 from raydp.extensions.budget.simulate import Hardware, simulate
-from raydp.io.output import stderr
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import make_table, planned
 from raydp.sweep.engine.stopping import evaluations_between
 from raydp.sweep.planning.start import check_plan
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.output import stderr
 from raydp.training.trial_plan import TrialPlan
 
 NUM_STEPS, MAX_STEPS = 3, 1000

@@ -18,12 +18,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 from raydp.extensions.budget.costs import MeasuredSteps, StepLaw
-from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.stopping import evaluations_between
 from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.transfer import SharedFolder
+from raydp.system.output import stderr
 from raydp.tasks.task import Task
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY

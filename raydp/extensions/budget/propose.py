@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from raydp.extensions.budget.grid import Grid, fitted
 from raydp.extensions.budget.measure import measure_cost
 from raydp.extensions.budget.survey import Survey, UserColumn
-from raydp.io.output import stderr
 from raydp.models.base_models import config_of, load_tokenizer, positions
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT, names
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import planned
+from raydp.system.output import stderr
 from raydp.tasks.row_files import read_json_rows
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydp.extensions.budget.costs import ASSUMED, MeasuredSteps
-from raydp.io.output import print_table, stderr, stdout
+from raydp.system.output import print_table, stderr, stdout
 
 
 def show_measured(measured: MeasuredSteps) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from raydp.extensions.budget.propose import SpecProposal, Wishes
 from raydp.extensions.budget.survey import Survey
-from raydp.io.shell import shell_line
+from raydp.system.shell import shell_line
 
 WIDTH = 110
 """Largest number of characters of a line."""

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from raydp.io.locations import local_copy
 from raydp.plugins.registries import names, resolve
 from raydp.search_spaces.names import columns_in_words
+from raydp.system.locations import local_copy
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.row_files import is_file_of_rows, read_rows
 

@@ -12,9 +12,9 @@ from raydp.cli.commands.analyze import Resamples
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals, score_intervals
 from raydp.extensions.by_secret.subsets import secret_subsets
-from raydp.io.output import print_json, print_table
 from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.api import source_of
+from raydp.system.output import print_json, print_table
 
 
 def scores(

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
-from raydp.io.cache import cache_dir
-from raydp.io.output import stderr
 from raydp.privacy import (
     AccountantError,
     Calibration,
@@ -21,6 +19,8 @@ from raydp.privacy import (
 )
 from raydp.privacy.accounting.events import check_num_steps
 from raydp.search_spaces.names import cell_in_words, without_cells
+from raydp.system.cache import cache_dir
+from raydp.system.output import stderr
 from raydp.tasks.row_files import read_csv_rows
 
 COLUMNS = ("n", "batch_size", "num_steps", "epsilon", "delta")

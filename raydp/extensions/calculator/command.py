@@ -26,8 +26,8 @@ from raydp.extensions.calculator.many_runs import (
     table_rows,
 )
 from raydp.extensions.calculator.one_run import ACCOUNTANTS, profile_of, show_profile
-from raydp.io.output import print_json, print_table
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT, resolve
+from raydp.system.output import print_json, print_table
 
 
 def calibrate(

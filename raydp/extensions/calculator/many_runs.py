@@ -16,13 +16,13 @@ from raydp.extensions.calculator.calibrate import (
     whole_numbers,
 )
 from raydp.extensions.calculator.one_run import ACCOUNTANTS, delta_values
-from raydp.io.cache import cache_dir
-from raydp.io.output import stderr
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT
 from raydp.privacy import CalibrationRequest, PoissonGaussian, profile_rows
 from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.documents import ProfileRow
 from raydp.search_spaces.names import without_cells
+from raydp.system.cache import cache_dir
+from raydp.system.output import stderr
 
 DELTAS = "1e-2,3e-3,1e-3,3e-4,1e-4,3e-5,1e-5,3e-6,1e-6,3e-7,1e-7,3e-8,1e-8"
 RUN: tuple[Literal["n", "batch_size", "num_steps"], ...] = ("n", "batch_size", "num_steps")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NotRequired, TypedDict, cast
 
 from raydp.extensions.calculator.calibrate import Run, event_of
-from raydp.io.output import print_table, stderr, stdout
 from raydp.plugins.registries import names, resolve, service
 from raydp.privacy import attack_summary, profile_rows
 from raydp.privacy.accounting.accountant import Accountant
 from raydp.privacy.accounting.documents import AttackSummary, ProfileRow
 from raydp.privacy.accounting.events import Event, check_delta, check_num_steps
 from raydp.privacy.accounting.profile import dominating_mu
+from raydp.system.output import print_table, stderr, stdout
 
 ACCOUNTANTS: tuple[Accountant, ...] = tuple(
     resolve("accountants", name)() for name in names("accountants")

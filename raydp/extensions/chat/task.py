@@ -17,8 +17,8 @@ from pydantic import Field
 from raydp.extensions.chat.conversations import Conversation, Form, conversation_of, form_of
 from raydp.extensions.chat.messages import messages_of
 from raydp.extensions.chat.templates import JINJA, ChatTemplate, Loss, TemplateName, TextPart
-from raydp.io.locations import Location, local_copy
 from raydp.search_spaces.names import familiar, kind_of
+from raydp.system.locations import Location, local_copy
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.row_files import is_file_of_rows, read_rows
 from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.extensions.classification.labelled import LabelledExamples
-from raydp.io.damaged_files import NUMERIC_ARRAYS, naming
 from raydp.search_spaces.names import columns_in_words, is_number
+from raydp.system.damaged_files import NUMERIC_ARRAYS, naming
 
 MOST_CLASSES = 100_000
 IDX_BYTES = 0x08

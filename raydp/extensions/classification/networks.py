@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from raydp.extensions.classification.names import FORM, MODEL_TYPE
-from raydp.io.cache import cache_dir, stored_once
 from raydp.models.one_at_a_time import one_at_a_time
+from raydp.system.cache import cache_dir, stored_once
 
 GROUPS = 32
 """Number of groups of channels that a residual block normalises over."""

@@ -20,7 +20,7 @@ from raydp.extensions.classification.labelled import (
     classification_task,
 )
 from raydp.extensions.classification.reviews import CLASSES, write_reviews
-from raydp.io.locations import Location
+from raydp.system.locations import Location
 from raydp.tasks.row_files import read_rows, string_of
 from raydp.tasks.task import TaskSection
 from raydp.tasks.text.corpus import is_held_out

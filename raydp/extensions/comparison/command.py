@@ -15,7 +15,7 @@ from raydp.extensions.comparison.left_out import compare
 from raydp.extensions.comparison.methods import Comparisons, compare_methods
 from raydp.extensions.comparison.sources import classify, open_sources, tables_of
 from raydp.extensions.comparison.trends import variance_trends
-from raydp.io.output import print_json, print_table, print_warning, stdout
+from raydp.system.output import print_json, print_table, print_warning, stdout
 
 
 def trends(

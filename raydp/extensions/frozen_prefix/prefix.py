@@ -25,8 +25,8 @@ from raydp.extensions.frozen_prefix.shares import (
     shares_of,
     tokens_left,
 )
-from raydp.io.cache import remove_abandoned
 from raydp.models.adapters import causal_model, decoder_layers
+from raydp.system.cache import remove_abandoned
 from raydp.tasks.text.examples import HiddenStates, TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.trial_plan import TrialPlan

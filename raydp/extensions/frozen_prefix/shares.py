@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydp.io.cache import ABANDONED_SECONDS, LOCK
+from raydp.system.cache import ABANDONED_SECONDS, LOCK
 from raydp.tasks.task import batches_by_length
 from raydp.tasks.text.examples import TokenizedExamples
 

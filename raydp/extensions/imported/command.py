@@ -12,8 +12,8 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.registration import MODELS, ExtraCommand
 from raydp.cli.show.sweeps import show_result
-from raydp.io.interruption import or_partial
-from raydp.io.output import print_json, stderr
+from raydp.system.interruption import or_partial
+from raydp.system.output import print_json, stderr
 
 
 def import_(

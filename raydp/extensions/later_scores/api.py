@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from raydp.extensions.later_scores.requests import requests_of
-from raydp.io.output import stderr
 from raydp.scores.score import ScoreSection
 from raydp.sweep.api import sweep_folder
+from raydp.system.output import stderr
 
 ScoreLike = str | Mapping[str, object] | ScoreSection
 

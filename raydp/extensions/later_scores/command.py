@@ -12,9 +12,9 @@ import typer
 from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
 from raydp.extensions.later_scores.requests import requests_from
-from raydp.io.interruption import or_partial
-from raydp.io.output import print_json, stderr
 from raydp.spec.reading import draft_spec
+from raydp.system.interruption import or_partial
+from raydp.system.output import print_json, stderr
 
 Source = Annotated[
     str,

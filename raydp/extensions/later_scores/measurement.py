@@ -17,13 +17,13 @@ from raydp.extensions.later_scores.models import FETCHED, model_folders
 from raydp.extensions.later_scores.progress import MeasurementProgress
 from raydp.extensions.later_scores.requests import ScoreRequest
 from raydp.extensions.later_scores.scorers import Job, ScorerInputs, run_jobs
-from raydp.io.output import phase
 from raydp.models import sharing
 from raydp.scores.score import OneByOne
 from raydp.search_spaces.settings import NO_SETTINGS
 from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.ray_start import ray_phase, start_ray, stop_ray
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.system.output import phase
 from raydp.tasks.task import Task
 from raydp.tasks.wrappers.twins import TwinTask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import Progress
 
-from raydp.io.output import begin_phase, end_phase
+from raydp.system.output import begin_phase, end_phase
 
 
 class MeasurementProgress:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from raydp.io.yaml import parse_yaml, read_yaml
 from raydp.plugins import files, registries
 from raydp.plugins.described import Plugin, resolve_plugin
 from raydp.search_spaces.names import kind_of
+from raydp.system.yaml import parse_yaml, read_yaml
 
 LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 """Pattern of a label, which is part of column names, MLflow's metric names and paths."""

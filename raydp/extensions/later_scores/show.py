@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydp.extensions.later_scores.sweep import SweepScores
-from raydp.io.output import print_table, stdout
+from raydp.system.output import print_table, stdout
 
 NAMED = 3
 """The largest number of failures printed in full. `--json` has all of them."""

@@ -10,13 +10,13 @@ from rich.console import Console
 from raydp.extensions.later_scores.measurement import BegunMeasurement, log_to_mlflow, measure
 from raydp.extensions.later_scores.models import finished_runs
 from raydp.extensions.later_scores.requests import ScoreRequest
-from raydp.io.interruption import Interrupted
 from raydp.spec.document import SweepSpec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.planning.plan import run_id
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import Measurements, write_counts
 from raydp.sweep.store.points import write_tables
+from raydp.system.interruption import Interrupted
 from raydp.tasks.task import Task
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydp.extensions.membership.classifier import Observed, Outputs
-from raydp.io.damaged_files import NUMERIC_ARRAYS, naming
+from raydp.system.damaged_files import NUMERIC_ARRAYS, naming
 
 MODELS, PARTS = ("shadow", "target"), ("member", "nonmember")
 _OF_THE_FORMAT = frozenset(

@@ -19,14 +19,14 @@ from raydp.extensions.membership.metrics import best_accuracy, curve_figures
 from raydp.extensions.membership.mia import fresh, sample
 from raydp.extensions.membership.mia_signals import losses
 from raydp.extensions.membership.shadows import Losses, shadow_attacks
-from raydp.io.damaged_files import NUMERIC_ARRAYS, naming
-from raydp.io.files import write_atomically
-from raydp.io.output import stderr
 from raydp.models import base_models as models
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import Hyperparameters
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.damaged_files import NUMERIC_ARRAYS, naming
+from raydp.system.files import write_atomically
+from raydp.system.output import stderr
 
 POOL = 10_000
 """The largest number of attacked examples, and of population examples. Larger sets are sampled."""

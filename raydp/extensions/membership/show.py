@@ -8,7 +8,7 @@ from typing import Any
 
 from raydp.extensions.membership.classifier import attack
 from raydp.extensions.membership.outputs import read_outputs
-from raydp.io.output import print_json, print_table, stderr, stdout
+from raydp.system.output import print_json, print_table, stderr, stdout
 
 FIGURES = (
     "accuracy",

@@ -11,9 +11,9 @@ import typer
 from raydp.extensions.membership.shadow_attack import attack
 from raydp.extensions.membership.shadow_training import DEFAULT_SHADOWS, shadow_specs, train
 from raydp.extensions.membership.show import show_attacks
-from raydp.io.output import print_json, stderr, stdout
 from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
+from raydp.system.output import print_json, stderr, stdout
 
 
 def shadows_command(

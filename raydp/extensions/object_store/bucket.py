@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from raydp.io.locations import fetch, opened
+from raydp.system.locations import fetch, opened
 from raydp.training.checkpoint import KEPT, CheckpointStore
 from raydp.training.ledger import Ledger
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from raydp.io.locations import Location
+from raydp.system.locations import Location
 from raydp.tasks.row_files import read_column
 from raydp.tasks.text.corpus import Texts, WindowedTask
 

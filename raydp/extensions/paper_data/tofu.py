@@ -26,7 +26,7 @@ from raydp.extensions.paper_data.variants import (
     read_paraphrases,
     with_paraphrases,
 )
-from raydp.io.locations import Location
+from raydp.system.locations import Location
 from raydp.tasks.row_files import read_rows, string_of
 from raydp.tasks.secret import counted
 from raydp.tasks.task import Secret, TaskFacts, TaskSection

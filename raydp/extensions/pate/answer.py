@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from raydp.extensions.pate.release_cost import Release, smooth_cost
 from raydp.extensions.pate.votes_cost import epsilon_at, pate_cost
-from raydp.io.output import print_table, stdout
 from raydp.search_spaces.names import cell_in_words, is_number
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.output import print_table, stdout
 
 PRIVATE = (
     "epsilon, order, the reference, expected_answers and a suggestion depend on the votes and are "

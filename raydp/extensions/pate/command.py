@@ -10,7 +10,7 @@ import typer
 from raydp.cli.arguments import Json
 from raydp.cli.registration import PRIVACY, ExtraCommand
 from raydp.extensions.pate.answer import pate_of, show_pate
-from raydp.io.output import print_json
+from raydp.system.output import print_json
 
 
 def pate(

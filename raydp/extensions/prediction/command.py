@@ -10,9 +10,9 @@ import typer
 from raydp.cli.arguments import By, Json, Source, Storage, WorstCase, configuration_of
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.prediction.predictions import predict as predicted
-from raydp.io.output import print_json, print_table, print_warning, stderr
 from raydp.search_spaces import load_space
 from raydp.sweep.api import source_of
+from raydp.system.output import print_json, print_table, print_warning, stderr
 
 COMPLETE = (
     "Every combination of the table's values has run, so no configuration is left to predict. "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydp.extensions.prompt_search.tokens import Prompt
-from raydp.io.files import write_atomically
+from raydp.system.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import typer
 from raydp.cli.arguments import DEFAULT_URI, Json, Model, TrustedKey, Uri
 from raydp.cli.registration import MODELS, ExtraCommand
 from raydp.extensions.publishing.signing import new_key
-from raydp.io.output import print_json, stderr, stdout
+from raydp.system.output import print_json, stderr, stdout
 
 Merge = Annotated[
     bool, typer.Option("--merge", help="With the adapter merged into the base model.")

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydp.io.shell import shell_line
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.shell import shell_line
 
 WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 """The package that writes the logs of each value of `tracking.loggers`."""

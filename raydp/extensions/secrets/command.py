@@ -15,9 +15,9 @@ from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import DATA, ExtraCommand
 from raydp.extensions.secrets.detectors import KINDS, Kind
 from raydp.extensions.secrets.files import require_column
-from raydp.io.output import print_json, print_table, stdout
 from raydp.search_spaces.names import count_in_words
 from raydp.spec.reading import draft_spec
+from raydp.system.output import print_json, print_table, stdout
 from raydp.tasks.secret import read_secrets
 
 secrets_app = typer.Typer(cls=CommandGroup, help="Secrets of data: extraction and filters.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from raydp.extensions.secrets.files import require_new, write_secrets
 from raydp.extensions.secrets.mail import MailOptions, training_texts
-from raydp.io.output import print_table, stderr
+from raydp.system.output import print_table, stderr
 from raydp.tasks.row_files import read_json_rows
 from raydp.tasks.secret import read_secrets
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raydp.io.files import write_atomically
+from raydp.system.files import write_atomically
 
 
 class SolutionCache:

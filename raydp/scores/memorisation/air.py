@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard
 import numpy as np
 from pydantic import Field, model_validator
 
-from raydp.io.locations import Location
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import Sampling, sample_continuations, stop_tokens, uniforms
 from raydp.scores.score import Measurement, SecretKind
+from raydp.system.locations import Location
 from raydp.tasks.row_files import read_json_rows
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from raydp.io.cache import empty_cache
 from raydp.methods.dp import DPSGD
 from raydp.models import base_models as models
 from raydp.privacy import PoissonGaussian
@@ -35,6 +34,7 @@ from raydp.sweep.planning.plan import SweepPlan, make_plan
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.transfer import SharedFolder
+from raydp.system.cache import empty_cache
 from raydp.tasks.task import TaskFacts
 from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import KEY_BYTES, TEST_KEY

@@ -12,8 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from raydp.io.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
 from raydp.spec.sections.section import AtLeastOne, Section
+from raydp.system.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials
 
 REGISTERED_MODEL = r"\w[\w .-]*"
 """Pattern of names of registered models, which are parts of addresses models:/name/version."""

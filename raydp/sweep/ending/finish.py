@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from raydp import tracking
 from raydp.analysis import Selection, write_report
 from raydp.analysis.selection.wording import in_words
-from raydp.io.output import phase, stderr
 from raydp.sweep.ending.notes import about
 from raydp.sweep.ending.sweep_selection import of_sweep
 from raydp.sweep.engine.context import SweepContext
@@ -24,6 +23,7 @@ from raydp.sweep.store.alarms import alarm_of, alarms_of
 from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, write_tables
 from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
+from raydp.system.output import phase, stderr
 from raydp.tracking import NotDeliveredError, Tracker
 from raydp.tracking.records import PRIVACY_PREFERRED
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from raydp.io.output import strict
 from raydp.privacy.records.guarantee import composed
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import RunListener
@@ -19,6 +18,7 @@ from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.transfer import Exchange, exchange_at
+from raydp.system.output import strict
 
 if TYPE_CHECKING:
     from ray import ObjectRef

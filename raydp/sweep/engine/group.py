@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
-from raydp.io.imports import imported
+from raydp.system.imports import imported
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy

@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from raydp.io.notebook import in_notebook, replaced_text
-from raydp.io.output import phase
-from raydp.io.waiting import AGAIN_SECONDS, SILENT_SECONDS, again_seconds
 from raydp.sweep.engine.queue import QueueStatus
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import DriverProgress
+from raydp.system.notebook import in_notebook, replaced_text
+from raydp.system.output import phase
+from raydp.system.waiting import AGAIN_SECONDS, SILENT_SECONDS, again_seconds
 
 LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0

@@ -24,12 +24,12 @@ from ray import _raylet
 from ray._private import node, services
 from ray.tune.execution import class_cache
 
-from raydp.io.files import private_folder
-from raydp.io.output import stderr
-from raydp.io.watcher import watched
 from raydp.plugins.registries import service
 from raydp.spec.sections.cluster import ClusterSpec
 from raydp.sweep.engine.machine import check_address, usable_cpus
+from raydp.system.files import private_folder
+from raydp.system.output import stderr
+from raydp.system.watcher import watched
 
 NODE_SECONDS = 3600
 """How long a worker group waits for a node that an autoscaler adds."""

@@ -12,8 +12,6 @@ from typing import NotRequired, Self, TypedDict, TypeVar, cast
 from raydp import tracking
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.statements import stated_columns
-from raydp.io.cache import cache_dir
-from raydp.io.output import phase, stderr, strict
 from raydp.methods.method import Method
 from raydp.privacy import PrivacyCard, Searched, card_markdown, composed, guarantee
 from raydp.privacy.accounting.documents import ComposedCost, Guarantee
@@ -29,6 +27,8 @@ from raydp.sweep.store.runs import DAMAGED
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.summary import ReleasedModels
 from raydp.sweep.tuning_record import tuning_of
+from raydp.system.cache import cache_dir
+from raydp.system.output import phase, stderr, strict
 from raydp.tasks.task import TaskFacts
 from raydp.tracking import NotDeliveredError, Pauses, Tracker, TrialRecord
 from raydp.training.trial_plan import TrialPlan

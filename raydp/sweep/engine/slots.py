@@ -26,7 +26,6 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydp.io.output import phase, stderr
 from raydp.spec.sections.cluster import ClusterSpec
 from raydp.sweep.engine.context import WorkerInputs
 from raydp.sweep.engine.group import LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
@@ -34,6 +33,7 @@ from raydp.sweep.engine.machine import fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.ray_start import stop_ray
 from raydp.sweep.engine.stopping import EarlyStopping
+from raydp.system.output import phase, stderr
 
 if TYPE_CHECKING:
     from ray import ObjectRef

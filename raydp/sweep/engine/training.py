@@ -10,7 +10,6 @@ import ray
 from ray.tune import Callback
 from rich.console import Console
 
-from raydp.io.output import phase
 from raydp.models import sharing
 from raydp.plugins.registries import service
 from raydp.search_spaces.settings import NO_SETTINGS, Settings
@@ -29,6 +28,7 @@ from raydp.sweep.engine.tune.rounds import TuneRun
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.transfer import exchange_at
+from raydp.system.output import phase
 from raydp.tasks.task import Task
 from raydp.training.trial_plan import TrialPlan
 

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.analysis.tables.statements import Statement
-from raydp.io.cache import cache_dir
 from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.families import family_of
@@ -33,6 +32,7 @@ from raydp.sweep.engine.trial_observers import EarlyEnd, Heartbeats, StepEvaluat
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import RunResult, VariantFigures
 from raydp.sweep.store.transfer import TrialFiles
+from raydp.system.cache import cache_dir
 from raydp.tasks.task import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.wrappers.twins import for_seed

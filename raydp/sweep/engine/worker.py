@@ -16,7 +16,6 @@ import ray.train
 import torch
 from ray.train.torch import get_device
 
-from raydp.io.files import wait_until_writable
 from raydp.models import sharing
 from raydp.search_spaces.settings import NO_SETTINGS, Settings
 from raydp.sweep.engine.context import WorkerInputs
@@ -24,6 +23,7 @@ from raydp.sweep.engine.leases.run_queue import News
 from raydp.sweep.engine.queue import Order, TrialQueue
 from raydp.sweep.engine.trial import TrialRunner, runs_on
 from raydp.sweep.store.folder import BASE_RUN
+from raydp.system.files import wait_until_writable
 from raydp.training.comm import Comm, DistributedComm, LocalComm
 from raydp.training.probe import DependentExamples
 from raydp.training.trial import Paused

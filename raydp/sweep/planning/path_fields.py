@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from raydp.io.yaml import read_yaml, texts_in
 from raydp.sweep.planning.sources import is_spec
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.yaml import read_yaml, texts_in
 
 
 def field_of(path: str, given: Mapping[str, object], names: Mapping[str, str]) -> str | None:

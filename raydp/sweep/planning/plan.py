@@ -12,7 +12,6 @@ from itertools import product
 
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.statements import UNPROVEN, stated_columns
-from raydp.io.cache import cache_dir
 from raydp.privacy import (
     AccountedEpsilon,
     Calibration,
@@ -34,6 +33,7 @@ from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.planning.warnings import warnings_of
 from raydp.sweep.policy import SweepPolicy, policy_of
 from raydp.sweep.store.state import Plan
+from raydp.system.cache import cache_dir
 from raydp.tasks.task import TaskFacts
 from raydp.training.trial_plan import TrialPlan
 

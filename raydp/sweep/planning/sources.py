@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raydp.io.shell import shell_line
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec, written_spec
 from raydp.sweep.store.folder import SweepFolder
+from raydp.system.shell import shell_line
 
 DEFAULT_STORAGE = str(SweepSpec.model_fields["storage"].default)
 

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from raydp.io.imports import imported
-from raydp.io.locations import is_uri
 from raydp.models.lookup import check_found
 from raydp.plugins.described import Plugin, listed, resolve_plugin
 from raydp.plugins.parameters import light_model
@@ -20,6 +18,8 @@ from raydp.spec.document import SweepSpec
 from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import exchange_at
+from raydp.system.imports import imported
+from raydp.system.locations import is_uri
 from raydp.tasks.row_files import FILE_SUFFIXES, check_column, existing_file
 from raydp.tasks.users import BY_COLUMN
 from raydp.tracking import UnreachableError, check_store, load_signer

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from raydp.io.cache import cache_dir
 from raydp.models.precision import warning_of
 from raydp.privacy import Caution, PrivacyRecord, cautions_of, cautions_together, composed
 from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.document import SweepSpec
+from raydp.system.cache import cache_dir
 from raydp.tasks.secret import NEVER_TRAINED_ON
 from raydp.tasks.task import TaskFacts
 from raydp.training.trial_plan import TrialPlan

@@ -12,13 +12,13 @@ from pathlib import Path
 import yaml
 from filelock import FileLock, Timeout
 
-from raydp.io.files import make_private, write_atomically
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.spec.sections.privacy import IGNORED
 from raydp.sweep.store.documents import SweepDocuments
 from raydp.sweep.store.noise_key import fingerprint, write_key
 from raydp.sweep.store.state import Plan
+from raydp.system.files import make_private, write_atomically
 
 MOST_NAMED = 20
 """The largest number of sweeps or files that a message names."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from raydp.io.files import write_atomically
+from raydp.system.files import write_atomically
 
 S = TypeVar("S")
 _NOT_FINITE = "$numberDouble"

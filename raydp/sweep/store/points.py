@@ -11,8 +11,6 @@ import pandas as pd
 from raydp.analysis.statistics.results import given
 from raydp.analysis.tables.per_secret import controls_of
 from raydp.analysis.tables.statements import stated_columns
-from raydp.io.damaged_files import naming
-from raydp.io.files import write_atomically
 from raydp.privacy.accounting.infinity import json_number
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -26,6 +24,8 @@ from raydp.sweep.store.measurements import (
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import RunCounts, RunFailure
+from raydp.system.damaged_files import naming
+from raydp.system.files import write_atomically
 from raydp.training.trial_plan import TrialPlan
 
 POINTS_FILE = "points.csv"

@@ -7,11 +7,11 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raydp.io.files import digest_of
 from raydp.sweep.store.json_files import read_state, write_json
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import Delivery
 from raydp.sweep.store.transfer import SharedFolder
+from raydp.system.files import digest_of
 
 DAMAGED = "the weights of its model changed after training: a file is damaged, or was replaced"
 """Reason of a run whose model is not the one that its worker saved."""

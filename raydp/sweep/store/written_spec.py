@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from raydp.io.yaml import read_yaml
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import (
@@ -21,6 +20,7 @@ from raydp.spec.sections import (
     SelectSpec,
     TrackingSpec,
 )
+from raydp.system.yaml import read_yaml
 
 S = TypeVar("S", bound=BaseModel)
 

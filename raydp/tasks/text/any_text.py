@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from raydp.io.locations import local_copy
 from raydp.search_spaces.names import columns_in_words, kind_of
+from raydp.system.locations import local_copy
 from raydp.tasks.data_sets import load_data_set
 from raydp.tasks.row_files import is_file_of_rows, read_column
 from raydp.tasks.text.corpus import RowsSection, Texts, WindowedTask

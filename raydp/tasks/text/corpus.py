@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from raydp.io.locations import Location
+from raydp.system.locations import Location
 from raydp.tasks.secret import (
     counted,
     nearly_found,

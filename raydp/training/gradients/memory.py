@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from raydp.io.files import write_atomically
+from raydp.system.files import write_atomically
 
 START_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """First number of padded tokens of a micro-batch.

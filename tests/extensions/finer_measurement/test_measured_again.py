@@ -13,7 +13,6 @@ from raydp import Sweep
 from raydp.extensions.finer_measurement.finer_score import FinerScore
 from raydp.extensions.later_scores.measurements import WrittenMeasurements
 from raydp.extensions.later_scores.models import model_folders
-from raydp.io.interruption import Interrupted
 from raydp.plugins.described import Plugin
 from raydp.scores.memorisation.logprob import LogProbability
 from raydp.scores.score import Measurement
@@ -23,6 +22,7 @@ from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import read_json, write_json
 from raydp.sweep.store.points import counts, points_table
+from raydp.system.interruption import Interrupted
 from raydp.tracking import find_models
 from tests.builders.specs import SMALL_TASK, small_spec
 from tests.extensions.later_scores.measuring import measure

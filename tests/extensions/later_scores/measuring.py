@@ -6,7 +6,7 @@ from typing import Any
 
 from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
-from raydp.io.output import stderr
+from raydp.system.output import stderr
 from tests.sweep.trained import TrainedSpec
 
 

@@ -20,13 +20,13 @@ from raydp import select
 from raydp.extensions.later_scores.measurements import WrittenMeasurements
 from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
-from raydp.io.output import stderr
 from raydp.scores.score import Measurement
 from raydp.spec.reading import load_spec
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.reports import report
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import points_table, secrets_table
+from raydp.system.output import stderr
 from raydp.tracking import find_models
 from tests.builders.specs import small_spec
 from tests.conftest import start_raydp

@@ -14,7 +14,7 @@ import yaml
 from raydp.extensions.later_scores.api import score
 from raydp.extensions.later_scores.one_model import score_model
 from raydp.extensions.later_scores.requests import requests_from
-from raydp.io.output import stderr
+from raydp.system.output import stderr
 from tests.conftest import Answer
 from tests.sweep.trained import Trained
 

@@ -13,7 +13,7 @@ from raydp.extensions.later_scores import scorers
 from raydp.extensions.later_scores.progress import MeasurementProgress
 from raydp.extensions.later_scores.requests import requests_from
 from raydp.extensions.later_scores.sweep import score_sweep
-from raydp.io import waiting
+from raydp.system import waiting
 from tests.sweep.trained import Trained
 
 pytestmark = pytest.mark.xdist_group("scoring")

@@ -14,9 +14,9 @@ from raydp.cli.arguments import Json
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import DATA, ExtraCommand
 from raydp.extensions.secrets.corpora.absent import FileMatches, Needles, find_in_corpus
-from raydp.io.output import print_json, print_table, stderr, stdout
 from raydp.search_spaces.names import count_in_words
 from raydp.spec.sections import ModelSpec
+from raydp.system.output import print_json, print_table, stderr, stdout
 from raydp.tasks.row_files import read_column
 from raydp.tasks.secret import read_secrets
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from raydp.io.output import stderr
+from raydp.system.output import stderr
 
 LOGGER = logging.getLogger("raydp")
 

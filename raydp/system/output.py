@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from raydp.io.notebook import in_notebook
-from raydp.io.table_layout import cell_text, lay_out
-from raydp.io.waiting import SILENT_SECONDS, WAITS, Phase
+from raydp.system.notebook import in_notebook
+from raydp.system.table_layout import cell_text, lay_out
+from raydp.system.waiting import SILENT_SECONDS, WAITS, Phase
 
 LOGGER = logging.getLogger(__name__)
 LONG_ITEM = 40
@@ -207,7 +207,7 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, or is complete in a file or a pipe.
 
-    See `raydp.io.table_layout`.
+    See `raydp.system.table_layout`.
     """
     if not rows:
         stdout.print(f"{title}: none", markup=False)

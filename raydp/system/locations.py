@@ -17,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 from filelock import FileLock
 from pydantic import BeforeValidator
 
-from raydp.io.cache import cache_dir
-from raydp.io.files import write_atomically
+from raydp.system.cache import cache_dir
+from raydp.system.files import write_atomically
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
