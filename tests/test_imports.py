@@ -134,16 +134,22 @@ except SystemExit:
     assert end.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("command", ["list", "points", "select", "status"])
-def test_help_of_a_command_imports_no_pandas(command: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("list --help", "points --help", "select --help", "status --help"),
+        "models find --uri sqlite:///of_nobody.db",
+    ],
+)
+def test_help_and_the_refusal_of_a_missing_store_import_no_large_library(command: str) -> None:
     program = f"""
 import sys
 from raydp.cli.main import main
-sys.argv[1:] = [{command!r}, "--help"]
+sys.argv[1:] = {command.split()}
 try:
     main()
 except SystemExit:
-    print("pandas" in sys.modules)
+    print(any(library in sys.modules for library in ("pandas", "mlflow", "torch")))
 """
     end = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -25,12 +25,13 @@ class UnreachableError(ValueError):
     """No server answers at an address."""
 
 
-def check_store(uri: str) -> None:
+def check_store(uri: str, *, create: bool = True) -> None:
     """Check, without MLflow and without writing, that a store can be opened or created.
 
     Raises:
         ValueError: the address is of another kind, its folder is missing, its file is not a
-            database of MLflow or locked, or no server of MLflow answers.
+            database of MLflow or locked, or no server of MLflow answers; or, without `create`,
+            there is no such file.
     """
     refuse_credentials(uri, "tracking.uri", MLFLOW_CREDENTIALS)
     database = database_of(uri)
@@ -53,6 +54,11 @@ def check_store(uri: str) -> None:
         )
     elif database.exists():
         _check_database(database, uri)
+    elif not create:
+        raise ValueError(
+            f"tracking.uri must name an existing store, got {uri!r}. Run a sweep first, or "
+            "correct it."
+        )
     else:
         # Only a file that can be created tells that the folder can be written to: modes and mounts
         # may lie.

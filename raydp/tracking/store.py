@@ -77,14 +77,9 @@ def open_store(uri: str | None, *, create: bool = False) -> Store:
     """
     uri = default_uri() if uri is None else uri
     # An address that can be refused without MLflow, which retries for minutes, is refused here.
-    check_store(uri)
+    check_store(uri, create=create)
     database = database_of(uri)
     if database is not None:
-        if not create and not database.is_file():
-            raise ValueError(
-                f"tracking.uri must name an existing store, got {uri!r}. Run a sweep first, or "
-                "correct it."
-            )
         uri = uri.replace(uri.removeprefix(SQLITE).partition("?")[0], database.as_posix(), 1)
     # One thread, one process and no lines about tables while the schema is made.
     with (

@@ -72,6 +72,7 @@ def models_find(
 ) -> None:
     """Registered models by ε, δ, utility, score and configuration."""
     with stderr.status("opening the tracking store and searching its models"):
+        tracking.check_store(uri, create=False)  # before MLflow, which takes a second
         models = tracking.find_models(
             uri,
             registered_model=registered_model,
