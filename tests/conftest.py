@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 
 # How long an example takes says nothing on a machine that is shared.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared",
+    deadline=None,
+    max_examples=100 if WHOLE else 10,  # the copy without extensions runs the tests a second time
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("shared")
 gc.set_threshold(
     50_000, 20, 50
