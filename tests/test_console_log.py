@@ -80,7 +80,7 @@ def test_verbose_names_entries_from_the_cache(
     assert len(answer.json()) == 2
     assert len(re.findall(TIME + r".*T = \d: .*, from the cache", answer.err, re.M)) == 2
     assert re.search(
-        TIME + r"io\.output: reading data and checking the model: \d+\.\d\d s", answer.err, re.M
+        TIME + r"system\.output: reading data and checking the model: \d+\.\d\d s", answer.err, re.M
     )
 
 

@@ -129,7 +129,7 @@ def test_a_verbose_sweep_logs_its_actions_with_times(swept: Swept) -> None:
         r"sweep\.engine\.slots: slot 0 starts a worker group for at most \d+ runs",
         r"sweep\.engine\.committer: committed run [0-9a-f]{16}: finished, attempt 1",
         r"sweep\.engine\.recorder: MLflow has run [0-9a-f]{16} \(models:/small/\d\)",
-        r"io\.output: loading the base model: \d+\.\d\d s",
+        r"system\.output: loading the base model: \d+\.\d\d s",
     ):
         assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} " + told, said, re.M), told
 
