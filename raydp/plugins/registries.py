@@ -35,7 +35,7 @@ _used: set[str] = set()
 BUILTIN: dict[Kind, dict[str, str]] = {
     "tasks": {
         "builtin": "raydp.tasks.text.builtin:BuiltinTask",
-        "planted": "raydp.tasks.wrappers.planted_canaries:PlantedTask",
+        "planted": "raydp.tasks.wrappers.planted_task:PlantedTask",
         "text": "raydp.tasks.text.any_text:TextTask",
     },
     "methods": {

@@ -51,7 +51,7 @@ WORDS = {
 SEAMS: dict[str, set[str]] = {
     "auditing": {
         "analysis/surface/outlook.py",
-        "raydp/tasks/wrappers/planted_canaries.py",
+        "raydp/tasks/wrappers/planted_task.py",
         "raydp/tasks/wrappers/twins.py",
     },
     "claims": {

@@ -15,7 +15,7 @@ from raydp.scores.language.teacher_forcing import log_probabilities
 from raydp.scores.memorisation.logprob import LogProbability, contrast_of_twins
 from raydp.tasks.task import Secret
 from raydp.tasks.text.builtin import BuiltinTask
-from raydp.tasks.wrappers.planted_canaries import PlantedTask
+from raydp.tasks.wrappers.planted_task import PlantedTask
 from raydp.testing.models import llama
 from raydp.testing.secrets import made_up_secrets, make_task
 from tests.builders.models import bigram

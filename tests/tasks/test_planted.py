@@ -9,7 +9,7 @@ import pytest
 
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.tasks.text.wordlists import CONTROL_NAMES
-from raydp.tasks.wrappers.planted_canaries import PlantedTask
+from raydp.tasks.wrappers.planted_task import PlantedTask
 from tests.builders.specs import SMALL_TASK
 
 

@@ -16,7 +16,7 @@ from raydp.plugins.registries import resolve
 from raydp.selftest.spec_subject import spec_subjects
 from raydp.spec.reading import load_spec
 from raydp.tasks.text.language import LanguageModelingTask
-from raydp.tasks.wrappers.planted_canaries import PlantedTask
+from raydp.tasks.wrappers.planted_task import PlantedTask
 from raydp.tasks.wrappers.twins import TwinTask, for_seed
 from tests.builders.specs import SMALL_TASK, small_spec
 

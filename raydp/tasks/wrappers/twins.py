@@ -23,7 +23,7 @@ COINS_NOTE = "planted_twins"
 class DrawsAbsent(Protocol):
     """Draws further texts like the twins. They are in no training data.
 
-    Implemented by `raydp.tasks.wrappers.planted_canaries.FurtherCanaries`.
+    Implemented by `raydp.tasks.wrappers.planted_task.FurtherCanaries`.
     """
 
     def most_per_pair(self) -> int:

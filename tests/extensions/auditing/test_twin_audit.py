@@ -17,7 +17,7 @@ from raydp.models import adapters
 from raydp.models import base_models as models
 from raydp.models.base_models import LoadedModel
 from raydp.spec.sections import AdapterSpec, ModelSpec
-from raydp.tasks.wrappers.planted_canaries import PlantedTask
+from raydp.tasks.wrappers.planted_task import PlantedTask
 from raydp.tasks.wrappers.twins import TwinTask
 from tests.builders.specs import SMALL_TASK
 
