@@ -27,6 +27,7 @@ from tests.marks import WHOLE
 
 if TYPE_CHECKING:
     from tests.sweep.undisturbed import Done
+    from tests.tracking.real_server import RealServer
 
 
 # How long an example takes says nothing on a machine that is shared.
@@ -316,3 +317,16 @@ def start_raydp(folder: Path, *arguments: object) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[RealServer]:
+    """A running server with PostgreSQL and S3; tests share it, so each takes names of its own."""
+    from tests.tracking.real_server import new_server, remove
+
+    server = new_server()
+    try:
+        server.start()
+        yield server
+    finally:
+        remove(server)

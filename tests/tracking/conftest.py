@@ -14,8 +14,6 @@ from raydp.tracking import MLflowTracker, TrialRecord
 from raydp.tracking.store import open_store
 from tests.builders.models import plain_llama, word_tokenizer
 
-from .real_server import new_server, remove
-
 SPEC = {
     "name": "demo",
     "task": {"name": "text"},
@@ -47,17 +45,6 @@ def schema(tmp_path_factory):
 def empty_store(schema):
     """The file to copy: making one takes seconds."""
     return schema[0]
-
-
-@pytest.fixture(scope="session")
-def real_server():
-    """A running server with PostgreSQL and S3; tests share it, so each takes names of its own."""
-    server = new_server()
-    try:
-        server.start()
-        yield server
-    finally:
-        remove(server)
 
 
 @pytest.fixture
