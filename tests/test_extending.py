@@ -89,7 +89,7 @@ def _installed(site: Path) -> Iterator[None]:
 
 def test_examples_are_short() -> None:
     lengths = {name: len(code.splitlines()) for name, code in blocks().items()}
-    assert len(lengths) == 11
+    assert len(lengths) == 12
     assert max(lengths.values()) <= LONGEST_EXAMPLE
 
 
