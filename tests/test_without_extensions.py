@@ -173,7 +173,10 @@ def test_a_spec_with_a_signing_key_says_that_its_extension_is_not_installed(
     ("command", "option"),
     [
         (("plan", "--simulate", "nodes=2"), "--simulate"),
-        (("models", "find", "--trusted-key", "ed25519:AAAA"), "--trusted-key"),
+        (
+            ("models", "find", "--uri", "sqlite:///store.db", "--trusted-key", "ed25519:AAAA"),
+            "--trusted-key",
+        ),
         (("analyze", "correlations", "points.csv", "--audit", "bounds.csv"), "--audit"),
     ],
 )
@@ -181,6 +184,7 @@ def test_an_option_of_an_extension_says_that_it_is_not_installed(
     core: Path, command: tuple[str, ...], option: str
 ) -> None:
     shutil.copy(ROOT / "docs/results/demo.csv", core / "points.csv")
+    (core / "store.db").touch()
     said = run(core, "raydp", *command, code=2)
     assert option in said
     assert "not installed" in said
