@@ -53,7 +53,7 @@ def test_functions_and_steps_select_as_the_same_rule_by_name_from_every_pool(rul
 
 
 @pytest.mark.parametrize("rule", OWN)
-def test_the_whole_selection_is_the_one_of_the_same_rule_by_name(rule):
+def test_rule_object_selects_as_the_rule_of_that_name(rule):
     by_name, own = (select(POINTS, rule=one, max_loss=0.75) for one in ("oracle", rule))
     assert (own.configuration, own.changes) == (by_name.configuration, by_name.changes)
     along = selections_by_threshold(POINTS, further_rules=[named_rule(rule)])
@@ -70,7 +70,7 @@ def test_records_have_the_name_and_the_first_line_of_a_function():
     assert select(POINTS, rule=STEPS).rule == "even, low"
 
 
-def test_a_built_in_rule_that_is_given_as_an_object_keeps_its_name():
+def test_steps_of_a_built_in_rule_keep_its_name():
     assert {name: named_rule(steps) for name, steps in RULES.items()} == {n: n for n in RULES}
 
 
@@ -101,7 +101,7 @@ def of_points(points):
         (oracle, "rule must have a name that no registered rule has, got 'oracle'. Rename it"),
     ],
 )
-def test_an_object_that_is_no_rule_is_refused(rule, message):
+def test_select_refuses_objects_that_are_no_rules(rule, message):
     with pytest.raises(ValueError, match=message):
         select(POINTS, rule=rule)
 
@@ -122,12 +122,12 @@ def fails(layout, pool):
         (fails, "must select from every pool, got AttributeError: 'Layout' object has no"),
     ],
 )
-def test_an_answer_that_is_no_part_of_the_pool_is_refused(function, got):
+def test_select_refuses_answers_outside_the_pool(function, got):
     with pytest.raises(ValueError, match=f"rule .*{got}.*Correct the function"):
         select(POINTS, rule=function, max_loss=0.6)
 
 
-def test_a_function_cannot_change_the_pool_that_it_gets():
+def test_rule_function_leaves_the_pool_unchanged():
     def changes(layout, pool):
         kept = pool.copy()
         pool[:] = False

@@ -13,9 +13,10 @@ def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
     changed."""
     listing = imported("raydp.sweep.listing")  # here, so that --help needs no pandas
     found = listing.list_sweeps(storage)
-    print_json([sweep.to_json() for sweep in found]) if json else listing.show_sweeps(
-        storage, found
-    )
+    if json:
+        print_json([sweep.to_json() for sweep in found])
+    else:
+        listing.show_sweeps(storage, found)
 
 
 COMMAND = ExtraCommand(run=list_, panel=READ)
