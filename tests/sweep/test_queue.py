@@ -170,6 +170,24 @@ def test_pause_does_not_wait_for_a_run_that_has_nothing_to_save(at: News) -> Non
     run(scenario())
 
 
+def test_pause_waits_for_a_run_that_began_to_train_since_its_last_heartbeat() -> None:
+    async def scenario() -> None:
+        queue = TrialQueue(expected=1, max_retries=0)
+        await submitted(queue, "a")
+        lease = await queue.lease(0)
+        await queue.heartbeat(*lease, News(), 0.0)  # it prepares; then it trains 4 steps at once
+        waiting = asyncio.create_task(queue.saved())
+        await queue.pause()
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "what the queue knows is older than the pause"
+        await queue.heartbeat(*lease, News(step=4, num_steps=9), 0.0)
+        assert not waiting.done(), "a run trains"
+        await queue.release(*lease)
+        await asyncio.wait_for(waiting, timeout=60)
+
+    run(scenario())
+
+
 def test_outcomes_that_are_not_on_disk_are_returned_without_failures() -> None:
     async def scenario() -> None:
         queue = TrialQueue(expected=3, max_retries=0)

@@ -59,9 +59,7 @@ def interrupted(folder: Path) -> tuple[dict[str, Any], set[str]]:
 def test_no_step_is_lost_by_a_sigterm(done: Done, tmp_path: Path) -> None:
     """No checkpoint is due by itself, so what is there was saved on the signal; no noisy step is
     executed twice."""
-    for attempt in range(
-        4
-    ):  # a worker hears of the signal within a second; a fast one has ended its run by then
+    for attempt in range(4):  # a fast worker may end its run before it hears of the signal
         folder = tmp_path / str(attempt)
         spec, paused = interrupted(folder)
         if paused:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from raydp.models.lookup import check_found
@@ -79,7 +80,8 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
         if elsewhere or spec.cluster.address != "local"
         else [lambda: check_machine(spec.cluster)]
     )
-    driver = [] if elsewhere else [lambda: _check_loggers(spec.tracking.loggers)]
+    loggers = [] if elsewhere else spec.tracking.loggers
+    driver = [lambda: service("check_loggers", needed_by="tracking.loggers")(loggers)]
     return [
         lambda: check_storage(spec.storage),
         lambda: _check_users(spec),
@@ -88,7 +90,7 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
         lambda: _check_store(spec),
         lambda: load_signer(spec.tracking.signing_key),
         lambda: _check_working_dir(spec.cluster.working_dir),
-        *driver,
+        *(driver if loggers else []),
         *here,
     ]
 
@@ -101,11 +103,6 @@ def _passing(spec: SweepSpec) -> list[Callable[[], None]]:
         lambda: check_address(spec.cluster.address),
         *([] if exchange is None else [exchange.check]),
     ]
-
-
-def _check_loggers(loggers: Sequence[str]) -> None:
-    if loggers:
-        service("check_loggers", needed_by="tracking.loggers")(loggers)
 
 
 def _check_files(spec: SweepSpec) -> None:
@@ -168,10 +165,8 @@ def _tasks(spec: SweepSpec) -> Iterator[Plugin]:
 
 def _check_store(spec: SweepSpec) -> None:
     """Check the tracking store, except whether its server answers."""
-    try:
+    with suppress(UnreachableError):
         check_store(spec.tracking.uri)
-    except UnreachableError:
-        return
 
 
 def check_storage(storage: str) -> None:

@@ -42,6 +42,7 @@ class _Run:
     slot: int | None = None
     heartbeat: float = 0.0
     at: News = News()
+    knows_pause: bool = False
     outcome: RunResult | None = None
     on_disk: bool = False
     reasons: list[str] = field(default_factory=list)
@@ -122,8 +123,10 @@ class RunQueue:
 
     @property
     def is_saved(self) -> bool:
-        """Return whether no run trains that has steps left, so that a pause may save its state."""
-        return not any(run.at.step < run.at.num_steps for run in self._held.values())
+        """Return whether no run trains that has steps left, by heartbeats since the pause."""
+        return all(
+            run.knows_pause and run.at.step >= run.at.num_steps for run in self._held.values()
+        )
 
     def outcome(self, run_id: str) -> RunResult | None:
         """Return how a run has ended; None before its end."""
@@ -146,7 +149,7 @@ class RunQueue:
         run = self._runs[self._waiting.popleft()]
         # The new token makes every earlier holder's result invalid (fencing).
         run.attempts, run.token, run.slot = run.attempts + 1, run.token + 1, slot
-        run.heartbeat, run.at = now, News()
+        run.heartbeat, run.at, run.knows_pause = now, News(), False
         self._held[run.run_id] = run
         return run.run_id, run.token
 
@@ -159,7 +162,7 @@ class RunQueue:
         """Note how far the holder of a run is. A holder that lost the lease changes nothing."""
         run = self._runs[run_id]
         if run.is_held_with(token):
-            run.heartbeat, run.at = now, at
+            run.heartbeat, run.at, run.knows_pause = now, at, self.paused
 
     def check(
         self, run_id: str, token: int, check: str, utility_loss: float, now: float
