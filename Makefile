@@ -13,7 +13,7 @@ demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
 	$(BIN)/raydp sweep
 
-SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # Of thousands of tests with processes and clocks a few fail on a busy machine: they run once more, and are named.
 AGAIN = [ $$? -eq 1 ] && $(BIN)/python -m pytest --failed-again 3
 

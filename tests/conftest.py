@@ -51,11 +51,21 @@ SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text())
 """Group of tests -> the time it took. `pytest --write-seconds` writes the file."""
 
 
-def group_of(item: pytest.Item) -> str:
-    """The tests that one process runs together: a mark `xdist_group` names those of several files,
-    which share a sweep or a server; the others are those of one file."""
-    mark = item.get_closest_marker("xdist_group")
-    return mark.args[0] if mark else item.path.stem.removeprefix("test_")
+def file_of(nodeid: str) -> str:
+    """Return the file of a test."""
+    return nodeid.partition("::")[0]
+
+
+@cache
+def group_of(path: str) -> str:
+    """Return the name of the tests that one process runs together: those of a file.
+
+    Files with the same mark `xdist_group` share a sweep or a server, so they are one group. The
+    mark is read from the text: xdist 3.8 finds no mark under pytest 9.2, and does not say so.
+    """
+    text = (ROOT / path).read_text(encoding="utf-8")
+    mark = re.search(r'^pytestmark = .*xdist_group\("(\w+)"\)', text, re.MULTILINE)
+    return mark[1] if mark else path
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,17 +92,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def split_group(nodeid: str) -> tuple[str, str]:
-    """Split the name of a test into its own name and the `xdist_group` that xdist appends."""
-    name, _, group = nodeid.rpartition("@")
-    return (name, group) if name and nodeid.rfind("@") > nodeid.rfind("]") else (nodeid, "")
-
-
 @cache  # asked once for each file
 def failed_before(config: pytest.Config) -> set[str]:
     """Return the names of the tests that failed in the last run."""
     cache = config.cache.get("cache/lastfailed", {}) if config.cache else {}
-    return {split_group(nodeid)[0] for nodeid in cache}
+    return set(cache)
 
 
 def needs_extensions(item: pytest.Item) -> bool:
@@ -135,7 +139,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not WHOLE and NEEDS_EXTENSIONS.search(collection_path.read_text(encoding="utf-8")):
         return True
     if config.getoption("failed_again"):
-        files = {name.partition("::")[0] for name in failed_before(config)}
+        files = {file_of(name) for name in failed_before(config)}
         return None if str(collection_path.relative_to(config.rootpath)) in files else True
     if config.getoption("alone") and "pytest.mark.alone" not in collection_path.read_text():
         return True
@@ -164,20 +168,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         reporter.write_line("\n  ".join(["Tried again, since they failed:", *sorted(failed)]))
     if not WHOLE:
         items[:] = [item for item in items if not needs_extensions(item)]
-    items.sort(key=lambda item: -SECONDS.get(group_of(item), math.inf))
+    items.sort(key=lambda item: -SECONDS.get(group_of(file_of(item.nodeid)), math.inf))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each process whole files of tests, and one process all files of an `xdist_group`."""
-    from xdist.scheduler import LoadFileScheduling, LoadGroupScheduling
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadGroupScheduling):
+    class ByGroup(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return LoadFileScheduling._split_scope(self, nodeid) if group == nodeid else group
+            return group_of(file_of(nodeid))
 
-    return ByFile(config, log)
+    return ByGroup(config, log)
 
 
 def pytest_terminal_summary(
@@ -189,9 +192,7 @@ def pytest_terminal_summary(
     seconds: Counter[str] = Counter()
     for report in (r for reports in terminalreporter.stats.values() for r in reports):
         if isinstance(report, pytest.TestReport):
-            name, group = split_group(report.nodeid)
-            file = name.partition("::")[0]
-            seconds[group or Path(file).stem.removeprefix("test_")] += report.duration
+            seconds[group_of(file_of(report.nodeid))] += report.duration
     known = {**SECONDS, **{group: round(taken, 1) for group, taken in seconds.items()}}
     text = json.dumps(dict(sorted(known.items())), indent=0)
     (HERE / "seconds.json").write_text(text + "\n")

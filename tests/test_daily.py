@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from daily import DAY_SECONDS, STAMP, TARGETS, changed_files, is_due
 
+from tests.conftest import group_of
+
 ROOT = Path(__file__).parents[1]
 GUARANTEES = {
     *("tests/methods", "tests/privacy", "tests/security", "tests/selftest", "tests/training"),
@@ -108,3 +110,13 @@ def test_named_files_exist_and_no_test_of_a_guarantee_is_daily() -> None:
             not {p.relative_to(ROOT).as_posix() for p in path.parents if p.is_relative_to(ROOT)}
             & GUARANTEES
         )
+
+
+def test_files_that_share_a_sweep_or_a_server_are_one_group() -> None:
+    files = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    marked = {file for file, text in files.items() if "mark.xdist_group(" in text}
+    assert marked == {file for file in files if group_of(file) != file}
+    assert group_of("tests/sweep/test_sweep.py") == group_of("tests/sweep/test_waits.py")
