@@ -117,6 +117,6 @@ def test_files_that_share_a_sweep_or_a_server_are_one_group() -> None:
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
         for path in (ROOT / "tests").rglob("test_*.py")
     }
-    marked = {file for file, text in files.items() if "mark.xdist_group(" in text}
+    marked = {file for file, text in files.items() if re.search(r"pytest\.mark\.xdist_group", text)}
     assert marked == {file for file in files if group_of(file) != file}
     assert group_of("tests/sweep/test_sweep.py") == group_of("tests/sweep/test_waits.py")
