@@ -28,6 +28,7 @@ CALIBRATE = [*RUN, "--epsilon", 8, "--delta", 1e-4, "--accountant", "rdp"]
 TIME = r"^\d\d:\d\d:\d\d\.\d{3} "
 
 
+@pytest.mark.slow
 def test_the_library_configures_no_logger() -> None:
     code = """
 import logging, raydp, raydp.sweep.api, raydp.sweep.driver, raydp.cli.main

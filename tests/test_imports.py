@@ -59,6 +59,7 @@ def test_where_it_is_off_already_it_stays_off(library: str) -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 def test_objects_of_the_user_are_still_freed(library: str) -> None:
     kept = Node()
     made = weakref.ref(kept)

@@ -30,6 +30,7 @@ with interruptible(), stoppable("the test"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_call_that_python_cannot_interrupt(number: signal.Signals) -> None:
     process = subprocess.Popen(

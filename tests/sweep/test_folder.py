@@ -323,6 +323,7 @@ def key_of_the_runner(inputs: WorkerInputs, monkeypatch: pytest.MonkeyPatch) -> 
     return key
 
 
+@pytest.mark.slow
 def test_workers_get_the_key_of_the_sweeps_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,6 +297,7 @@ def test_the_plan_counts_the_first_pass(tmp_path: Path) -> None:
 MORE_SPACE = {"batch_size": [64], "num_steps": [2, 3], "learning_rate": [0.01]}
 
 
+@pytest.mark.slow
 def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a kill between the writing of the spec and of the plan. No run loses its noise."""
     seeds = {"first": 2, "at_most": 3, "max_cost_share": 0.1}

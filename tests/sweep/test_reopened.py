@@ -52,6 +52,7 @@ class Ended(Trained):
         return [card.get("released_together") for card in cards]
 
 
+@pytest.mark.slow
 def test_the_joint_cost_of_an_end_is_taken_back_before_further_models_follow(
     tmp_path: Path,
 ) -> None:
@@ -67,6 +68,7 @@ def test_the_joint_cost_of_an_end_is_taken_back_before_further_models_follow(
     assert all(cost["models"] == 4 for cost in ended.joint_costs())
 
 
+@pytest.mark.slow
 def test_an_end_without_a_selection_takes_back_an_earlier_one(tmp_path: Path) -> None:
     ended = Ended(tmp_path / "sweep")
     assert set(ended.aliases()) == {"best-utility", "privacy-preferred"}
@@ -80,6 +82,7 @@ def test_an_end_without_a_selection_takes_back_an_earlier_one(tmp_path: Path) ->
     assert "taken away: max_loss must be at least" in trail(version.tags)[-1]["reason"]
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_present_spec(tmp_path: Path) -> None:
     """Tables, reports and later commands read it.
 

@@ -84,6 +84,7 @@ def test_a_store_that_was_lost_is_filled_again(done: Done, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_opened_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database, but text\n")
     spec = spec_of(tmp_path)

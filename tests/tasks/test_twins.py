@@ -239,6 +239,7 @@ def test_further_absent_texts_are_drawn_like_the_twins_and_none_is_one_of_them(t
     assert seen[0] != seen[1], "every seed has others"
 
 
+@pytest.mark.slow
 def test_the_digits_of_further_texts_are_uniform_over_those_that_are_left(tiny):
     """One digit and one pair: eight further texts are the eight digits that the twins leave."""
     task = planted(tiny, copies=[2], num_digits=1)

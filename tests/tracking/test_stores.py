@@ -141,6 +141,7 @@ def _deliver(uri: str, sweep: str, trials: list[TrialRecord]) -> list[str]:
     return [tracker.log_trial(trial) for trial in trials]
 
 
+@pytest.mark.slow
 def test_two_sweeps_on_one_file_lose_nothing(uri, record) -> None:
     """Their drivers share the experiment and the registered model, and train runs of the same
     identities."""

@@ -149,6 +149,7 @@ def test_the_sum_equals_clipped_autograd_however_the_batch_is_cut(case: Case) ->
     assert relative_error(engine_sum(model, batch, c, parts), expected) <= TOLERANCE
 
 
+@pytest.mark.slow
 @SMALL
 @given(case=cases(), workers=st.integers(2, 5))
 def test_the_workers_shares_sum_to_clipped_autograd(case: Case, workers: int) -> None:

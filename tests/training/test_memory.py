@@ -191,6 +191,7 @@ def test_computing_layers_again_changes_nothing_and_keeps_less(adapter: AdapterS
     assert kept[True] < 0.35 * kept[False]
 
 
+@pytest.mark.slow
 def test_layers_that_are_computed_again_keep_no_inputs_of_trained_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

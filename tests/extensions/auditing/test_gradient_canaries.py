@@ -151,6 +151,7 @@ def test_controls_need_weights_of_their_own() -> None:
         canaries(num_coordinates=103)
 
 
+@pytest.mark.slow
 def test_the_auditor_sees_the_accounted_mechanism(tmp_path: Path) -> None:
     """Kolmogorov and Smirnov against 600 simulated canaries, in and out: one false alarm in a
     thousand each."""

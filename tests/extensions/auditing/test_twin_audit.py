@@ -52,6 +52,7 @@ def trained(task: TwinTask) -> LoadedModel:
     return model
 
 
+@pytest.mark.slow
 def test_a_model_that_was_trained_on_them_gives_the_coins_away(
     trained: LoadedModel, task: TwinTask
 ) -> None:

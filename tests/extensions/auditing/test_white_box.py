@@ -54,6 +54,7 @@ def test_the_bound_on_mu_lies_below_the_mu_of_the_error_rates(errors: int, mu: f
     assert mu_lower_bound(errors, errors, 1000) == pytest.approx(mu, abs=0.2)
 
 
+@pytest.mark.slow
 def test_the_self_test_says_how_far_the_audit_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydp.extensions.auditing.white_box.NUM_RUNS", 200)
     shares = list[float]()

@@ -17,10 +17,11 @@ from raydp.training.comm import LocalComm
 from raydp.training.noise.stream import TEST_KEY
 from tests.builders.data_files import write_json_lines
 from tests.builders.specs import small_spec
+from tests.marks import slow_after
 from tests.sweep.test_trial import FULL, LORA, files, planned
 
 
-@pytest.mark.parametrize("model", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("model", slow_after(1, [LORA, FULL]), ids=["lora", "full"])
 def test_a_chat_models_tokenizer_carries_the_template_of_the_training(
     tmp_path: Path, model: dict[str, Any]
 ) -> None:

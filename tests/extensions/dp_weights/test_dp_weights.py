@@ -301,6 +301,7 @@ def test_the_plan_and_the_points_show_a_claim_beside_an_infinite_epsilon(
     assert about(folder)["card_rows"]["Claimed ε"] == "8, not certified"
 
 
+@pytest.mark.slow
 def test_the_model_that_is_kept_is_that_of_the_target_and_not_of_the_last_variant(
     sweep: tuple[SweepSpec, SweepFolder],
 ) -> None:

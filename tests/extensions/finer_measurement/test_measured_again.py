@@ -26,6 +26,7 @@ from raydp.system.interruption import Interrupted
 from raydp.tracking import find_models
 from tests.builders.specs import SMALL_TASK, small_spec
 from tests.extensions.later_scores.measuring import measure
+from tests.marks import slow_after
 from tests.sweep.test_further_seeds import CLOSE, FIRST_PASS, World
 from tests.sweep.trained import Trained
 
@@ -111,7 +112,7 @@ def test_a_first_pass_that_leaves_it_open_begins_a_finer_measurement_which_can_d
     )
 
 
-@pytest.mark.parametrize("share", [0.1, 2.0])
+@pytest.mark.parametrize("share", slow_after(1, [0.1, 2.0]))
 def test_a_finer_measurement_that_does_not_decide_is_made_once_and_further_seeds_follow(
     tmp_path: Path, share: float
 ) -> None:

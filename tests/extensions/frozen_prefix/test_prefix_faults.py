@@ -16,6 +16,7 @@ from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.spec_subject import spec_subjects
 from raydp.spec.reading import load_spec
 from raydp.tasks.text import language
+from tests.marks import slow_after
 from tests.selftest.faults import rewrite
 from tests.selftest.test_faults import failed
 from tests.selftest.test_reduced import Mixing, subjects_of
@@ -49,7 +50,7 @@ def test_a_content_hash_that_knows_the_lengths_alone(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("position", "share"),
-    [(None, 0.0), (2, 0.1), (2, 5e-4), (6, 0.1)],
+    slow_after(1, [(None, 0.0), (2, 0.1), (2, 5e-4), (6, 0.1)]),
     ids=["none", "below the adapter", "hardly, below the adapter", "above the adapter"],
 )
 def test_a_deep_frozen_layer_that_mixes_examples(

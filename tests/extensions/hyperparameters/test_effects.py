@@ -22,6 +22,7 @@ def shared(name, p):
     return {**fixed, "compute": (b * t, rate), "updates": (b * t * rate,)}[name]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(table=tables())
 @pytest.mark.parametrize(

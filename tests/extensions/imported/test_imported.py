@@ -182,6 +182,7 @@ def test_a_whole_model_must_be_the_base_and_nothing_more(tmp_path: Path) -> None
     check_fits(spec, [tmp_path / "whole"])
 
 
+@pytest.mark.slow
 def test_stated_values_and_the_adapters_scale_are_part_of_the_identity(tmp_path: Path) -> None:
     def identity(folder: str = "m", **stated: Any) -> str:
         adapter(tmp_path / folder, 0, lora_alpha=stated.pop("alpha", 6))

@@ -54,6 +54,7 @@ def test_one_model_from_the_registry_or_its_folder(
     assert "not the one that the model was trained on" in answer["note"]
 
 
+@pytest.mark.slow
 def test_eight_threads_score_one_model(trained: Trained, tmp_path: Path) -> None:
     """Each loads the base and the adapter of its own, and shows its progress on the same
     terminal."""

@@ -63,7 +63,7 @@ def test_noise_that_a_resumed_run_draws_without_the_past(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("change", "caught"),
-    slow_after(2, [
+    slow_after(1, [
         (("step=0, purpose", "step=step, purpose"), "updates between two draws of an example"),
         (("& (groups == step % num_groups)", "| (groups == step % num_groups)"), "sampling rate"),
         ((" & (groups == step % num_groups)", ""), "updates between two draws of an example"),

@@ -47,6 +47,7 @@ def without(table, some):
     return table[kept], table[[not k for k in kept]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logarithmic", slow_after(1, [False, True]))
 def test_intervals_of_one_run_hold_as_often_as_they_say(logarithmic):
     """15 sweeps, 9 of 27 configurations left out, their 27 runs: 95 % intervals hold 95 %, at least

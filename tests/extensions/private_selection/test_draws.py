@@ -259,6 +259,7 @@ def test_if_every_run_failed_nothing_is_released(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_no_run_at_all_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test key's uniform is fixed; a key under which Poisson(1.5) gives 0 has a chance of
     0.22."""

@@ -192,6 +192,7 @@ def test_the_guarantee_is_that_of_the_choice_and_not_of_one_run(
         assert row["bound"] <= math.exp(epsilon) * row["false_positive_rate"] + 1e-5
 
 
+@pytest.mark.slow
 def test_a_delta_that_rounding_hides_has_a_reason_instead_of_an_epsilon() -> None:
     """The rounding error of pld at T = 10^7 is 4.4e-9.
 

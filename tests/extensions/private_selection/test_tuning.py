@@ -24,6 +24,7 @@ def pmf(num_runs: NumRuns, terms: int) -> np.ndarray:
     return np.array([num_runs.probability(k) for k in range(terms)])
 
 
+@pytest.mark.slow
 @given(eta=ETAS, mean=MEANS)
 @settings(max_examples=25)
 def test_the_truncated_negative_binomial_is_a_distribution_with_its_mean(

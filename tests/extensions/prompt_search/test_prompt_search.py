@@ -17,6 +17,7 @@ from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, toke
 from raydp.scores.language.decoding import evaluating
 from raydp.testing.models import byte_tokenizer, llama
 from tests.builders.models import gpt2
+from tests.marks import slow_after
 
 SIZE = 20
 """Tokens of the models of which every prompt is tried; 0 is the start token and none of a
@@ -65,7 +66,7 @@ def said_after(model: torch.nn.Module, prompt: list[int], size: int) -> list[int
     return ids[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("family", [llama, gpt2])
+@pytest.mark.parametrize("family", slow_after(1, [llama, gpt2]))
 def test_it_finds_the_minimal_prompt_that_trying_all_finds(family) -> None:
     """A budget that is large enough to try all of the 6,859 prompts of three tokens."""
     model, rng, exact = family(SIZE, seed=3), np.random.default_rng(0), []

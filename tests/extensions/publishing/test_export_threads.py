@@ -1,5 +1,6 @@
 """A service exports models in many threads, and loads them beside."""
 
+import pytest
 import torch
 
 from raydp.tracking import export_model, load_model
@@ -8,6 +9,7 @@ from tests.tracking.test_loading import logits
 from tests.tracking.test_threads import at_once, most_at_once, tied  # noqa: F401 - a fixture
 
 
+@pytest.mark.slow
 def test_eight_threads_export_and_load(tied, tmp_path):  # noqa: F811 - a fixture
     tracker, made, base, expected = tied
     where = {"tracking_uri": tracker.store.uri, "base": base}

@@ -17,6 +17,7 @@ from raydp.sweep.engine.trial import with_chat_template
 from raydp.tracking.models.loading import load_tokenizer
 from raydp.tracking.models.plain import TextGenerator, load_plainly
 from raydp.tracking.serving import _load_pyfunc
+from tests.marks import slow_after
 
 TURNS = [{"role": "user", "content": "hello"}]
 WRITTEN = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -26,7 +27,7 @@ def written(tokenizer) -> str:
     return tokenizer.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("kind", ["lora", "none"])
+@pytest.mark.parametrize("kind", slow_after(1, ["lora", "none"]))
 def test_the_template_goes_wherever_the_model_goes(kind, tracker, record, tmp_path) -> None:
     spec = ModelSpec.model_validate({"name": "tiny", "adapter": {"type": kind}})
     base = load_base(spec)

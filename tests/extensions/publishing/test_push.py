@@ -167,6 +167,7 @@ def test_figures_are_written_only_on_demand(registered, tmp_path):
     assert "| utility_loss | 2.5 |" in (told / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_export_is_signed_for_openssf(registered, tmp_path):
     """Verified by the command of the package model-signing, offline."""
     uri, store = registered

@@ -6,6 +6,7 @@ from raydp.tracking import seal_model
 from tests.tracking.test_seals import change_epsilon_in_the_card, change_weights, found
 
 
+@pytest.mark.slow
 def test_a_review_signs_with_another_key(signed, keys, base_folder):
     made = seal_model("models:/demo/1", tracking_uri=signed.store.uri, signing_key=keys["other"][0])
     assert made["signed_by"] == keys["other"][1]

@@ -42,6 +42,7 @@ def test_the_grids_choice_is_that_of_select():
         assert one.of_all == select(table, rule=rule, max_loss=limit).configuration
 
 
+@pytest.mark.slow
 def test_every_skipped_configuration_has_a_reason_and_the_end_says_why():
     table = surface(np.random.default_rng(2))
     search, goal = FrugalSearch(num_draws=100), Goal(max_loss=median_loss(table))

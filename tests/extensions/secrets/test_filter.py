@@ -46,6 +46,7 @@ def test_every_model_must_say_it():
     ]
 
 
+@pytest.mark.slow
 def test_attributes_need_all_models_and_report_the_rate_of_the_base():
     tokenizer = byte_tokenizer()
     secrets = made_up_secrets("attribute", 4, seed=1)
