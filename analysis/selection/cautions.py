@@ -12,6 +12,7 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.selected import Warned
 from raydp.analysis.tables.columns import KEY, SETTINGS
 from raydp.analysis.tables.per_secret import PREFIX
 from raydp.analysis.tables.points import configurations, other_rows
@@ -26,7 +27,7 @@ _MOST_PARTS = 1_000_000
 """The largest denominator of a figure that two runs may share by chance."""
 
 
-def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str]:
+def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[Warned]:
     """Warn if the selected models have no finite ε."""
     if "epsilon" not in points:
         return []
@@ -34,7 +35,8 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[str
     # One infinite ε among the seeds is enough.
     if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
         return []
-    return ["The selected configuration has no privacy guarantee: its epsilon is infinite."]
+    text = "The selected configuration has no privacy guarantee: its epsilon is infinite."
+    return [Warned(text, short="no privacy guarantee: its ε is infinite")]
 
 
 def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[np.float64]) -> str:
@@ -60,7 +62,7 @@ def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[
 
 def few_pass(
     means: pd.DataFrame, compared: NDArray[np.bool_], decision: Decision, doubtful: str
-) -> list[str]:
+) -> list[Warned]:
     """Warn if one or two of several configurations were compared, and name their ends of the grid.
 
     Args:
@@ -95,19 +97,25 @@ def few_pass(
     open_still = ""
     if decision.interval is not None and decision.interval[0] <= 0 <= decision.interval[1]:
         open_still = " The interval of the score includes 0."
-    return [f"{first}{remedy}, or relax the threshold.{open_still}"]
+    return [
+        Warned(
+            f"{first}{remedy}, or relax the threshold.{open_still}",
+            short=f"only {members} of {len(means)} configurations {sure}: relax the threshold",
+        )
+    ]
 
 
-def left_out(points: pd.DataFrame) -> list[str]:
+def left_out(points: pd.DataFrame) -> list[Warned]:
     """Warn if runs are missing, other than those that no search or seed needed."""
     others = {status: count for status, count in other_rows(points).items() if status != "skipped"}
     if not others:
         return []
     counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
-    return [f"The table has rows that are not finished and were left out: {counts}."]
+    text = f"The table has rows that are not finished and were left out: {counts}."
+    return [Warned(text, short=f"left out, because they are not finished: {counts}")]
 
 
-def entered_twice(points: pd.DataFrame) -> list[str]:
+def entered_twice(points: pd.DataFrame) -> list[Warned]:
     """Warn if two seeds of a configuration are identical in every figure.
 
     Short figures may agree by chance, so at least one must have the digits of a double.
@@ -126,10 +134,15 @@ def entered_twice(points: pd.DataFrame) -> list[str]:
     first = copies.iloc[0]
     alike = np.all([points[name] == first[name] for name in (*KEY, "utility_loss")], axis=0)
     one, two = points.loc[alike, "seed"].iloc[:2]
+    same = (
+        f"{len(copies)} of {len(points)} runs are identical in every figure to a run with another"
+    )
     return [
-        f"{len(copies)} of {len(points)} runs are identical in every figure to a run with another "
-        f"seed, such as seeds {one} and {two} of {configurations(copies.iloc[[0]])[0]}. A run that "
-        "was entered twice hides the error over seeds: remove the copies."
+        Warned(
+            f"{same} seed, such as seeds {one} and {two} of {configurations(copies.iloc[[0]])[0]}. "
+            "A run that was entered twice hides the error over seeds: remove the copies.",
+            short=f"{same} seed: remove the copies",
+        )
     ]
 
 
@@ -144,7 +157,7 @@ def _many_digits(figure: float) -> bool:
 
 def at_the_corner(
     means: pd.DataFrame, passed: NDArray[np.bool_], constraints: Constraints
-) -> list[str]:
+) -> list[Warned]:
     """Warn if the procedure must end at the corner of a grid."""
     values = [means[name].nunique() for name in HYPERPARAMETERS]
     strata = means[SETTINGS].nunique()
@@ -152,25 +165,32 @@ def at_the_corner(
     if not passed.all() or not strata < len(means) == int(np.prod(values)) * strata:
         return []
     always = "the procedure always selects the smallest b, T and η, whatever their utility"
+    given, remedy = "", ""
     if constraints.max_loss is not None:
         given, remedy = f"max_loss {constraints.max_loss:g}", "Lower it"
     elif constraints.min_gain_share is not None:
         given, remedy = f"min_gain_share {constraints.min_gain_share:g}", "Raise it"
+    if not given:
+        text, remedy = (
+            f"On a full grid without a utility threshold, {always}. Set max_loss or min_gain_share.",
+            "Set a utility threshold",
+        )
     else:
-        return [
-            f"On a full grid without a utility threshold, {always}. Set max_loss or min_gain_share."
-        ]
-    return [f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."]
+        text = f"{given} excluded nothing: on a full grid {always}. {remedy} to exclude something."
+    return [Warned(text, short=f"the rule always selects the smallest b, T and η. {remedy}")]
 
 
-def improbable(decision: Decision, doubtful: str) -> list[str]:
+def improbable(decision: Decision, doubtful: str) -> list[Warned]:
     """Warn if the selected configuration keeps to the threshold with too little probability."""
     probability = decision.utility_probability
     if probability is None or probability >= decision.confidence:
         return []
     return [
-        "The selected configuration keeps to the utility threshold with a probability of "
-        f"{chance(probability)} only.{doubtful} Add seeds, or relax the threshold."
+        Warned(
+            "The selected configuration keeps to the utility threshold with a probability of "
+            f"{chance(probability)} only.{doubtful} Add seeds, or relax the threshold.",
+            short=f"useful enough with {chance(probability)} only: add seeds, or relax the threshold",
+        )
     ]
 
 
@@ -179,31 +199,33 @@ def not_trusted(
     passed: NDArray[np.bool_],
     compared: NDArray[np.bool_],
     certainty: NDArray[np.float64],
-) -> list[str]:
+) -> list[Warned]:
     """Warn if the lowest score was left out because its utility may not keep to the threshold."""
     score = means["score"].to_numpy()
     lowest = int(np.where(passed, score, np.inf).argmin())
     if compared[lowest]:
         return []
+    kept, name = chance(float(certainty[lowest])), configurations(means)[lowest]
     return [
-        f"The lowest measured score, {score[lowest]:.4g} of {configurations(means)[lowest]}, was "
-        "left out: its utility keeps to the threshold with a probability of "
-        f"{chance(float(certainty[lowest]))} only."
+        Warned(
+            f"The lowest measured score, {score[lowest]:.4g} of {name}, was left out: its utility "
+            f"keeps to the threshold with a probability of {kept} only.",
+            short=f"{name} leaks less, and is useful enough with {kept} only",
+        )
     ]
 
 
-def unsupported(compared: Contenders, members: int) -> list[str]:
+def unsupported(compared: Contenders, members: int) -> list[Warned]:
     """Warn if it is not known whether the scores support the choice, or if they contradict it."""
     if compared.verdict == "unknown" and members > 1:
-        return [
-            f"How far the data support the choice is not known: {compared.reason}. Run another "
-            "seed."
-        ]
+        text = f"How far the data support the choice is not known: {compared.reason}. Run another seed."
+        return [Warned(text, short="how sure the choice is, is not known. Run another seed")]
     if compared.verdict == "contradicted":
-        return [
+        text = (
             f"The scores speak against the choice: at {100 * compared.confidence:g} % the lowest "
             f"is among {_may_be_lowest(compared)}. See `raydp analyze heuristics`."
-        ]
+        )
+        return [Warned(text, short="the scores speak against this choice")]
     return []
 
 
@@ -229,7 +251,7 @@ def _may_be_lowest(compared: Contenders) -> str:
 
 def beaten(
     means: pd.DataFrame, passed: NDArray[np.bool_], selected: int, *, rule: str
-) -> list[str]:
+) -> list[Warned]:
     """Warn if another configuration has less loss and a lower score, which speaks against the rule.
 
     The default rule is not warned of: it has weighed the measured scores by their errors.
@@ -242,7 +264,10 @@ def beaten(
         return []
     one = configurations(means)[int(np.where(better, score, np.inf).argmin())]
     return [
-        f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower "
-        f"score than the selected one, such as {one}: here the scores speak against the rule. "
-        "See `raydp analyze heuristics`."
+        Warned(
+            f"{int(better.sum())} of {int(passed.sum())} configurations have less loss and a lower "
+            f"score than the selected one, such as {one}: here the scores speak against the rule. "
+            "See `raydp analyze heuristics`.",
+            short=f"{one} has less loss, and leaks less by its measured score",
+        )
     ]

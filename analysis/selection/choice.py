@@ -48,7 +48,7 @@ from raydp.analysis.selection.rules import (
     dominates,
     rule_steps,
 )
-from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
+from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep, Warned
 from raydp.analysis.tables.columns import KEY, known
 from raydp.analysis.tables.old_names import reads_old_name
 from raydp.analysis.tables.per_secret import highest, own_score, score_names, score_values
@@ -254,7 +254,7 @@ def _of_the_table(
     means: pd.DataFrame,
     passed: NDArray[np.bool_],
     constraints: Constraints,
-) -> list[str]:
+) -> list[Warned]:
     """Return the cautions that the table causes, whatever its scores are."""
     corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
     return [*left_out(points), *entered_twice(points), *corner]

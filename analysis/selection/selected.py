@@ -26,6 +26,17 @@ LEAKAGE_NOT_CHECKED = (
 """The rule of the step `leakage check` if the data do not allow the check."""
 
 
+class Warned(str):
+    """A warning, with a short form for a page that has one line for it."""
+
+    short: str
+
+    def __new__(cls, text: str, *, short: str) -> Warned:
+        made = super().__new__(cls, text)
+        made.short = short
+        return made
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectionStep:
     """The effect of one step of a rule.
@@ -94,7 +105,7 @@ class Selection:
     model_uri: str | None
     max_loss: float | None = None
     explanation: str | None = None
-    cautions: tuple[str, ...] = ()
+    cautions: tuple[Warned, ...] = ()
     undecided: str | None = None
     outlook_fn: Callable[[], Outlook] | None = field(default=None, repr=False, compare=False)
     contenders: Contenders | None = None

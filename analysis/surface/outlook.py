@@ -47,6 +47,17 @@ class Outlook:
     times_secrets: int | None = None
     sentence: str
 
+    @property
+    def short(self) -> str | None:
+        """Return what would decide in a few words; None if nothing would, or if it is not known."""
+        if self.further_seeds:
+            return (
+                f"about {sum(one['seeds'] for one in self.further_seeds)} further runs would decide"
+            )
+        if self.times_secrets is not None:
+            return f"about {self.times_secrets} times as many secrets would decide"
+        return None
+
 
 def outlook(
     measured: MeasuredScores, pool: NDArray[np.bool_], *, confidence: float, tolerance: float

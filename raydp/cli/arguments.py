@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -209,3 +210,21 @@ def _field_of(text: str) -> tuple[str, object]:
     if not sign or not path.startswith(tuple(f"{section}." for section in VARIABLE)):
         raise ValueError(f"{text!r} is no FIELD=VALUE of {' or '.join(VARIABLE)}")
     return path.strip(), parse_yaml(value, "--configuration must have YAML values")
+
+
+def options_of(given: Mapping[str, object], **defaults: object) -> list[str]:
+    """Return the options of a command that were given, as words of a command line.
+
+    Args:
+        given: field -> value; None, False and a default are options that were not given.
+        defaults: field -> its default, for fields that have another one than None or False.
+    """
+    words = []
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False and value != defaults.get(name):
+            for one in value if isinstance(value, list) else [value]:
+                words += [option, str(one)]
+    return words

@@ -160,11 +160,21 @@ class ScoreSection(Section):
         secret_kinds: a task that has secrets of one of these kinds has all that the score needs.
         logarithmic: whether the value is a logarithm. Differences of such scores are meaningful,
             ratios are not.
+        log_base: the base of that logarithm.
+        no_leak: the value of a model that leaks nothing.
+        in_words: a clause that says a value to a person, with {value}, {percent} (100 times the
+            value) or {times} (the base to the power of the value); None without such words.
+        worded_for: parameters that change the meaning of the value, with the values for which
+            `in_words` holds.
     """
 
     of_a_set: ClassVar[bool] = False
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ()
     logarithmic: ClassVar[bool] = False
+    log_base: ClassVar[float | None] = None
+    no_leak: ClassVar[float] = 0.0
+    in_words: ClassVar[str | None] = None
+    worded_for: ClassVar[Mapping[str, object]] = {}
 
     @property
     def is_area(self) -> bool:

@@ -292,9 +292,9 @@ def select(
         table, [rule], score=score, worst_case=worst_case, bounds=bounds
     )
     # A selection from a sweep also knows the sweep's warnings and how to load its model.
-    if source.folder is None or not SweepFolder.has_plan(source.folder.path):
+    if source.planned is None:
         return selection
-    return of_sweep(selection, source.folder, score=score, worst_case=worst_case)
+    return of_sweep(selection, source.planned, score=score, worst_case=worst_case)
 
 
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:

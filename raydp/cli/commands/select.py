@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from raydp.cli.arguments import (
     Storage,
     WorstCase,
     bounds,
+    options_of,
 )
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.system.imports import imported
@@ -36,24 +37,36 @@ def select(
     score: By = None,
     worst_case: WorstCase = False,
     storage: Storage = "raydp_runs",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also the rule's steps, all runs, and the guarantee.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Select one configuration, and say how far the data support the choice."""
-    selection = imported("raydp.sweep.api").select(  # here, so that --help needs no pandas
-        points,
-        storage=storage,
-        rule=rule,
-        max_loss=max_loss,
-        min_gain_share=min_gain_share,
-        max_score=max_score,
-        at_most=bounds(at_most),
-        score=score,
-        worst_case=worst_case,
-    )
+    api = imported("raydp.sweep.api")  # here, so that --help needs no pandas
+    given: dict[str, Any] = {
+        "storage": storage,
+        "max_loss": max_loss,
+        "min_gain_share": min_gain_share,
+        "max_score": max_score,
+        "at_most": bounds(at_most),
+        "score": score,
+        "worst_case": worst_case,
+    }
+    selection = api.select(points, rule=rule, **given)
     if json:
         print_json(selection.to_dict())
+        return
+    # What a person compares it with, and how much of the decision is shown.
+    source = api.source_of(points, storage)
+    best = api.select(points, rule="best-utility", **given) if source.shows_runs else None
+    if explain:
+        imported("raydp.cli.show.explanation").show_explanation(selection, best, source.planned)
     else:
-        imported("raydp.cli.show.sweeps").show_selection(selection)
+        options = options_of({**given, "rule": rule, "at_most": at_most}, storage="raydp_runs")
+        imported("raydp.cli.show.verdict").show_verdict(
+            selection, best, source=points, folder=source.planned, options=options
+        )
 
 
 COMMAND = ExtraCommand(run=select, panel=READ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,8 +76,10 @@ def sweep(
             table = chosen.plan()
         print_json(plan_rows(table)) if json else show_plan(table)
         return
+    begun = time.monotonic()
     result = chosen.result if ended else _run(chosen, draft, resume=goes_on)
-    print_json(result.document()) if json else show_result(chosen, result, warned=not ended)
+    seconds = None if ended else time.monotonic() - begun
+    print_json(result.document()) if json else show_result(chosen, result, seconds=seconds)
     # Exit code 1 for scripts: nothing was selected, or the sweep can go on.
     nothing_to_run = not result.counts.runs  # a valid outcome where the runs are drawn
     if (result.selected is None and not nothing_to_run) or result.interrupted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ class OneRunAudit(OneByOne):
     Guarantee:
         The guarantee of `one_run_bound`.
     """
+
+    in_words: ClassVar[str | None] = "an audit shows that ε is at least {value}"
 
     delta: Annotated[float, Field(ge=0, lt=1)]
     """δ of the guarantee to test."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ class TwinAudit(OneByOne):
     Guarantee:
         The guarantee of `twin_bound`, for each model by itself.
     """
+
+    in_words: ClassVar[str | None] = "an audit shows that ε is at least {value}"
 
     delta: Annotated[float, Field(ge=0, lt=1)] | None = None
     """δ of the guarantee to test. By default 1/n, at which a guarantee with a smaller δ holds as

@@ -73,6 +73,11 @@ class Exposure(OneByOne):
     Source: Carlini et al. 2019 ("The Secret Sharer"), §4.2 to 4.5.
     """
 
+    log_base: ClassVar[float | None] = 2.0
+    in_words: ClassVar[str | None] = (
+        "a planted secret is among the likeliest of its form: 1 in {times}"
+    )
+
     logarithmic: ClassVar[bool] = True
 
     max_enumerated: int = Field(10_000, ge=2)

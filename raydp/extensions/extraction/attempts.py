@@ -39,6 +39,10 @@ class ExtractionProbability(OfVerbatimSecrets, Sampling):
     extraction").
     """
 
+    in_words: ClassVar[str | None] = (
+        "a secret is completed at least once in several tries with a chance of {percent}"
+    )
+
     score_name: ClassVar[str] = "extraction"
 
     num_attempts: float = Field(100, ge=1, allow_inf_nan=False)

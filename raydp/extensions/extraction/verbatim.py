@@ -62,6 +62,8 @@ class TextVerbatimMemorization(_OfGenerations):
     Source: Hu et al. 2025, App. B.7, which compares texts.
     """
 
+    in_words: ClassVar[str | None] = "the text of a secret is completed in {percent} of tries"
+
     score_name: ClassVar[str] = "vmr_text"
 
     def _value(self, model: LoadedModel, secret: EncodedSecret, samples: list[list[int]]) -> float:
@@ -82,6 +84,8 @@ class GreedyVerbatimMemorization(OfVerbatimSecrets):
 
     Source: Hu et al. 2025, §2 (VMR as an indicator); Carlini et al. 2023, Definition 3.1.
     """
+
+    in_words: ClassVar[str | None] = "{percent} of the secrets are the likeliest completion"
 
     score_name: ClassVar[str] = "vmr_greedy"
 
@@ -114,6 +118,10 @@ class NearVerbatimMemorization(_OfGenerations):
     Source: Ippolito et al. 2023 (approximate memorisation); 10 % is the threshold of Gemma Team
     2024.
     """
+
+    in_words: ClassVar[str | None] = (
+        "a secret is completed almost word for word in {percent} of tries"
+    )
 
     score_name: ClassVar[str] = "vmr_near"
 

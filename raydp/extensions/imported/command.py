@@ -40,7 +40,7 @@ def import_(
         chosen = Sweep(imported_spec(runs, spec))
     with redirect_stdout(sys.stderr):  # Ray prints its own messages to stdout
         result = or_partial(lambda: chosen.run(resume=resume))
-    print_json(result.document()) if json else show_result(chosen, result, warned=True)
+    print_json(result.document()) if json else show_result(chosen, result)
     if result.selected is None or result.interrupted:
         raise typer.Exit(1)
 

@@ -64,6 +64,11 @@ class MembershipInference(OneByOne):
     Higher is worse privacy; 1/2 is chance.
     """
 
+    no_leak: ClassVar[float] = 0.5
+    in_words: ClassVar[str | None] = (
+        "an attack tells a training example from another one in {percent} of pairs (guessing: 50 %)"
+    )
+
     attack: Attack = "reference"
     """The attack whose area is the value. `reference` is usually the strongest for fine-tuning,
     because it cancels what makes an example easy for every model. On the base model itself its area
@@ -135,6 +140,11 @@ class ReferenceMembershipInference(MembershipInference):
 
     It is the score `mia` with the task's reference data as members.
     """
+
+    in_words: ClassVar[str | None] = (
+        "an attack tells a reference example from another one in {percent} of pairs (guessing: "
+        "50 %)"
+    )
 
     members: ClassVar[DataSet] = "reference"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -45,6 +46,12 @@ class OutputMembershipInference(OneByOne):
     score `mia` for every attack. Training and held-out examples are assumed to come from one
     distribution. Higher is worse privacy; 1/2 is chance.
     """
+
+    no_leak: ClassVar[float] = 0.5
+    in_words: ClassVar[str | None] = (
+        "an attack tells a training example from another one in {percent} of pairs (guessing: 50 %)"
+    )
+    worded_for: ClassVar[Mapping[str, object]] = {"figure": "auc"}
 
     attack: Attack = "confidence"
     """The attack whose figure is the value: `confidence`, the probability of the example's class
@@ -111,6 +118,11 @@ class ReferenceOutputMembershipInference(OutputMembershipInference):
     It is the score `mia_outputs` with the task's reference data as members (Kaplan et al. 2024,
     section 4.2.2).
     """
+
+    in_words: ClassVar[str | None] = (
+        "an attack tells a reference example from another one in {percent} of pairs (guessing: "
+        "50 %)"
+    )
 
     members: ClassVar[DataSet] = "reference"
 

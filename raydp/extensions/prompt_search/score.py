@@ -64,6 +64,10 @@ class AdversarialCompression(ScoreSection):
     Source: Schwarzschild et al. 2024, Definition 2 and Algorithm 1; Hu et al. 2025, App. B.7.
     """
 
+    in_words: ClassVar[str | None] = (
+        "a secret is {value} times as long as the shortest prompt that yields it"
+    )
+
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)
 
     num_seeds: int = Field(3, ge=1)

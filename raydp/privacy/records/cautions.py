@@ -22,15 +22,16 @@ Source: Ponomareva et al. 2023, "How to DP-fy ML", section 5.2, tier 3.
 """
 
 
-def stated(bound: float) -> str:
-    """Write an upper bound, such as ε, with four digits.
+def stated(bound: float, digits: int = 4) -> str:
+    """Write an upper bound, such as ε, with a few digits.
 
     It is rounded up, so that no sentence claims too much.
     """
     # The shortest one: the exact value of the float 7.99 is above 7.99.
     written = repr(float(bound))
     # Rounded up to four digits: 7.9996 is stated as 8, never as 7.999.
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(written)):.4g}"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(written)
+    return f"{float(rounded):.{digits}g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,9 @@ class Caution:
 
     @property
     def short(self) -> str:
-        """Return the figure and what has it, such as "privacy: delta 0.01"."""
-        return f"{self.rule.partition(' should')[0]} {self.value}"
+        """Return the figure and the first remedy: "privacy: delta 0.01. Set ..."."""
+        figure, remedy = self.rule.partition(" should")[0], self.remedy.partition(". ")[0]
+        return f"{figure} {self.value}. {remedy}"
 
     def to_json(self) -> dict[str, str]:
         """Return the caution as data for JSON."""

@@ -68,6 +68,10 @@ class AttributeInference(Sampling):
     Source: Hu et al. 2025, §2 and App. B.7.
     """
 
+    in_words: ClassVar[str | None] = (
+        "a secret attribute is named at least once in several tries with a chance of {percent}"
+    )
+
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("attribute",)
 
     num_samples: int = Field(10, ge=1)

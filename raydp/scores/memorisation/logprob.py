@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -59,6 +60,12 @@ class LogProbability(OneByOne):
 
     Higher is worse privacy. A logarithmic score has no relative privacy risk.
     """
+
+    log_base: ClassVar[float | None] = math.e
+    in_words: ClassVar[str | None] = (
+        "training made a secret {times} times as likely as texts of the same form"
+    )
+    worded_for: ClassVar[Mapping[str, object]] = {"contrast": True}
 
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim", "attribute")
     logarithmic: ClassVar[bool] = True

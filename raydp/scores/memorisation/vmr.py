@@ -63,6 +63,8 @@ class VerbatimMemorization(OfVerbatimSecrets, Sampling):
     Source: Hu et al. 2025, §2 and App. B.7; Carlini et al. 2023.
     """
 
+    in_words: ClassVar[str | None] = "a secret is completed word for word in {percent} of tries"
+
     score_name: ClassVar[str] = "vmr"
 
     num_samples: int = Field(10, ge=1)
@@ -103,6 +105,8 @@ class ExactVerbatimMemorization(OfVerbatimSecrets, Sampling):
         The value is the expectation of `vmr` with the same parameters (ties included: both use one
         function).
     """
+
+    in_words: ClassVar[str | None] = "a secret is completed word for word in {percent} of tries"
 
     score_name: ClassVar[str] = "vmr_exact"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
+from raydp.analysis.selection.selected import Warned
 from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
@@ -206,7 +207,7 @@ def promise_of(record: PrivacyRecord) -> str:
     )
 
 
-def cautions_about(folder: SweepFolder) -> list[str]:
+def cautions_about(folder: SweepFolder) -> list[Warned]:
     """Return the cautions of the plan and of the joint cost, said wherever a decision is shown."""
     released = folder.released()
     together = (
@@ -214,7 +215,8 @@ def cautions_about(folder: SweepFolder) -> list[str]:
         if released is None
         else cautions_together(released.epsilon, released.num_models, released.accountant)
     )
-    return [str(caution) for caution in (*folder.plan().warnings, *together)]
+    found = (*folder.plan().warnings, *together)
+    return [Warned(str(caution), short=caution.short) for caution in found]
 
 
 def together_notes(released: ReleasedModels | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
 from raydp.scores.score import Measurement
+from raydp.scores.words import ScoreWords
 from raydp.sweep.store.json_files import read_json, read_state
 from raydp.sweep.store.results import RunResult
 from raydp.tasks.task import Secret
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SCORES = "scores"
 ABOUT = "measurement.json"
+WORST_CASE = "worst case of "
+"""Before the name of a score whose largest value over the secrets is meant."""
 
 
 class AboutMeasurement(TypedDict):
@@ -107,15 +110,30 @@ def is_logarithmic(folder: SweepFolder, label: str | None) -> bool | None:
 
     Return None if there is no score, or the score's package is not installed.
     """
-    if label is None:
-        return None
-    # A label of a later measurement may differ from the name of its score.
-    about = Measurements(folder=folder, label=label).about()
-    name = label if about is None else str(about["score"]["name"])
+    name = None if label is None else _score_of(folder, label)["name"]
     logarithmic: bool | None = (
-        constant("scores", name, "logarithmic") if name in names("scores") else None
+        constant("scores", str(name), "logarithmic") if name in names("scores") else None
     )
     return logarithmic
+
+
+def words_of(folder: SweepFolder | None, label: str | None) -> ScoreWords:
+    """Return how a person says the score behind a label; None for the folder of no sweep."""
+    if label is None:
+        return ScoreWords()
+    label = label.removeprefix(WORST_CASE)
+    if folder is None:
+        return ScoreWords.of(label)
+    score = _score_of(folder, label)
+    return ScoreWords.of(str(score["name"]), score)
+
+
+def _score_of(folder: SweepFolder, label: str) -> Mapping[str, object]:
+    """Return a score with its parameters, as a later measurement or the spec has it."""
+    # A label of a later measurement may differ from the name of its score.
+    about = Measurements(folder=folder, label=label).about()
+    in_spec = {score["name"]: score for score in folder.scores()}
+    return in_spec.get(label, {"name": label}) if about is None else about["score"]
 
 
 def variant_figures(result: RunResult | None) -> dict[str, float]:

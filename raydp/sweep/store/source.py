@@ -41,6 +41,12 @@ class PointsSource:
         """Return the section `select` of the sweep's spec, None without a sweep."""
         return self.select or (None if self.folder is None else self.folder.select())
 
+    @property
+    def planned(self) -> SweepFolder | None:
+        """Return the sweep; None for a file, and for a sweep without a plan."""
+        folder = self.folder
+        return folder if folder is not None and SweepFolder.has_plan(folder.path) else None
+
     @cached_property
     def shows_runs(self) -> bool:
         """Return whether more than the released model may be shown: no private selection."""

@@ -92,6 +92,10 @@ class WrittenSpec:
         """Return the method as the spec has it: its name and parameters."""
         return dict(self._written()["method"])
 
+    def scores(self) -> list[dict[str, object]]:
+        """Return the scores of the sweep's spec: their names and parameters."""
+        return list(self._written().get("scores", ()))
+
     def names(self) -> dict[str, str | None]:
         """Return the names of "sweep", "model", "task", "method" and "search" (None for a grid)."""
         written = self._written()

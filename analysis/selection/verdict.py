@@ -1,0 +1,130 @@
+"""A selection in the few lines that a person reads first: the choice, how sure, and against what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from raydp.analysis.selection.decision import Decision, chance
+from raydp.analysis.selection.selected import Selection
+from raydp.search_spaces.configuration import Configuration
+
+
+class Words(Protocol):
+    """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`."""
+
+    def say(self, value: float) -> str | None:
+        """Say a value in a clause; None where no words hold."""
+
+    def compare(self, value: float, other: float) -> str | None:
+        """Say how much a value leaks beside another one; None where their ratio says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a person wants to know of a selection first, a clause each.
+
+    Attributes:
+        configuration: the selected configuration.
+        figures: its utility loss, its score and its guarantee.
+        leak: what its score means; None if no words hold.
+        certainty: how sure it is that no other configuration leaks less.
+        best_utility: the configuration of the best utility beside it; None if it is not known.
+        runner_up: the configuration that leaks least with the second probability; None without one.
+        cautions: what limits the choice, the remedy with it.
+    """
+
+    configuration: str
+    figures: tuple[str, ...]
+    leak: str | None
+    certainty: str
+    best_utility: str | None
+    runner_up: str | None
+    cautions: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, selection: Selection, best: Selection | None, words: Words, guarantee: str | None
+    ) -> Verdict:
+        """Put a selection into words.
+
+        Args:
+            selection: the selection.
+            best: the selection by utility alone, from the same runs.
+            words: how a person says the score.
+            guarantee: its guarantee in a few words; None if it has none, or it is not known.
+        """
+        score = selection.score
+        leak = None if score is None else words.say(score)
+        worst = (selection.score_name or "").startswith("worst case of ")
+        return cls(
+            configuration=_name(selection.configuration),
+            figures=_figures(selection, guarantee),
+            leak=f"at worst, {leak}" if leak is not None and worst else leak,
+            certainty=_certainty(selection),
+            best_utility=None if best is None else _beside(best, selection, words),
+            runner_up=_runner_up(selection.decision),
+            cautions=_cautions(selection),
+        )
+
+
+def _figures(selection: Selection, guarantee: str | None) -> tuple[str, ...]:
+    """Return the utility loss, the score and the guarantee."""
+    score = "no score" if selection.score is None else f"score {selection.score:.3g}"
+    loss = f"loss {selection.utility_loss:.4g}"
+    return (loss, score) if guarantee is None else (loss, score, guarantee)
+
+
+def _certainty(selection: Selection) -> str:
+    """Say how probable it is that no other configuration leaks less."""
+    decision = selection.decision
+    if selection.score is None:
+        return "no score was measured, so how much it leaks is not known"
+    if decision is None:
+        return f"selected by the rule {selection.rule}"
+    number = decision.pool_size
+    useful = "useful enough" if selection.max_loss is not None else "compared"
+    among = f"of the {number} {useful}"
+    if number == 1:
+        return f"the only one {useful}: no scores were compared"
+    if decision.probability is None or decision.probability_within is None:
+        return f"how sure it is to leak least {among} is not known"
+    least = f"{chance(decision.probability)} likely to leak least {among}"
+    if decision.probability_within < 1 - decision.confidence:
+        return f"another one leaks less: this one is {least}"
+    if decision.state == "equivalent":
+        close = f"{chance(decision.probability_within)} likely to leak at most"
+        return f"{close} {100 * decision.tolerance:g} % more than the least {among}"
+    return least if decision.state == "decided" else f"not decided: {least}"
+
+
+def _beside(best: Selection, selection: Selection, words: Words) -> str:
+    """Compare the configuration of the best utility with the selected one."""
+    if best.configuration == selection.configuration:
+        return "it is the best in utility, too"
+    leaks = None
+    if best.score is not None and selection.score is not None:
+        leaks = words.compare(best.score, selection.score) or f"score {best.score:.3g}"
+    return ", ".join([f"loss {best.utility_loss:.4g}", *([] if leaks is None else [leaks])])
+
+
+def _runner_up(decision: Decision | None) -> str | None:
+    if decision is None or not decision.alternatives:
+        return None
+    first = decision.alternatives[0]
+    likely = chance(first["probability"])
+    return f"{_name(Configuration.from_json(first))}, {likely} likely to leak least"
+
+
+def _name(configuration: Configuration) -> str:
+    return str(configuration)[1:-1].replace(", ", " ")
+
+
+def _cautions(selection: Selection) -> tuple[str, ...]:
+    """Return the short forms of the warnings, what would decide first."""
+    outlook = selection.outlook if selection.undecided is not None else None
+    remedy = None if outlook is None else outlook.short
+    return (
+        *([] if remedy is None else [remedy]),
+        *(caution.short for caution in selection.cautions),
+    )

@@ -1,0 +1,86 @@
+"""What a score's value and a ratio of two values say to a person, as the score's class declares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raydp.plugins.parameters import constant
+from raydp.plugins.registries import names
+
+_CLOSE = 1.05
+"""Values whose ratio is below are said to be the same."""
+_MANY = 1000.0
+"""A larger ratio is not said as a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreWords:
+    """A score in words; see the attributes of `raydp.scores.score.ScoreSection`.
+
+    Attributes:
+        template: words for a value, with {value}, {percent} or {times}. None where none hold.
+        no_leak: the value of a model that leaks nothing.
+        log_base: of which logarithm the value is; None if it is none.
+    """
+
+    template: str | None = None
+    no_leak: float = 0.0
+    log_base: float | None = None
+
+    @classmethod
+    def of(cls, score: str | None, params: Mapping[str, object] | None = None) -> ScoreWords:
+        """Return the words of a score.
+
+        Args:
+            score: its name; of an unknown score, nothing is said in words.
+            params: its parameters, or those that are not the defaults; None if they are not known.
+        """
+        if score is None or score not in names("scores"):
+            return cls()
+        own = {
+            name: constant("scores", score, name)
+            for name in ("in_words", "no_leak", "log_base", "worded_for")
+        }
+        # A parameter may change the meaning of the value, which then has no words.
+        known = {} if params is None else {**own["worded_for"], **params}
+        worded = all(known.get(name) == value for name, value in own["worded_for"].items())
+        template = own["in_words"] if worded else None
+        return cls(template=template, no_leak=own["no_leak"], log_base=own["log_base"])
+
+    def say(self, value: float) -> str | None:
+        """Say a value in a clause; None where no words hold."""
+        if self.template is None:
+            return None
+        times = 1.0 if self.log_base is None else _power(self.log_base, value)
+        return self.template.format(
+            value=f"{value:.3g}", percent=f"{100 * value:.3g} %", times=_number(times)
+        )
+
+    def compare(self, value: float, other: float) -> str | None:
+        """Say how much a value leaks beside another one; None where their ratio says nothing."""
+        if self.log_base is not None:
+            ratio = _power(self.log_base, value - other)
+        elif min(value, other) > self.no_leak:
+            ratio = (value - self.no_leak) / (other - self.no_leak)
+        else:
+            return None
+        if 1 / _CLOSE < ratio < _CLOSE:
+            return "leaks as much"
+        if ratio > _MANY:
+            return f"leaks over {_MANY:,.0f} times as much"
+        return f"leaks {_number(ratio)} times as much"
+
+
+def _power(base: float, exponent: float) -> float:
+    """Return a power, infinite where a double cannot hold it."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
+
+
+def _number(value: float) -> str:
+    """Write a ratio with two digits, and without an exponent where it is of a usual size."""
+    return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"
