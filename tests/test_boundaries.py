@@ -80,6 +80,7 @@ FLOW = {
     ],
     "raydp.scores": [
         "score",
+        "words",
         "language",
         "memorisation",
     ],

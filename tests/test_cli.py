@@ -81,8 +81,10 @@ def test_the_package_lists_its_public_names() -> None:
 def test_an_unfiltered_full_grid_is_warned_about(raydp: Command, points: Path) -> None:
     answer = raydp("select", points, "--rule", "procedure")
     assert answer.code == 0
-    assert "warning: On a full grid without a utility threshold" in answer.out
-    assert "(b=64, T=10, η=0.001)" in answer.out, "the corner"
+    assert "! the rule always selects the smallest b, T and η. Set a utility" in answer.out
+    assert "b=64 T=10 η=0.001" in answer.out, "the corner"
+    explained = raydp("select", points, "--rule", "procedure", "--explain").out
+    assert "warning: On a full grid without a utility threshold" in explained
 
 
 def test_a_threshold_below_every_point_is_an_error(raydp: Command, points: Path) -> None:

@@ -11,19 +11,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import raydp
-from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep
-from raydp.cli.show.sweeps import (
-    _show_decision,
-    lookup_commands,
-    show_selection,
-    show_status,
-)
-from raydp.privacy import Caution
+from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep, Warned
+from raydp.cli.show.explanation import lookup_commands, show_explanation
+from raydp.cli.show.sweeps import show_status
+from raydp.cli.show.verdict import show_verdict
 from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
 from raydp.sweep.ending.notes import notes_of, together_notes
@@ -100,8 +97,7 @@ def test_plan_prints_the_notes_about_the_data(
     raydp: Callable[..., Answer], write_spec: Callable[..., Path]
 ) -> None:
     out = raydp("plan", write_spec()).out
-    assert out.startswith("2000 examples; the unit of privacy is: mail\n")
-    assert "synthetic: all names, facts and sentences are made up" in out.splitlines()
+    assert "2000 examples; the unit of privacy is: mail; synthetic: all names" in out
 
 
 def test_a_step_names_the_configurations_that_it_kept(
@@ -122,7 +118,7 @@ def test_a_step_names_the_configurations_that_it_kept(
         name="leakage check", rule=LEAKAGE_NOT_CHECKED, survivors=points, dropped=()
     )
     alone = SelectionStep(name="individual", rule="", survivors=points[:1], dropped=())
-    show_selection(replace(chosen, steps=(missing, *steps, alone)))
+    show_explanation(replace(chosen, steps=(missing, *steps, alone)), None, None)
     assert capsys.readouterr().out.splitlines() == [
         "selected by procedure: (b=1, T=5, η=0.01) utility_loss 1.0000, score 0.5",
         "The scores agree.",
@@ -131,6 +127,11 @@ def test_a_step_names_the_configurations_that_it_kept(
         "...",
         "compute: 4 dropped, 1 left: (b=1, T=5, η=0.01)",
     ]
+
+
+def commands(written: dict[str, Any]) -> list[str]:
+    spec = load_spec(written)
+    return lookup_commands(spec.tracking, spec.method.name)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_a_step_names_the_configurations_that_it_kept(
 def test_the_command_loads_an_alias_that_the_sweep_sets(
     tmp_path: Path, method: dict[str, object], alias: str
 ) -> None:
-    _, load = lookup_commands(load_spec(small_spec(tmp_path, method=method)))
+    _, load = commands(small_spec(tmp_path, method=method))
     assert f'models:/small@{alias}"' in load
 
 
@@ -154,7 +155,7 @@ STRANGE = ["a b", "$(touch x)", "it's", 'say "x"', "a;b", "`x`", "100%", "a#b"]
 def test_printed_commands_are_quoted_for_the_shell(tmp_path: Path, name: str) -> None:
     """As the shell splits them, the words hold the names as they are."""
     store = f"sqlite:///{name}.db"
-    find, load = lookup_commands(load_spec(small_spec(tmp_path, tracking={"uri": store})))
+    find, load = commands(small_spec(tmp_path, tracking={"uri": store}))
     assert store in shlex.split(find)
     call = next(
         node for node in ast.walk(ast.parse(shlex.split(load)[-1])) if isinstance(node, ast.keyword)
@@ -181,7 +182,7 @@ def test_no_command_is_printed_without_quotes() -> None:
 
 
 def programs(tmp_path: Path) -> list[str]:
-    return [command.split()[0] for command in lookup_commands(load_spec(small_spec(tmp_path)))]
+    return [command.split()[0] for command in commands(small_spec(tmp_path))]
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def test_without_the_script_the_module_is_called(
 ) -> None:
     (environment / "raydp").unlink()
     monkeypatch.setenv("PATH", "/nowhere")
-    find, _ = lookup_commands(load_spec(small_spec(tmp_path)))
+    find, _ = commands(small_spec(tmp_path))
     assert find.startswith(f"{environment / 'python'} -m raydp models find ")
 
 
@@ -309,8 +310,8 @@ def test_plan_names_the_unit_and_the_events_of_its_epsilon(
 ) -> None:
     """What a DP optimizer's table says is all there is."""
     lines = raydp("plan", write_spec(method=method)).out.rstrip().splitlines()
-    position = next(i for i, line in enumerate(lines) if line == "plan")
-    after = [line for line in lines[position + 2 :] if not line.lstrip()[0].isdigit()]
+    facts = next(i for i, line in enumerate(lines) if "examples; the unit" in line)
+    after = [line for line in lines[1:facts] if not line.lstrip()[0].isdigit()]
     assert len(after) == len(said)
     for line, part in zip(after, said, strict=True):
         assert part in line
@@ -345,22 +346,23 @@ def test_plan_refuses_a_bound_on_the_guarantee_that_no_run_keeps_to(
     assert message in answer.err
 
 
-@pytest.mark.parametrize(("said", "quiet"), [(False, False), (True, False), (True, True)])
-def test_a_warning_is_printed_once_and_a_quiet_command_prints_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: bool, quiet: bool
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("explain", [False, True])
+def test_a_quiet_command_prints_no_warning(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: bool,
+    explain: bool,
 ) -> None:
-    before = Caution(
-        rule="privacy: delta should be at most 0.001", value="0.01", remedy="Protect more units."
-    )
     chosen = Selection(
         configuration=Configuration(batch_size=1, num_steps=5, learning_rate=0.01), utility_loss=1.0, score=0.5,
-        rule="procedure", steps=(), model_uri=None, cautions=("It leaks.", str(before)),
+        rule="procedure", steps=(), model_uri=None, cautions=(Warned("It leaks.", short="leaks"),),
     )  # fmt: skip
     monkeypatch.setattr(output.stderr, "quiet", quiet)
-    _show_decision(chosen, [before] if said else [])
-    first, *warnings = capsys.readouterr().out.splitlines()
-    assert first.startswith("selected by procedure")
-    held = "warning: what was said at the start holds for this choice: privacy: delta 0.01."
-    assert warnings == (
-        [] if quiet else ["warning: It leaks.", held if said else f"warning: {before}"]
-    )
+    if explain:
+        show_explanation(chosen, None, None)
+    else:
+        show_verdict(chosen, None, source="points.csv", folder=None)
+    lines = capsys.readouterr().out.splitlines()
+    assert ("warning: It leaks." in lines) == (explain and not quiet)
+    assert ("! leaks" in lines) == (not explain and not quiet)

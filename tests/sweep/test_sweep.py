@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 
 from raydp import load_model, load_points, select
-from raydp.cli.show.sweeps import show_result
+from raydp.cli.show.explanation import show_explanation
 from raydp.privacy import PoissonGaussian, RDPAccountant
 from raydp.privacy.records.schema import card_schema
 from raydp.spec.reading import load_spec
@@ -48,20 +49,21 @@ def test_mlflow_holds_a_parent_a_run_each_and_a_registered_version_each(done: Do
     assert find_models(done.uri, max_epsilon=1).empty
 
 
-def test_the_end_of_the_command_tells_the_loaded_models_own_score(
+def test_the_explanation_tells_the_loaded_models_own_score(
     done: Done, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the configuration has a second seed, whose model is another one."""
-    show_result(done.sweep, done.result)
+    assert done.result.selected is not None
+    explain = partial(show_explanation, done.result.selected, None, done.sweep.folder)
+    explain()
     assert "What is loaded" not in capsys.readouterr().out, "one seed: its score is the mean"
     chosen = done.result.selected
     assert chosen is not None
     own = done.points[done.points["model_uri"] == chosen.model_uri]
     second = own.assign(seed=1, model_uri="models:/other/1", run_id="second")
-    monkeypatch.setattr(
-        done.sweep, "points", lambda: pd.concat([done.points, second], ignore_index=True)
-    )
-    show_result(done.sweep, done.result)
+    two = pd.concat([done.points, second], ignore_index=True)
+    monkeypatch.setattr("raydp.cli.show.explanation.points_table", lambda _: two)
+    explain()
     told = " ".join(capsys.readouterr().out.split())
     assert f"the model of seed 0, whose own score is {own['score'].item():.4g}." in told
     assert f"{chosen.score:.4g} is the mean of 2 seeds." in told

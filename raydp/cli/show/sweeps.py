@@ -28,17 +28,20 @@ NAMED = 3
 
 
 def show_plan(table: pd.DataFrame) -> None:
-    """Print the plan as a table, with warnings and the configurations that were left out."""
-    # What the data are, and what is doubtful, comes before the table.
-    for note in table.attrs["facts"].sentences():
-        stdout.print(note, markup=False)
+    """Print the plan as a table, what is doubtful, what the data are, and what was left out."""
+    rows = cast("list[dict[str, object]]", table.to_dict("records"))
+    print_table("", rows, spare=("cost_tokens", "updates", "compute"))
+    _show_remarks(table.attrs["remarks"])
+    # The facts that are a word and a value fill a paragraph; a caveat has a line of its own.
+    facts = table.attrs["facts"].sentences()
+    caveats = [fact for fact in facts if fact.startswith("caveat: ")]
+    stdout.print("; ".join(fact for fact in facts if fact not in caveats), markup=False)
+    for caveat in caveats:
+        stdout.print(caveat, markup=False)
     for warning in table.attrs["warnings"]:
         print_warning(warning)
     if table.attrs["note"] is not None:
         stdout.print(table.attrs["note"], markup=False)
-    rows = cast("list[dict[str, object]]", table.to_dict("records"))
-    print_table("plan", rows, spare=("cost_tokens", "updates", "compute"))
-    _show_remarks(table.attrs["remarks"])
     for reason in table.attrs["rejected"]:
         stdout.print(f"left out: {reason}", markup=False)
 

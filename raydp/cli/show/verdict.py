@@ -14,7 +14,7 @@ from raydp.privacy import stated
 from raydp.sweep.ending.notes import cautions_about
 from raydp.sweep.store.measurements import words_of
 from raydp.sweep.store.points import counts
-from raydp.system.output import stdout
+from raydp.system.output import stderr, stdout
 from raydp.system.shell import program, shell_line
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def show_verdict(
     why = _why(str(source), *options)
     commands = _commands(selection, why, folder)
     cautions = verdict.cautions if folder is None else _of_sweep(folder, verdict.cautions)
-    room = MOST_LINES - len(lines) - len(commands)
-    lines += _cautions(cautions, room, shell_line("raydp", *why))
+    if not stderr.quiet:
+        room = MOST_LINES - len(lines) - len(commands)
+        lines += _cautions(cautions, room, shell_line("raydp", *why))
     for line in lines:
         stdout.print(line, markup=False, style="bold" if line == lines[0] else None)
     for label, command in commands.items():

@@ -18,7 +18,7 @@ from scipy import stats
 
 from raydp import Sweep, load_model
 from raydp.analysis.tables.statements import Statement
-from raydp.cli.show.sweeps import lookup_commands
+from raydp.cli.show.explanation import lookup_commands
 from raydp.extensions.auditing.audits import audit_spec
 from raydp.extensions.auditing.source import AuditSubject
 from raydp.extensions.dp_weights.formulas import claimed_noise_std, claimed_sensitivity
@@ -326,7 +326,7 @@ def test_who_asks_for_a_guarantee_does_not_get_it(sweep: tuple[SweepSpec, SweepF
     assert len(find_models(uri, where=["epsilon <= 8"])) == 0
     aliases = {alias for found in everything["aliases"] for alias in found}
     assert aliases == {"best-utility"}, "privacy-preferred is not given"
-    assert "@best-utility" in " ".join(lookup_commands(spec))
+    assert "@best-utility" in " ".join(lookup_commands(spec.tracking, spec.method.name))
     with pytest.raises(
         ValueError, match=r"alias must not be privacy-preferred .*trained without a guarantee"
     ):
