@@ -12,7 +12,7 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.default import DEFAULT_RULE
-from raydp.analysis.selection.selected import Warned
+from raydp.analysis.statistics.results import Warned
 from raydp.analysis.tables.columns import KEY, SETTINGS
 from raydp.analysis.tables.per_secret import PREFIX
 from raydp.analysis.tables.points import configurations, other_rows

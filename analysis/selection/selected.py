@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision
+from raydp.analysis.statistics.results import Warned as Warned
 from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook
 from raydp.analysis.tables.notebook import html_table
@@ -24,17 +25,6 @@ LEAKAGE_NOT_CHECKED = (
     "untrained model's among them"
 )
 """The rule of the step `leakage check` if the data do not allow the check."""
-
-
-class Warned(str):
-    """A warning, with a short form for a page that has one line for it."""
-
-    short: str
-
-    def __new__(cls, text: str, *, short: str) -> Warned:
-        made = super().__new__(cls, text)
-        made.short = short
-        return made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,17 @@ class Reason(TypedDict):
     reason: NotRequired[str]
 
 
+class Warned(str):
+    """A warning, with a short form for a page that has one line for it."""
+
+    short: str
+
+    def __new__(cls, text: str, *, short: str) -> Warned:
+        made = super().__new__(cls, text)
+        made.short = short
+        return made
+
+
 def given(**fields: T | None) -> dict[str, T]:
     """Return the fields that are not None, for an answer that leaves out what is unknown."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -44,7 +44,7 @@ def select(
 ) -> None:
     """Select one configuration, and say how far the data support the choice."""
     api = imported("raydp.sweep.api")  # here, so that --help needs no pandas
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "storage": storage,
         "max_loss": max_loss,
         "min_gain_share": min_gain_share,

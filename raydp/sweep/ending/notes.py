@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
-from raydp.analysis.selection.selected import Warned
+from raydp.analysis.statistics.results import Warned
 from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
