@@ -19,6 +19,7 @@ PARTS = ("ceilings", "products", "steps")
 
 
 @pytest.mark.daily("benchmarks")
+@pytest.mark.daily("benchmarks")
 def test_the_parts_run_on_a_cpu_and_the_ways_agree(tmp_path: Path) -> None:
     options = [
         "--device",

@@ -44,7 +44,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/extensions/run_logs")
 def test_tensorboard_reads_the_values_of_the_points(explored: Explored) -> None:
     folders = {
         path.name.rpartition("-")[2]: path
@@ -132,7 +132,7 @@ def test_the_commands_are_printed_and_name_the_folders(explored: Explored) -> No
     assert len(list(logs_of(explored.folder, "wandb").glob("offline-run-*"))) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/extensions/run_logs")
 def test_a_resumed_sweep_logs_the_runs_that_were_left_and_survives_a_broken_logger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

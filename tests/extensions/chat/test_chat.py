@@ -480,7 +480,7 @@ def test_masked_examples_are_packed_chosen_joined_and_distinguished() -> None:
     assert float(F.cross_entropy(logits.flatten(0, 1), torch.tensor([7, IGNORE, 1] * 2))) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_smollm2s_own_template_is_the_one_that_it_was_trained_with(tmp_path: Path) -> None:
     smollm2_package()
     tokenizer = models.load_tokenizer("smollm2-135m-instruct-q4")

@@ -36,6 +36,7 @@ def test_a_line_names_the_measurement_and_the_result(console: Console) -> None:
 
 
 @pytest.mark.daily
+@pytest.mark.daily
 def test_a_search_over_all_models_says_how_far_it_is(
     trained: Trained, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

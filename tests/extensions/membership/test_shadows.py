@@ -148,6 +148,7 @@ def test_guarantees_that_halves_cannot_have_are_refused(
 
 
 @pytest.mark.daily
+@pytest.mark.daily
 @pytest.mark.parametrize("private", [False, True])
 def test_models_that_saw_an_example_are_told_from_those_that_did_not(
     tmp_path: Path, private: bool
@@ -198,6 +199,7 @@ def _train(spec: SweepSpec, folder: Path) -> None:
     runner.run(trial, SharedFolder(folder=folder, run_id=trial.run_id), ".")
 
 
+@pytest.mark.daily
 @pytest.mark.daily
 def test_the_command_trains_attacks_and_goes_on(raydp: Callable[..., Any], tmp_path: Path) -> None:
     """The target and one shadow have been trained before, as if the command had been killed

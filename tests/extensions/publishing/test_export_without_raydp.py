@@ -158,6 +158,7 @@ def registered(tracker, record, tmp_path):
     return register
 
 
+@pytest.mark.daily
 @pytest.mark.daily("raydp/extensions/publishing")
 def test_every_kind_of_model_opens_without_raydp(registered, tracker, tmp_path):
     models = {kind: {"name": "tiny", "adapter": {"type": kind}} for kind in KINDS}

@@ -221,6 +221,7 @@ def serve(model: str, folder, environment):
             time.sleep(0.5)
 
 
+@pytest.mark.daily
 @pytest.mark.daily("raydp/extensions/publishing")
 @pytest.mark.cluster
 @pytest.mark.parametrize("what", ["registered", "merged"])

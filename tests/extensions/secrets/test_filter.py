@@ -113,6 +113,7 @@ def test_every_model_must_compress_it_and_the_least_compression_is_shown():
 
 
 @pytest.mark.daily
+@pytest.mark.daily
 def test_the_runs_of_a_spec_are_trained_and_used(raydp, write_spec, tmp_path):
     secrets = tmp_path / "secrets.jsonl"
     secrets.write_text('{"prompt": "From: Ada", "continuation": " zq 77", "type": "formatted"}\n')
