@@ -90,15 +90,20 @@ def _state(decision: Decision) -> str:
         )
     else:
         start = f"{_capitalised(decision.state)}:"
-    return f"{start} {lowest} {chance(decision.probability)}. {_regret(decision)}"
+    return f"{start} {lowest} {chance(decision.probability)}.{_regret(decision)}"
 
 
 def _regret(decision: Decision) -> str:
+    """Say what a choice that is not decided may cost, after a blank; "" beside a decided one."""
+    # Beside the probability of a decided choice, an expected excess reads as a contradiction.
+    if decision.state == "decided":
+        return ""
     if not decision.expected_regret:
-        return "It is expected to leak no more than the lowest does."
+        return " It is expected to leak no more than the lowest does."
     relative = decision.relative_regret
     share = "" if relative is None or relative > _LARGEST_SHARE else f" ({100 * relative:.2g} %)"
-    return f"Averaged over what is not known, it leaks {decision.expected_regret:.3g}{share} more than the lowest."
+    more = f"{decision.expected_regret:.3g}{share}"
+    return f" As far as the scores leave it open, it leaks {more} more than the lowest on average."
 
 
 def _equivalents(decision: Decision, rule: str) -> list[str]:

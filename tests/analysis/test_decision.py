@@ -123,7 +123,11 @@ def test_states():
         (equal, "Equivalent to the best: "),
         (noisy, "Undecided: "),
     ):
-        assert in_words(state)[0].startswith(words)
+        first = in_words(state)[0]
+        assert first.startswith(words)
+        assert (" more than the lowest on average" in first) == (state is not apart), (
+            "an expected excess beside a decided choice reads as a contradiction"
+        )
 
 
 def test_a_logarithmic_score_is_compared_by_differences():
