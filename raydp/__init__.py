@@ -30,9 +30,16 @@ __all__ = [
     "score",
     "select",
 ]
+NO_SPARK = (
+    "raydp.spark is of Spark's RayDP, another project whose import name is raydp, too. This is "
+    "raydp-tune, which reads no data frames of Spark. Make an environment without raydp-tune, run "
+    "`pip install raydp` there, and convert the data frame in it, for example to Parquet."
+)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "spark":  # ray.data.from_spark and Dataset.to_spark ask for it
+        raise AttributeError(NO_SPARK)
     if name == "score":
         from raydp.plugins.registries import service
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import raydp as raydp_package
 from tests.conftest import Answer
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +161,24 @@ def test_sparks_package_of_the_same_name_is_said(
     answer = raydp("spaces", "list")
     assert answer.code == 0
     assert "Spark's RayDP (raydp 1.6.0)" in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["raydp.spark", "from raydp import spark", "import raydp.spark", "from raydp.spark import x"],
+)
+def test_sparks_module_is_said_to_be_of_another_project(statement: str) -> None:
+    with pytest.raises((AttributeError, ImportError), match="another project whose import name"):
+        exec(statement, {"raydp": raydp_package})
+    assert not hasattr(raydp_package, "spark")
+
+
+@pytest.mark.slow
+def test_rays_data_frames_of_spark_say_so_too() -> None:
+    import ray.data
+
+    with pytest.raises(AttributeError, match="reads no data frames of Spark"):
+        ray.data.from_spark(object())  # type: ignore[arg-type]
 
 
 def test_texts_name_extras_of_the_repository_and_not_of_an_index() -> None:

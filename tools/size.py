@@ -27,7 +27,7 @@ LIMITS = {
     "lines of the core with analysis and search_spaces": 53_000,
     "lines of the core, its two packages and the extensions": 88_000,
     "folders of the core": 13,
-    "modules at the top of raydp": 3,
+    "modules at the top of raydp": 4,
     "modules of the largest folder": 18,
     "deepest chain of imports in the core": 14,
     "imports inside functions of the core": 71,
