@@ -26,6 +26,8 @@ ALSO = {
     "raydp/extensions/run_logs/loggers.py": "ray",
     # Its actors measure trained models, with neither Tune nor Train.
     "raydp/extensions/later_scores/scorers.py": "ray",
+    # It deletes runs, versions and files, which nothing else does.
+    "raydp/extensions/deletion/sweep_deletion.py": "mlflow",
 }
 """Modules that import a library of another folder."""
 LIGHT = ["analysis", "search_spaces"]
@@ -52,6 +54,7 @@ FLOW = {
         "extensions",
         "testing",
         "__main__",
+        "spark",
     ],
     "raydp.privacy": ["accounting", "records"],
     "raydp.spec": ["sections", "changes", "document", "reading"],

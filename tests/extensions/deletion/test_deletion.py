@@ -1,0 +1,85 @@
+"""`raydp delete`: what goes, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydp import Sweep, find_models, load_model
+from raydp.extensions.deletion.sweep_deletion import SweepRemains
+from raydp.sweep.store.folder import SweepFolder
+from tests.builders.specs import small_spec
+from tests.conftest import Answer
+from tests.sweep.without_ray import train_without_ray
+
+Raydp = Callable[..., Answer]
+pytestmark = pytest.mark.slow
+
+
+def store_of(folder: Path) -> str:
+    return str(small_spec(folder)["tracking"]["uri"])
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished sweep of two runs, with its store beside it."""
+    folder = tmp_path_factory.mktemp("swept")
+    space = {"batch_size": [32], "num_steps": [2], "learning_rate": [0.01, 0.02]}
+    with pytest.MonkeyPatch.context() as patch:
+        train_without_ray(patch)
+        Sweep(small_spec(folder, space=space)).run()
+    return folder
+
+
+def test_a_deletion_needs_an_answer_or_yes(raydp: Raydp, swept: Path) -> None:
+    answer = raydp("delete", swept / "runs/small")
+    assert answer.code == 2
+    assert "--yes must be given where nobody can be asked" in answer.err
+    assert "deleted: 2 registered models" in answer.out, "it says what would go"
+    assert len(find_models(store_of(swept))) == 2
+
+
+def test_a_running_sweep_is_not_deleted(raydp: Raydp, swept: Path) -> None:
+    folder = SweepFolder.open(swept / "runs/small")
+    with folder.locked():
+        answer = raydp("delete", folder.path, "--yes")
+    assert answer.code == 2
+    assert "which another process runs" in answer.err
+    assert len(find_models(store_of(swept))) == 2
+
+
+def test_a_deletion_that_the_store_refuses_keeps_the_folder_and_goes_on_later(
+    swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remains = SweepRemains.of(SweepFolder.open(swept / "runs/small"), keep_selected=True)
+
+    def refuse(run_id: str) -> None:
+        raise OSError("no disk")
+
+    monkeypatch.setattr(remains.store.client, "delete_run", refuse)
+    with pytest.raises(ValueError, match=r"got: no disk\. The rest is as it was"):
+        remains.delete(lambda done, steps: None)
+    assert SweepFolder.open(remains.folder.path).tracking_run() is not None
+
+
+def test_the_selected_model_stays_if_that_is_asked_for_and_else_nothing(
+    raydp: Raydp, swept: Path
+) -> None:
+    """After the deletion above that was broken off."""
+    store, folder = store_of(swept), swept / "runs/small"
+    shutil.copytree(folder, swept / "again")
+    answer = raydp("delete", folder, "--keep-selected", "--yes")
+    assert answer.code == 0, answer.err
+    assert not folder.exists()
+    (left,) = find_models(store)["model_uri"]
+    assert load_model(f"{left.rpartition('/')[0]}@privacy-preferred", tracking_uri=store)
+    weights = list((swept / "mlruns").rglob("*.safetensors"))
+    assert len(weights) == 1
+    # Without the option, the last model goes, too.
+    (swept / "again").rename(folder)
+    assert raydp("delete", folder, "--yes").code == 0
+    assert find_models(store).empty
+    assert not list((swept / "mlruns").rglob("*.safetensors"))
