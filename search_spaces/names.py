@@ -30,98 +30,32 @@ def count_in_words(key: str) -> str:
     return key.removeprefix("num_").replace("heldout", "held-out").replace("_", " ")
 
 
-FAMILIAR = frozenset(
-    [
-        "answer",
-        "answers",
-        "attribute",
-        "audio",
-        "audit",
-        "author",
-        "author_index",
-        "base_utility_loss",
-        "batch_size",
-        "body",
-        "category",
-        "class",
-        "classes",
-        "completion",
-        "content",
-        "continuation",
-        "conversation",
-        "conversations",
-        "date",
-        "delta",
-        "email",
-        "epsilon",
-        "epsilon_hat",
-        "expectation",
-        "features",
-        "from",
-        "function_call",
-        "functions",
-        "genre",
-        "id",
-        "image",
-        "images",
-        "input",
-        "inputs",
-        "instruction",
-        "label",
-        "labels",
-        "learning_rate",
-        "mail",
-        "max_grad_norm",
-        "message",
-        "messages",
-        "method",
-        "model_uri",
-        "n",
-        "name",
-        "noise_multiplier",
-        "num_steps",
-        "output",
-        "parallel_tool_calls",
-        "paraphrases",
-        "prompt",
-        "prompts",
-        "question",
-        "reasoning_content",
-        "refusal",
-        "role",
-        "row",
-        "run_id",
-        "score",
-        "secret",
-        "seed",
-        "sender",
-        "sentence",
-        "source",
-        "status",
-        "subject",
-        "system",
-        "target",
-        "task_hash",
-        "test",
-        "text",
-        "texts",
-        "title",
-        "to",
-        "tool_call_id",
-        "tool_calls",
-        "tools",
-        "train",
-        "type",
-        "user",
-        "user_id",
-        "utility_gain",
-        "utility_loss",
-        "validation",
-        "value",
-        "weight",
-    ]
-)
+_FAMILIAR = """
+answer answers attribute audio audit author author_index base_utility_loss batch_size body
+category class classes completion content continuation conversation conversations date
+delta email epsilon epsilon_hat expectation features from function_call functions genre id
+image images input inputs instruction label labels learning_rate mail max_grad_norm
+message messages method model_uri n name noise_multiplier num_steps output
+parallel_tool_calls paraphrases prompt prompts question reasoning_content refusal role row
+run_id score secret seed sender sentence source status subject system target task_hash
+test text texts title to tool_call_id tool_calls tools train type user user_id
+utility_gain utility_loss validation value weight
+"""
+FAMILIAR = frozenset(_FAMILIAR.split())
 """Usual names of columns. Any other may be private text: a file may begin with a data row."""
+OTHER_NAMES = {
+    other: name
+    for name, others in {
+        "batch_size": "b bs batch",
+        "learning_rate": "lr eta η",
+        "num_steps": "t steps max_steps",
+        "utility_loss": "loss eval_loss nll",
+        "epsilon": "eps ε",
+        "noise_multiplier": "sigma σ",
+    }.items()
+    for other in others.split()
+}
+"""Usual names of columns in other tools, in lower case -> raydp's names."""
 # Columns that raydp writes itself, named after scores and parameters.
 _OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}|(train|score)_seconds")
 
@@ -129,8 +63,41 @@ _OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}|(train|score)_se
 def familiar(names: Iterable[object]) -> list[str]:
     """Return those names from a file that a message may show."""
     return [
-        str(name) for name in names if str(name) in FAMILIAR or _OF_A_TABLE.fullmatch(str(name))
+        name
+        for name in map(str, names)
+        if name in FAMILIAR or name.lower() in OTHER_NAMES or _OF_A_TABLE.fullmatch(name)
     ]
+
+
+def require_columns(field: str, required: Iterable[str], given: Iterable[object]) -> None:
+    """Check that a table has its columns.
+
+    Args:
+        field: what holds the table, for the message.
+        required: the names that the table must have.
+        given: the names that it has.
+
+    Raises:
+        ValueError: some are missing. The message names them, the given columns, and those that only
+            need another name.
+    """
+    needed, columns = list(required), list(map(str, given))
+    if not (missing := [name for name in needed if name not in columns]):
+        return
+    renamed: dict[str, str] = {}
+    for column in columns:
+        plain = re.sub(r"[\W_]+", "_", column.strip().lower())
+        close = difflib.get_close_matches(plain, missing, n=1, cutoff=0.8)
+        meant = OTHER_NAMES.get(plain) or "".join(close)
+        if meant in missing:
+            renamed.setdefault(meant, column)
+    renames = ", ".join(f"{column} to {meant}" for meant, column in renamed.items())
+    rest = ", and add the others" if len(renamed) < len(missing) else ""
+    raise ValueError(
+        f"{field} must have the columns {', '.join(needed)}, got a table without "
+        f"{', '.join(missing)}. It has {columns_in_words(columns)}. "
+        + (f"Rename {renames}{rest}." if renames else "Add or rename them.")
+    )
 
 
 def columns_in_words(names: Iterable[object]) -> str:

@@ -15,7 +15,7 @@ from raydp.analysis.tables.files import numbered, place_of, read_table
 from raydp.analysis.tables.rounded_means import rounded_means
 from raydp.search_spaces.configuration import HYPERPARAMETERS, Configuration
 from raydp.search_spaces.configuration import exact as exact
-from raydp.search_spaces.names import familiar, unknown_name
+from raydp.search_spaces.names import familiar, require_columns, unknown_name
 from raydp.search_spaces.settings import Settings
 
 REQUIRED_COLUMNS = [*HYPERPARAMETERS, "seed", "utility_loss", "score"]
@@ -126,12 +126,7 @@ def check_points(
     """
     if not scored and "score" not in table.columns:
         table = table.assign(score=np.nan)
-    missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
-    if missing:
-        raise ValueError(
-            f"points must have the columns {', '.join(REQUIRED_COLUMNS)}, got a table without "
-            f"{', '.join(missing)}. Add or rename them."
-        )
+    require_columns("points", REQUIRED_COLUMNS, table.columns)
     if len(table) == 0:
         raise ValueError("points must have at least one row, got none. Run the sweep first.")
     # Only finished rows are checked: a failed run's cells may be empty.

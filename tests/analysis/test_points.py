@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -134,6 +135,34 @@ def test_only_finished_rows_are_used_and_the_others_are_counted(tmp_path):
     assert other_rows(check_points(points)) == other_rows(points), "checking again forgets nothing"
     with pytest.raises(ValueError, match="finished row, got 1 failed"):
         load(tmp_path, "4,2,1e-3,1,,,failed", header=HEADER + ",status")
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (
+            "b,steps,lr,seed,loss,score",
+            "It has b, steps, lr, seed, loss, score. Rename b to batch_size, steps to num_steps, "
+            "lr to learning_rate, loss to utility_loss.",
+        ),
+        (
+            "BS,T,Learning-Rate,seed,utility_loss,score",
+            "Rename BS to batch_size, T to num_steps, Learning-Rate to learning_rate.",
+        ),
+        (
+            "Quillonia,b,num_steps,learning_rate,seed,utility_loss",
+            "without batch_size, score. It has b, num_steps, learning_rate, seed, utility_loss and "
+            "1 other column. Rename b to batch_size, and add the others.",
+        ),
+        ("batch_size,b", "seed, utility_loss, score. It has batch_size, b. Add or rename them."),
+    ],
+)
+def test_a_table_without_a_column_names_its_columns_and_the_one_to_rename(
+    tmp_path, header, message
+):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load(tmp_path, ",".join("1" for _ in header.split(",")), header=header)
+    assert "Quillonia" not in str(error.value), "an unknown name may be private text"
 
 
 def test_methods_without_hyperparameters_load_but_are_not_compared(tmp_path):

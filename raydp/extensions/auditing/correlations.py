@@ -20,6 +20,7 @@ from raydp.analysis.tables.files import numbered, place_of
 from raydp.analysis.tables.per_secret import score_names, score_values
 from raydp.analysis.tables.points import check_column, require_hyperparameters
 from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.names import require_columns
 
 Array = NDArray[np.float64]
 
@@ -119,12 +120,7 @@ def _means(points: pd.DataFrame) -> pd.DataFrame:
 def _checked_bounds(audited: pd.DataFrame) -> pd.DataFrame:
     """Return the checked bounds, indexed by (T, b, η)."""
     columns = [*HYPERPARAMETERS, EPSILON_HAT]
-    missing = [name for name in columns if name not in audited.columns]
-    if missing:
-        raise ValueError(
-            f"audit must have the columns {', '.join(columns)}, got a table without "
-            f"{', '.join(missing)}. Take an audit's sweep, or add them."
-        )
+    require_columns("audit", columns, audited.columns)
     audited = with_settings(numbered(audited))
     table = pd.DataFrame({name: check_column(audited[name]) for name in columns}).assign(
         settings=audited[SETTINGS]

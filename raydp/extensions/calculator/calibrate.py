@@ -18,7 +18,7 @@ from raydp.privacy import (
     calibrate_many,
 )
 from raydp.privacy.accounting.events import check_num_steps
-from raydp.search_spaces.names import cell_in_words, without_cells
+from raydp.search_spaces.names import cell_in_words, require_columns, without_cells
 from raydp.system.cache import cache_dir
 from raydp.system.output import stderr
 from raydp.tasks.row_files import read_csv_rows
@@ -130,12 +130,7 @@ def csv_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, st
         raise ValueError(
             f"--from must have a header and at least one row, got none in {path.name}. Add them."
         )
-    missing = [c for c in columns if c not in rows[0][1]]
-    if missing:
-        raise ValueError(
-            f"--from must have the columns {', '.join(columns)}, got none of {', '.join(missing)}. "
-            "Add them."
-        )
+    require_columns("--from", columns, rows[0][1])
     return rows
 
 

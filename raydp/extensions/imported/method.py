@@ -23,6 +23,7 @@ from raydp.plugins.registries import resolve
 from raydp.privacy import MethodRecord, PoissonGaussian, Procedure
 from raydp.privacy.accounting.accountant import AccountantError
 from raydp.search_spaces import Configuration
+from raydp.search_spaces.names import require_columns
 from raydp.spec.sections import PrivacySpec
 from raydp.training.comm import Comm
 from raydp.training.trial import Trained, TrainingContext
@@ -95,12 +96,9 @@ def _read(path: Path, modified_ns: int) -> tuple[StatedRun, ...]:
     """Read the table, once for each time of modification of the file."""
     # Check the columns, then row by row, so that a message can name the line.
     rows = _table(path)
-    missing = [name for name in REQUIRED if not rows or name not in rows[0][1]]
-    if missing:
-        raise ValueError(
-            f"RUNS must have the columns {', '.join(REQUIRED)} and a row for each model, got a "
-            f"table without {', '.join(missing)}. Optional are {', '.join(OPTIONAL)}."
-        )
+    if not rows:
+        raise ValueError("RUNS must have a row for each model, got none. Add the rows.")
+    require_columns("RUNS", REQUIRED, rows[0][1])
     counts: Counter[Configuration] = Counter()
     runs: list[StatedRun] = []
     for number, row in rows:
