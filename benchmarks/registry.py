@@ -32,6 +32,7 @@ from raydp.extensions.publishing.signing import SigningKey, new_key
 from raydp.models.base_models import weight_hash
 from raydp.models.lookup import TINY
 from raydp.tracking import MLflowTracker, TrialRecord, find_models, set_alias
+from raydp.tracking.records import RECORD_TAG
 from raydp.tracking.sealing.seal import SEAL_TAG, Seal
 
 NAME = "many"
@@ -175,6 +176,13 @@ def _copy(
             ):
                 if table not in ("metrics", "latest_metrics") and new.get(name) in texts:
                     new[value] = texts[new[name]]
+            if new.get("key") == RECORD_TAG:
+                held = json.loads(new["value"])
+                new["value"] = json.dumps(
+                    {**held, **{k: v for k, v in texts.items() if k in held}, "run_id": to.run_id},
+                    sort_keys=True,
+                    ensure_ascii=False,
+                )
             if new.get("tag_key") == SEAL_TAG:
                 new["tag_value"] = _sealed(row["tag_value"], to, model, key)
             if new.get("tag_key") == "mlflow.modelVersions":

@@ -13,6 +13,7 @@ from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
 from raydp.tracking.delivery import answering
 from raydp.tracking.promotions import aliases_of, claims_privacy, take_away
+from raydp.tracking.records import tags_of
 from raydp.tracking.sealing.trust import ALARM_TAG
 from raydp.tracking.store import open_store
 
@@ -68,7 +69,7 @@ def set_alarms(
 
 def _configuration(version: ModelVersion) -> Configuration | None:
     """Return the configuration in a version's tags; None if somebody damaged them."""
-    tags = version.tags
+    tags = tags_of(version)
     try:
         return Configuration(
             batch_size=int(tags["batch_size"]),

@@ -164,6 +164,12 @@ def aliases_of(store: Store, name: str) -> dict[str, str]:
     }
 
 
+def origin() -> dict[str, str]:
+    """Return the tags by which MLflow shows who made a run, and by what."""
+    source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": "raydp sweep"}
+    return {"mlflow.user": _user(), **source}
+
+
 def _user() -> str:
     try:
         return getpass.getuser()

@@ -16,10 +16,13 @@ from raydp.tracking.portable import model_files, portable
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
+    from mlflow.entities.model_registry import ModelVersion
 
 PRIVACY_PREFERRED, BEST_UTILITY = "privacy-preferred", "best-utility"
 """The aliases of a sweep's selected model, the first one only with a guarantee."""
 PRIVACY_TAGS = ("epsilon", "delta", "noise_multiplier", "accountant", "unit", "certified")
+RECORD_TAG = "record"
+"""The tag of a version with what identifies and guarantees it, as JSON; see `tags_of`."""
 PRIVACY_METRICS = ("epsilon", "delta", "noise_multiplier")
 
 
@@ -47,6 +50,7 @@ class TrialRecord:
         seconds: duration of the trial; None if the duration must not be revealed.
         status: "finished", or "stopped" if the trial ended early (then it is not a point of an
             analysis).
+        description: what the model's version says to people, as Markdown. It defines nothing.
 
     The record must not quote training text or a secret. It may hold their ids and hashes.
     """
@@ -66,6 +70,7 @@ class TrialRecord:
     card: str = ""
     status: Literal["finished", "stopped"] = "finished"
     settings: str = ""
+    description: str = ""
 
     def __post_init__(self) -> None:
         # These would be bugs of ours, and a store would keep them for ever.
@@ -85,6 +90,7 @@ class TrialRecord:
         # Without settings, the digest stays what it was before there were settings.
         left_out = {
             "model_dir",
+            "description",
             *(() if self.settings else ("settings",)),
         }
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
@@ -109,8 +115,8 @@ class TrialRecord:
         return as_params({**values, **({"settings": self.settings} if self.settings else {})})
 
     def all_params(self) -> dict[str, str]:
-        """Return configuration and other parameters as MLflow stores them."""
-        return {**as_params(self.params), **self.configuration()}
+        """Return configuration and other parameters as MLflow stores them, in the order shown."""
+        return {**self.configuration(), **as_params(self.params)}
 
     def privacy_tags(self) -> dict[str, str]:
         """Return the values of the guarantee by which models are looked up."""
@@ -146,6 +152,23 @@ def as_params(values: Mapping[str, object]) -> dict[str, str]:
                 plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
             )
     return texts
+
+
+def tags_of(version: ModelVersion) -> dict[str, str]:
+    """Return a version's tags together with the texts in its record.
+
+    Earlier versions of raydp wrote each of these texts as a tag of its own. A name whose tag and
+    whose text in the record differ is left out: somebody changed one of them.
+    """
+    try:
+        document = json.loads(version.tags.get(RECORD_TAG, "{}"))
+    except (ValueError, RecursionError):
+        document = None
+    record = document if isinstance(document, dict) else {}
+    texts = {name: text for name, text in record.items() if isinstance(text, str)}
+    tags: dict[str, str] = version.tags
+    both = {**texts, **tags}
+    return {k: v for k, v in both.items() if texts.get(k, v) == v}
 
 
 def number_of(value: object) -> float:

@@ -14,7 +14,7 @@ from raydp.spec.sections.cluster import REGISTERED_MODEL
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
-from raydp.tracking.promotions import MAX_REASON_CHARS, aliases_of, take_away
+from raydp.tracking.promotions import MAX_REASON_CHARS, aliases_of, origin, take_away
 from raydp.tracking.records import TrialRecord, as_params, clean_key, flatten
 from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.seal import load_signer
@@ -92,7 +92,7 @@ class MLflowTracker:
         """
         # The parent run, found by the sweep's identity or made.
         run = self._find_sweep(sweep_id) or self._client.create_run(
-            self._experiment_id, tags={SWEEP_ID_TAG: sweep_id}, run_name=name
+            self._experiment_id, tags={**origin(), SWEEP_ID_TAG: sweep_id}, run_name=name
         )
         run_id = str(run.info.run_id)
         # Parameters never change in MLflow, so only new ones are logged, and changes become tags.

@@ -8,6 +8,7 @@ transaction, and what comes after them is another one.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -23,7 +24,8 @@ from mlflow.exceptions import MlflowException
 from raydp.search_spaces.settings import Settings, settings_in_words
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
-from raydp.tracking.records import TrialRecord, as_params, clean_key
+from raydp.tracking.promotions import origin
+from raydp.tracking.records import RECORD_TAG, TrialRecord, as_params, clean_key
 from raydp.tracking.sealing.seal import SEAL_TAG, Signer
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
 from raydp.tracking.stored_runs import (
@@ -46,6 +48,8 @@ VERSIONS_TAG = (
     "mlflow.modelVersions"  # MLflow's pages link a logged model to its versions by this tag
 )
 
+SHOWN_TAGS = ("sweep", "epsilon", "certified")
+"""Values of a record that a version's tags show, beside its base and MLflow's ids."""
 MAX_REASON_CHARS = 500
 VERSION_ATTEMPTS = 30
 """Attempts to get a version's number.
@@ -213,9 +217,9 @@ class TrialWriter:
         )
         if "settings" in configuration:
             name += f" {settings_in_words(Settings.parse(configuration['settings']), equals='=', between=' ')}"
-        identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep, **tags}
+        identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep}
         return self.client.create_run(
-            self.experiment_id, start_time=start, tags=identity, run_name=name or run_id[:12]
+            self.experiment_id, start_time=start, tags={**origin(), **identity, **tags}, run_name=name or run_id[:12]
         )
 
     def _end(self, run: Run, status: str, trial: TrialRecord) -> None:
@@ -287,14 +291,17 @@ class TrialWriter:
         self._made.add(self.registered_model)
 
     def _create_version(self, run: Run, trial: TrialRecord, model: LoggedModel) -> str:
-        """Register the logged model as a new version with its lookup tags; return its number."""
+        """Register the logged model as a new version with its tags; return its number."""
+        # A few tags that people filter by, and the whole record in one.
+        record = {**self._lookup_tags(trial), **trial.configuration()}
+        shown = {name: record.pop(name) for name in SHOWN_TAGS if name in record}
+        record["base_weight_hash"] = str(trial.base["weight_hash"])
         tags = {
-            **self._lookup_tags(trial),
-            **trial.configuration(),
+            **shown,
             "base": portable(trial.base["name"]),
-            "base_weight_hash": trial.base["weight_hash"],
             MODEL_ID_TAG: model.model_id,
             EXPERIMENT_ID_TAG: self.experiment_id,
+            RECORD_TAG: json.dumps(record, sort_keys=True, ensure_ascii=False),
         }
         # With source models:/m-..., the SQL registry would look the model up in the process's
         # global store.
@@ -303,6 +310,7 @@ class TrialWriter:
             source=model.artifact_location,
             run_id=run.info.run_id,
             tags=tags,
+            description=trial.description or None,
             model_id=model.model_id,
             await_creation_for=0,  # a version is ready at once; waiting polls every three seconds
         )

@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from raydp.tracking import find_models, log_scores
+from raydp.tracking.records import tags_of
 
 from .conftest import FACTS, SPEC, inventory, open_tracker
 
@@ -48,7 +49,7 @@ def test_a_trial_is_a_child_run_with_a_logged_model_and_a_version(tracker, recor
         "certified": "true",
         "base": "tiny-llama",
     }
-    assert expected.items() <= version.tags.items()
+    assert expected.items() <= tags_of(version).items()
 
 
 def test_every_step_is_kept(tracker, record):
@@ -135,7 +136,7 @@ def test_infinity_is_a_tag_and_never_a_metric(tracker, record):
     )
     (run,), (model,), (version,) = inventory(tracker)
     assert run.data.tags["epsilon"] == version.tags["epsilon"] == model.tags["epsilon"] == "inf"
-    assert "delta" not in version.tags
+    assert "delta" not in tags_of(version)
     assert run.data.metrics == {"utility_loss": 2.0, "noise_multiplier": 1.25, "seconds": 12.5}
     assert (
         run.data.tags["raydp.nonfinite_metrics"]

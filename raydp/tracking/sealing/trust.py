@@ -9,6 +9,7 @@ from pathlib import Path
 from mlflow.entities import LoggedModel
 from mlflow.entities.model_registry import ModelVersion
 
+from raydp.tracking.records import tags_of
 from raydp.tracking.sealing.folders import copy_problem, folder_problem
 from raydp.tracking.sealing.seal import (
     NO_CARD,
@@ -84,7 +85,7 @@ class Trust:
         if (problem := sealed.signature_problem(self.keys)) is not None:
             return problem
         # What look-ups read, in both places, must be what was sealed.
-        places = [model.tags] if version is None else [model.tags, version.tags]
+        places = [model.tags] if version is None else [model.tags, tags_of(version)]
         expected = {**said["guarantee"], "run_id": said.get("run_id")}
         same = all(tags.get(name) == text for tags in places for name, text in expected.items())
         configuration = said.get("configuration")
