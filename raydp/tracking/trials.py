@@ -219,7 +219,10 @@ class TrialWriter:
             name += f" {settings_in_words(Settings.parse(configuration['settings']), equals='=', between=' ')}"
         identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep}
         return self.client.create_run(
-            self.experiment_id, start_time=start, tags={**origin(), **identity, **tags}, run_name=name or run_id[:12]
+            self.experiment_id,
+            start_time=start,
+            tags={**origin(), **identity, **tags},
+            run_name=name or run_id[:12],
         )
 
     def _end(self, run: Run, status: str, trial: TrialRecord) -> None:
