@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from raydp.plugins.registries import service
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
+from raydp.sweep.ending.webhook import announce
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.further_seeds import before_further_seeds
@@ -144,23 +146,30 @@ def _run(
     Raises:
         Interrupted: the user interrupted it anywhere.
     """
-    folder = context.folder
+    folder, spec = context.folder, context.spec
+    tell = partial(announce, spec.tracking.webhook, spec.name, folder.disclosure())
     try:
         finished = _train_and_finish(context, task, console, callbacks)
     except KeyboardInterrupt:
         stopped = SweepResult(
             folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED)
         )
+        tell(stopped)
         raise Interrupted(stopped) from None
+    except Exception:
+        tell(None)
+        raise
     finally:
         # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for
         # a resume.
         remove_abandoned(prefix_folder())
         if (remove_shares := service("remove_abandoned_shares", needed_by=None)) is not None:
             remove_shares(prefix_folder())
-    return SweepResult(
+    result = SweepResult(
         folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished)
     )
+    tell(result)
+    return result
 
 
 def _train_and_finish(

@@ -366,3 +366,16 @@ def test_a_quiet_command_prints_no_warning(
     lines = capsys.readouterr().out.splitlines()
     assert ("warning: It leaks." in lines) == (explain and not quiet)
     assert ("! leaks" in lines) == (not explain and not quiet)
+
+
+def test_a_watched_sweep_that_nobody_runs_is_printed_once(
+    raydp: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raydp.cli.commands.status.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("raydp.cli.commands.status.LOOK_SECONDS", 0.0)
+    counts = RunCounts(runs=3, finished=1, failed=0, stopped=0, pending=2)
+    monkeypatch.setattr("raydp.sweep.store.points.counts", lambda folder: counts)
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(small_spec(tmp_path)))
+    out = raydp("status", tmp_path, "--watch").out
+    assert out.count("3 runs, 1 finished") == 1
+    assert raydp("status", tmp_path, "--watch", "--json").code == 2

@@ -208,6 +208,11 @@ class TrackingSpec(Section):
     """Further logs of every run, in the sweep's folder: `tensorboard`, and `wandb` (Weights &
     Biases, which is offline: `wandb sync` uploads). They hold the run's config, step metrics,
     utility and scores."""
+    webhook: Annotated[str, Field(pattern=r"^(https?://[^@]+|\$[A-Za-z_]\w*)$")] | None = None
+    """Address that is told when the sweep ends, by one POST of JSON without content of the data.
+
+    `$NAME` is the variable of the environment that holds the address, which is then in no file.
+    """
 
     @field_validator("loggers")
     @classmethod

@@ -1,0 +1,101 @@
+"""The request at a sweep's end: what it tells, and that its failure changes nothing."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp.search_spaces import Configuration
+from raydp.sweep.ending.result import SweepResult
+from raydp.sweep.ending.webhook import announce
+from raydp.sweep.store.disclosure import Disclosure
+from raydp.sweep.store.summary import RunCounts, RunFailure
+from tests.conftest import Answer
+
+SECRET_REASON = "ValueError: could not read 'Alice, 41'"
+CONFIGURATION = Configuration(batch_size=8, num_steps=4, learning_rate=0.1)
+COUNTS = RunCounts(
+    runs=3,
+    finished=1,
+    failed=1,
+    stopped=0,
+    pending=1,
+    failures=(
+        RunFailure(configuration=CONFIGURATION, seed=0, run_id="ab12", reason=SECRET_REASON),
+    ),
+)
+RESULT = SweepResult(
+    folder=Path("runs/s"), counts=COUNTS, selected=None, best_utility=None, reason="none",
+    report=None, interrupted=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def posted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What a server at the address in $RAYDP_TEST_HOOK is told."""
+    documents: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            documents.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("RAYDP_TEST_HOOK", f"http://127.0.0.1:{server.server_port}/hook")
+        yield documents
+        server.shutdown()
+
+
+def test_an_end_is_told_without_reasons_of_failures(posted: list[dict[str, Any]]) -> None:
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(), replace(RESULT, interrupted=True))
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(), None)
+    announce(None, "s", Disclosure(), RESULT)
+    assert [document["state"] for document in posted] == ["finished", "interrupted", "failed"]
+    assert posted[0]["text"] == (
+        "raydp: the sweep s has finished; 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending"
+    )
+    assert (posted[0]["runs"], posted[0]["selected"]) == (3, None)
+    assert "Alice" not in json.dumps(posted)
+
+
+def test_runs_that_may_not_be_shown_are_not_counted(posted: list[dict[str, Any]]) -> None:
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(shows_runs=False), RESULT)
+    assert posted == [
+        {
+            "text": "raydp: the sweep s has finished",
+            "sweep": "s",
+            "state": "finished",
+            "selected": None,
+        }
+    ]
+
+
+def test_a_server_that_is_away_is_a_warning_without_the_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RAYDP_TEST_HOOK", "http://127.0.0.1:9/token-of-a-channel")
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
+    assert "the webhook did not take the end of the sweep: URLError" in caplog.text
+    assert "token-of-a-channel" not in caplog.text
+
+
+@pytest.mark.parametrize("webhook", ["$RAYDP_NOT_SET", "ftp://a/b", "https://u:p@a/b", "file:///x"])
+def test_an_address_that_cannot_be_told_is_refused_before_training(
+    raydp: Callable[..., Answer], write_spec: Callable[..., Path], webhook: str
+) -> None:
+    answer = raydp("plan", write_spec(tracking={"webhook": webhook}))
+    assert answer.code == 2
+    assert "tracking.webhook must" in answer.err
