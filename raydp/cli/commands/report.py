@@ -41,6 +41,10 @@ def report(
     file_format: Annotated[
         str, typer.Option("--format", help="Format of the figures: svg, png or pdf.")
     ] = "svg",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve it to this machine while the sweep runs.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of --watch; 0 takes a free one.")] = 0,
     rule: Rule = None,
     max_loss: MaxLoss = None,
     min_gain_share: MinGain = None,
@@ -59,10 +63,15 @@ def report(
         check_format(file_format)
     with stderr.status("checking the names"):
         reports.check_names(points, storage, rule=rule, score=score)
-    check_page(output)
-    check_new(output, force=force)
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
     options |= {"rule": rule, "max_loss": max_loss, "min_gain_share": min_gain_share}
+    if watch:
+        if len(points) > 1 or by is not None or json:
+            raise ValueError("--watch must be given with one sweep and neither --by nor --json.")
+        service("live_report", needed_by="--watch")(points[0], options, port)
+        return
+    check_page(output)
+    check_new(output, force=force)
     with stderr.status("analysing the points and writing the report"):
         if len(points) > 1 or by is not None:
             drawn = service("comparison", needed_by="another POINTS")(
