@@ -66,29 +66,37 @@ def report(
     options: dict[str, Any] = {"storage": storage, "score": score, "worst_case": worst_case}
     options |= {"rule": rule, "max_loss": max_loss, "min_gain_share": min_gain_share}
     if watch:
-        if len(points) > 1 or by is not None or json:
-            raise ValueError("--watch must be given with one sweep and neither --by nor --json.")
-        service("live_report", needed_by="--watch")(points[0], options, port)
-        return
+        return _serve(points, options, port, alone=by is None and not json)
     check_page(output)
     check_new(output, force=force)
     with stderr.status("analysing the points and writing the report"):
         if len(points) > 1 or by is not None:
-            drawn = service("comparison", needed_by="another POINTS")(
-                points, output, by=by, **options
-            )
+            compare = service("comparison", needed_by="another POINTS")
+            drawn = compare(points, output, by=by, **options)
         else:
             drawn = reports.report(points[0], output, **options)
-    files = []
+    files = list[str]()
     if figures is not None:
         with stderr.status("drawing the figures"):
             files = [str(file) for file in save_figures(drawn, figures, file_format=file_format)]
+    _tell(output, files, json=json)
+
+
+def _serve(points: list[str], options: dict[str, Any], port: int, *, alone: bool) -> None:
+    """Serve the report of one sweep until Ctrl-C."""
+    if len(points) > 1 or not alone:
+        raise ValueError("--watch must be given with one sweep and neither --by nor --json.")
+    service("live_report", needed_by="--watch")(points[0], options, port)
+
+
+def _tell(output: Path, files: list[str], *, json: bool) -> None:
+    """Print which files were written."""
     if json:
         print_json({"report": str(output), **({"figures": files} if files else {})})
         return
     stdout.print(f"report written to {output}", markup=False)
     if files:
-        stdout.print(f"{len(files)} figures written to {figures}", markup=False)
+        stdout.print(f"{len(files)} figures written to {Path(files[0]).parent}", markup=False)
 
 
 COMMAND = ExtraCommand(run=report, panel=READ)

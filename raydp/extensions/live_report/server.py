@@ -86,7 +86,7 @@ class SweepWatcher:
             return None
         self._seen = state
         with tempfile.TemporaryDirectory() as place:
-            path = Path(place) / "report.html"
+            path = Path(place) / "page.html"
             try:
                 self.make(path)
             except ValueError as error:

@@ -6,9 +6,11 @@ import json
 import logging
 import os
 import urllib.request
+from typing import TYPE_CHECKING
 
-from raydp.sweep.ending.result import SweepResult
-from raydp.sweep.store.disclosure import Disclosure
+if TYPE_CHECKING:
+    from raydp.sweep.ending.result import SweepResult
+    from raydp.sweep.store.disclosure import Disclosure
 
 LOGGER = logging.getLogger(__name__)
 _SECONDS = 10.0
