@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,7 +83,7 @@ def report(
     _tell(output, files, json=json)
 
 
-def _serve(points: list[str], options: dict[str, Any], port: int, *, alone: bool) -> None:
+def _serve(points: list[str], options: Mapping[str, object], port: int, *, alone: bool) -> None:
     """Serve the report of one sweep until Ctrl-C."""
     if len(points) > 1 or not alone:
         raise ValueError("--watch must be given with one sweep and neither --by nor --json.")
