@@ -7,7 +7,7 @@ TESTS ?= not gpu and not cluster and not browser and not slow and not thorough
 # Tests and sweeps start hundreds of processes, which find the modules compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check daily lowest site install clean
+.PHONY: demo test check daily lowest release site install clean
 
 demo: .venv/installed  ## run the embedded default sweep
 	rm -rf raydp_runs/demo
@@ -37,6 +37,16 @@ daily: .venv/installed  ## what CI need not repeat on the same day; writes .ci/d
 
 lowest: .venv/installed  ## a small sweep with the lowest versions of pyproject.toml
 	$(BIN)/python tools/lowest_versions.py
+
+# The tool of the bill of materials gets an environment of its own: its libraries are none of ours.
+release: .venv/installed  ## dist/: wheel, sources, bill of materials, sums; one commit gives the same bytes
+	rm -rf dist build/sbom
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet cyclonedx-bom==7.5.0
+	build/sbom/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	  --output-file dist/raydp_tune.cdx.json $(BIN)/python
+	cd dist && sha256sum * > SHA256SUMS
 
 site: .venv/installed  ## the documentation as pages in build/site; a warning fails
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

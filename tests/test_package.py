@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -139,6 +140,26 @@ def test_from_data_to_a_choice_outside_the_repository(installed: Installed, tmp_
 def test_the_demo_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
     """`raydp sweep` without a spec runs the demo; its plan reads the same spec, data and model."""
     assert len(json.loads(installed.run(tmp_path, "raydp", "plan", "--json").stdout)) == 18
+
+
+@pytest.mark.daily("pyproject.toml")
+def test_a_commit_gives_the_same_bytes_again(tmp_path: Path) -> None:
+    """As `make release` builds it, from another folder and at another time."""
+    sources = tmp_path / "sources"
+    subprocess.run(["git", "clone", "--quiet", ROOT, sources], check=True)
+    sums = []
+    for folder in ("one", "two"):
+        subprocess.run(
+            [sys.executable, "-m", "build", "-o", tmp_path / folder, sources],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
+        )
+        files = sorted((tmp_path / folder).iterdir())
+        sums.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+        sources = sources.rename(tmp_path / "elsewhere")
+    assert sums[0] == sums[1]
+    assert len(sums[0]) == 2
 
 
 @pytest.mark.thorough
