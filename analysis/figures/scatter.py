@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -28,7 +30,10 @@ from raydp.analysis.tables.points import configurations
 
 
 def score_against_utility(
-    points: pd.DataFrame | SelectionsByThreshold, *, constraints: Constraints | None = None
+    points: pd.DataFrame | SelectionsByThreshold,
+    *,
+    constraints: Constraints | None = None,
+    labels: Mapping[str, int | None] | None = None,
 ) -> go.Figure:
     """Plot the mean score (y) against the mean utility loss (x), one point per configuration.
 
@@ -36,11 +41,13 @@ def score_against_utility(
         points: a points table, or the result of `selections_by_threshold` for one.
         constraints: configurations that violate the constraints are grey; the utility threshold is
             a dashed line.
+        labels: label -> position of the configuration beside whose point the label stands, in the
+            place of the rules' marks. None where there is no such configuration.
 
     Returns:
         The traces "Configuration" and "Excluded", with error bars of one standard deviation over
-        seeds. Each trace has a y value only for its own points. One ring per rule marks the
-        configuration that the rule selects.
+        seeds. Each trace has a y value only for its own points. A mark shows what a rule selects;
+        rules that select the same configuration share one mark.
 
     Raises:
         ValueError: as `selections_by_threshold`.
@@ -59,23 +66,15 @@ def score_against_utility(
     # Both traces hold all configurations, so that the page's slider can move points between them.
     for name, opacity, member in (("Configuration", 1.0, passed), ("Excluded", 0.4, ~passed)):
         figure.add_trace(_points(means, member, name, opacity))
-    # The rings differ in size, so that all stay visible where rules agree.
-    for rule, position in selections.start.items():
-        symbol, size, colour = mark_of(rule)
-        row = selections.means.iloc[position]
-        figure.add_trace(
-            go.Scatter(
-                x=[float(row["utility_loss"])],
-                y=[float(row["score"])],
-                mode="markers",
-                name=rule,
-                marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 2.5}},
-                hoverinfo="skip",
-            )
-        )
+    for names, position in _together(selections.start if labels is None else labels):
+        # The page's slider moves labels, so each keeps its trace.
+        if position is not None or labels is not None:
+            figure.add_trace(_mark(selections.means, names, position, labelled=labels is not None))
     # Where nothing is excluded, the threshold divides nothing.
     if not selections.passed.all():
         figure.add_vline(x=selections.threshold, line={"dash": "dash", "width": 1.5, "color": LINE})
+    if labels is not None:
+        figure.update_layout(showlegend=False, margin_t=24)
     return quiet_axes(figure)
 
 
@@ -149,6 +148,48 @@ def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.S
         customdata=rows["num_seeds"].tolist(),
         text=[describe(c) for c in configurations(rows)],
         hovertemplate="%{text}<br>utility loss %{x:.4f}<br>score %{y:.4g}<br>seeds %{customdata}<extra></extra>",
+    )
+
+
+def _together(marks: Mapping[str, int | None]) -> Iterator[tuple[list[str], int | None]]:
+    """Yield the names that share a point, and its position; None if an earlier name has it."""
+    for name, position in marks.items():
+        names = [other for other, at in marks.items() if at == position]
+        first = names[0] == name
+        yield (names, position) if first else ([name], None)
+
+
+def label_side(loss: pd.Series) -> list[str]:
+    """Return the side of each point on which its label fits, shape [m]."""
+    middle = (loss.min() + loss.max()) / 2
+    return ["right" if value < middle else "left" for value in loss]
+
+
+def _mark(
+    means: pd.DataFrame, names: list[str], position: int | None, *, labelled: bool
+) -> go.Scatter:
+    """Return the mark of one configuration, or the empty place of a label."""
+    symbol, size, colour = mark_of(names[0])
+    row = None if position is None else means.iloc[position]
+    # The label of the runner-up, which is often close, stands below.
+    height = "bottom" if names[0] == "runner-up" else "top"
+    side = "left" if position is None else label_side(means["utility_loss"])[position]
+    return go.Scatter(
+        x=[] if row is None else [float(row["utility_loss"])],
+        y=[] if row is None else [float(row["score"])],
+        mode="markers+text" if labelled else "markers",
+        name=", ".join(names),
+        text=[", ".join(names)],
+        textposition=f"{height} {side}",
+        textfont={"color": colour, "size": 13},
+        cliponaxis=False,
+        marker={
+            "symbol": symbol,
+            "size": size,
+            "color": colour,
+            "line": {"width": 2.5 * ("open" in symbol)},
+        },
+        hoverinfo="skip",
     )
 
 

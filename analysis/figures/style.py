@@ -27,8 +27,11 @@ MARKS = {
     "oracle": ("diamond-open", 24, "#cc79a7"),
     "pareto-knee": ("pentagon-open", 27, "#2b83c6"),
     "predicted-score": ("hexagon-open", 31, "#56b4e9"),
+    "selected": ("circle", 14, "#d55e00"),
+    "best utility": ("square", 12, "#009e73"),
+    "runner-up": ("diamond", 13, "#2b83c6"),
 }
-"""Symbol, size in pixels, colour. The sizes differ, so all rings show where rules agree."""
+"""Symbol, size in pixels, colour of the marks of rules, and of the labels of the report's chart."""
 _OTHER_MARK = ("star-open", 35, "#8c6d31")
 MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
@@ -48,7 +51,7 @@ def group_mark(place: int) -> dict[str, object]:
 
 
 def mark_of(rule: str) -> tuple[str, int, str]:
-    """Return the symbol, size and colour of a rule. Rules of other packages share one mark."""
+    """Return the symbol, size and colour of a rule or a label. Other packages' rules share one."""
     return MARKS.get(rule, _OTHER_MARK)
 
 

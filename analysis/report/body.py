@@ -1,16 +1,17 @@
-"""The body of a page: the decision and the model first, then the sections with the evidence."""
+"""The body of a page: the first screen, then the evidence, folded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import pandas as pd
 
-from raydp.analysis.report.card import card, guarantee_in_words
-from raydp.analysis.report.markup import bullets, code, contents, paragraph, section
+from raydp.analysis.report.card import card
+from raydp.analysis.report.first_screen import FirstScreen, first_screen
+from raydp.analysis.report.markup import bullets, code, paragraph, section
 from raydp.analysis.selection.selected import Selection
+from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.selection.wording import in_words
 
 
@@ -27,45 +28,41 @@ class PageTexts:
 def body_of(
     points: pd.DataFrame,
     headline: Selection,
-    sentences: Sequence[str],
+    screen: FirstScreen,
     sections: Mapping[str, Sequence[str]],
     texts: PageTexts,
     *,
     chart: Sequence[str] = (),
-    between: Sequence[str] = (),
+    slider: Sequence[str] = (),
     about: Sequence[str] = (),
+    detail: Sequence[str] = (),
 ) -> list[str]:
     """Return the parts of a page as HTML.
 
     Args:
         points: the points table.
         headline: the selection that the page is about.
-        sentences: the decision in a sentence, and what follows its reasons.
+        screen: what the first screen compares it with.
         sections: heading -> parts of the evidence, as HTML.
-        chart, between, about: HTML beside the decision, below it, and below the warnings.
+        chart, slider, about: HTML of the first screen, and below the warnings.
+        detail: sentences that follow the reasons of the decision.
     """
-    # The first screen: what to use, why, and what it guarantees.
-    words = [guarantee_in_words(points, headline, texts.card_rows), *in_words(headline)]
-    decision = section(
-        "The decision",
-        paragraph(sentences[0], css="headline"),
-        bullets([text for text in words if text]),
-        *map(paragraph, sentences[1:]),
-        css="decision",
-    )
-    load = "" if headline.load_call is None else code(headline.load_call)
-    every = {**sections, **({"Notes": [bullets(texts.notes)]} if texts.notes else {})}
-    # Warnings stand above the evidence.
+    shown = screen.texts(headline)
+    brief = Verdict.of(headline, None, screen.words, None).cautions
+    limits = [*texts.warnings, *headline.warnings]
+    folded = {
+        "The decision": [bullets(in_words(headline)), *map(paragraph, detail)],
+        **({"What limits the choice": [bullets(limits)]} if limits else {}),
+        "The selected model": [card(points, headline, texts.card_rows)],
+        **sections,
+        **({"Notes": [bullets(texts.notes)]} if texts.notes else {}),
+    }
     return [
-        f"<h1>{escape(texts.title)}</h1>",
-        '<div class="first">',
-        decision,
-        f'<div class="model">{load}{card(points, headline, texts.card_rows)}</div>',
-        *chart,
-        "</div>",
-        *between,
-        bullets([*texts.warnings, *headline.warnings], css="warnings"),
+        first_screen(texts.title, shown, chart),
+        *slider,
+        code(shown["load"], name="first-load"),
+        # What limits the choice is never folded away as a whole.
+        bullets([*texts.warnings, *brief], css="warnings"),
         *about,
-        contents(list(every)),
-        *(section(heading, *parts) for heading, parts in every.items()),
+        *(section(heading, *parts, folded=True) for heading, parts in folded.items()),
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context
 
 import numpy as np
 import pandas as pd
@@ -35,7 +37,7 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
         ("Configuration", str(selected.configuration)),
     ]
     own = _runs_of(points, selected)
-    rows += [(label, _largest(own[name])) for name, label in _GUARANTEE.items() if name in own]
+    rows += [(_GUARANTEE[n], number(upper_bound(own[n]))) for n in _GUARANTEE if n in own]
     rows += [
         *told.items(),
         ("Utility loss", number(selected.utility_loss)),
@@ -48,27 +50,8 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
         interval = f"{100 * made.confidence:g} % interval {number(low)} to {number(high)}"
         expected = f"{number(made.estimate)}, {interval}"
         rows.append(("Score, corrected for the selection", expected))
-    rows += [(label, _largest(own[name])) for name, label in _MECHANISM.items() if name in own]
+    rows += [(_MECHANISM[n], number(_largest(own[n]))) for n in _MECHANISM if n in own]
     return facts(rows)
-
-
-def guarantee_in_words(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
-    """Return the guarantee of the selected model in a sentence; "" if the table has no ε."""
-    own = _runs_of(points, selected)
-    if not {"epsilon", "delta"} <= set(own):
-        return ""
-    epsilon = pd.to_numeric(own["epsilon"], errors="coerce")
-    # Without a known ε for every run, say nothing rather than name a wrong guarantee.
-    if epsilon.isna().any() or own["delta"].isna().any():
-        return ""
-    if not np.isfinite(epsilon).all():
-        return "It has no guarantee: its ε is infinite."
-    unit, certified = told.get("Unit of privacy"), told.get("Certified", "yes")
-    of = "" if unit is None else f" for one {unit} added or removed"
-    but = "" if certified == "yes" else f". Not certified: {certified.removeprefix('no: ')}"
-    return (
-        f"Its guarantee: ε = {_largest(own['epsilon'])} at δ = {_largest(own['delta'])}{of}{but}."
-    )
 
 
 def _runs_of(points: pd.DataFrame, selected: Selection) -> pd.DataFrame:
@@ -177,8 +160,17 @@ def _score(selected: Selection) -> str:
     return number(selected.score)
 
 
-def _largest(values: pd.Series) -> str:
+def _largest(values: pd.Series) -> float | None:
     """Return the largest value of a column, which holds for all seeds. "inf" is a number."""
     numbers = pd.to_numeric(values, errors="coerce")
     # If a value is unreadable, the others bound nothing.
-    return number(None if numbers.isna().any() else float(numbers.max()))
+    return None if numbers.isna().any() else float(numbers.max())
+
+
+def upper_bound(values: pd.Series) -> float | None:
+    """Return the largest value with four digits, rounded up; None if a value is not known."""
+    largest = _largest(values)
+    if largest is None or math.isinf(largest):
+        return largest
+    # A float is a little off its decimal: round the shortest text that stands for it.
+    return float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(largest)))

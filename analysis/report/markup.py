@@ -52,24 +52,19 @@ def _prose(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def section(heading: str, *parts: str, css: str = "") -> str:
-    """Return a section of HTML parts with its heading, which occurs once on a page (`contents`)."""
-    attributes = _written({"id": _anchor(heading)} | ({"class": css} if css else {}))
+def section(heading: str, *parts: str, folded: bool = False) -> str:
+    """Return a section of HTML parts with its heading, which a reader unfolds if it is folded."""
+    start, end = ("<details><summary>", "</summary>") if folded else ("", "")
     body = chr(10).join(part for part in parts if part)
-    return f"<section{attributes}>\n<h2>{escape(heading)}</h2>\n{body}\n</section>"
-
-
-def contents(headings: Sequence[str]) -> str:
-    """Return a list of links to the sections with these headings."""
-    links = "".join(
-        f'<li><a href="#{_anchor(heading)}">{escape(heading)}</a></li>' for heading in headings
+    return (
+        f'<section id="{_anchor(heading)}">\n{start}<h2>{escape(heading)}</h2>{end}\n{body}\n'
+        f"{'</details>' if folded else ''}</section>"
     )
-    return f'<nav aria-label="Contents"><ul class="contents">{links}</ul></nav>'
 
 
-def code(text: str) -> str:
-    """Return a line of code, for readers to copy."""
-    return f"<pre><code>{escape(text)}</code></pre>"
+def code(text: str, *, name: str) -> str:
+    """Return code for readers to copy, in an element with a name."""
+    return f'<pre><code id="{name}">{escape(text)}</code></pre>'
 
 
 def _anchor(heading: str) -> str:

@@ -11,7 +11,19 @@ const colours = (plot) => {
   return changes;
 };
 const recolour = () => Promise.all(plots.map((plot) => Plotly.relayout(plot, colours(plot))));
-const printing = (on) => { document.documentElement.toggleAttribute("data-print", on); recolour(); };
+// A figure in a folded section has no width until the section is unfolded.
+const fit = (within) => plots.filter((plot) => within.contains(plot)).forEach((plot) => Plotly.relayout(plot, { autosize: true }));
+const folded = document.querySelectorAll("details");
+const unfold = () => { const at = location.hash && document.getElementById(location.hash.slice(1)); if (at && at.querySelector("details")) at.querySelector("details").open = true; };
+const printing = (on) => {
+  document.documentElement.toggleAttribute("data-print", on);
+  for (const one of folded) {
+    if (on) one.dataset.was = one.open ? "open" : "";
+    one.open = on || one.dataset.was === "open";
+  }
+  if (on) fit(document);
+  recolour();
+};
 const draw = (plot) => {
   const { data, layout } = told.figures[plot.id];
   // On touch screens a drag scrolls the page; elsewhere it zooms, and a double click zooms out.
@@ -24,7 +36,9 @@ const draw = (plot) => {
 const follow = (live) => {
   const [slider, value, says, reset] = ["threshold", "threshold-value", "threshold-says", "threshold-reset"].map((id) => document.getElementById(id));
   const layout = document.getElementById("layout"), byThreshold = document.getElementById("by_threshold");
+  const roles = Object.keys(live.labels);
   const line = (u) => ({ type: "line", xref: "x", yref: "paper", x0: u, x1: u, y0: 0, y1: 1, line: { dash: "dash", width: 1.5, color: "#8a939c" } });
+  const name = (u) => ({ text: "threshold", xref: "x", yref: "paper", x: u, y: 1, yanchor: "bottom", xanchor: "auto", showarrow: false });
   const show = (at) => {
     const start = at === null;
     const chosen = (rule) => (start ? live.start[rule] : live.selected[rule][at]);
@@ -33,9 +47,13 @@ const follow = (live) => {
     const count = start ? live.start_members : live.members[at];
     const rules = Object.keys(live.start);
     value.textContent = start ? live.start_text : live.texts[at];
-    const lead = live.rule in live.start ? chosen(live.rule) : chosen("oracle");
-    says.textContent = count + " of " + live.loss.length + " configurations; " + (live.rule in live.start ? live.rule : "oracle") + ": " + live.names[lead] + ", score " + live.figures.score[lead] + ".";
-    slider.setAttribute("aria-valuetext", value.textContent + ": " + says.textContent);
+    const known = live.rule in live.start ? live.rule : "oracle";
+    const lead = start ? live.labels.selected : chosen(known);
+    const screen = start ? live.screens.start : { ...live.screens[lead] };
+    if (!start) screen.verdict = "At a utility threshold of " + live.texts[at] + ", " + screen.verdict[0].toLowerCase() + screen.verdict.slice(1);
+    for (const [part, text] of Object.entries(screen)) document.getElementById("first-" + part).textContent = text;
+    says.textContent = count + " of " + live.loss.length + " configurations may be selected.";
+    slider.setAttribute("aria-valuetext", value.textContent + ": " + says.textContent + " " + screen.verdict);
     for (const cell of document.querySelectorAll("tr[data-rule] > [data-figure]")) {
       const position = chosen(cell.parentElement.dataset.rule);
       cell.textContent = cell.dataset.figure === "above" ? above(live.score[position], live.score[chosen("oracle")]) : live.figures[cell.dataset.figure][position];
@@ -48,8 +66,19 @@ const follow = (live) => {
     }
     const y = (inside) => live.drawn.map((i) => (member[i] === inside ? live.score[i] : null));
     Plotly.restyle(layout, { y: [y(true), y(false)] }, [0, 1]);
-    Plotly.restyle(layout, { x: rules.map((rule) => [live.loss[chosen(rule)]]), y: rules.map((rule) => [live.score[chosen(rule)]]) }, rules.map((_, i) => i + 2));
-    for (const plot of [layout, byThreshold]) Plotly.relayout(plot, { shapes: [line(u)] });
+    // Labels of one configuration are one. Away from the start, nobody computed a runner-up.
+    const place = (role) => (start ? live.labels[role] : { selected: lead, "best utility": chosen("best-utility") }[role] ?? null);
+    const first = (role) => place(role) !== null && roles.find((other) => place(other) === place(role)) === role;
+    const each = (value) => roles.map((role) => (first(role) ? [value(place(role), role)] : []));
+    Plotly.restyle(layout, {
+      x: each((i) => live.loss[i]), y: each((i) => live.score[i]),
+      text: each((i) => roles.filter((role) => place(role) === i).join(", ")),
+      textposition: each((i, role) => (role === "runner-up" ? "bottom " : "top ") + live.sides[i]),
+    }, roles.map((_, i) => i + 2));
+    // Where nothing is excluded, the threshold divides nothing.
+    const divides = !member.every((inside) => inside);
+    Plotly.relayout(layout, { shapes: divides ? [line(u)] : [], annotations: divides ? [name(u)] : [] });
+    Plotly.relayout(byThreshold, { shapes: [line(u)] });
   };
   const above = (score, oracle) => (live.relative && oracle > 0 ? Math.round((100 * (score - oracle)) / oracle) + " %" : "–");
   slider.addEventListener("input", () => show(Number(slider.value)));
@@ -138,6 +167,9 @@ const sortable = (table) => {
 
 document.querySelectorAll("table").forEach(sortable);
 if (told.parallel) parallel(told.parallel);
+for (const one of folded) one.addEventListener("toggle", () => one.open && fit(one));
+unfold();
+addEventListener("hashchange", unfold);
 Promise.all(plots.map(draw)).then(recolour).then(() => told.live && follow(told.live));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 addEventListener("beforeprint", () => printing(true));

@@ -19,7 +19,6 @@ from raydp.analysis.figures import (
     selection_risks,
     training_curves,
 )
-from raydp.analysis.figures.style import configuration_in_words
 from raydp.analysis.report.body import PageTexts, body_of
 from raydp.analysis.report.card import (
     contenders_table,
@@ -27,7 +26,8 @@ from raydp.analysis.report.card import (
     secrets_table,
     steps_table,
 )
-from raydp.analysis.report.markup import number, page, paragraph, percent, plot
+from raydp.analysis.report.first_screen import FirstScreen, NoWords
+from raydp.analysis.report.markup import number, page, paragraph, plot
 from raydp.analysis.report.parallel import parallel_data, parallel_section
 from raydp.analysis.report.sections import added_sections
 from raydp.analysis.report.tables import heuristics_table, risk_table, variance_table
@@ -45,8 +45,13 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.rules import OwnRule
 from raydp.analysis.selection.selected import Selection
+from raydp.analysis.selection.verdict import Words
 from raydp.analysis.tables.per_secret import is_logarithmic, own_score
-from raydp.analysis.tables.points import configuration_means, require_hyperparameters
+from raydp.analysis.tables.points import (
+    configuration_means,
+    configurations,
+    require_hyperparameters,
+)
 from raydp.search_spaces.configuration import Configuration
 
 _BEST, _ORACLE = "best-utility", "oracle"
@@ -70,6 +75,7 @@ def write_report(
     by_secret: tuple[pd.DataFrame, str] | None = None,
     score_name: str | None = None,
     score_text: str = "",
+    words: Words | None = None,
     logarithmic: bool | None = None,
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
@@ -93,6 +99,7 @@ def write_report(
             secrets.
         score_name: name of the score, if the table does not tell it (`own_score`).
         score_text: what the score measures, in a sentence.
+        words: how a person says the score's values; None says them as numbers.
         logarithmic: as for `select`; if it is true, the page shows no ratios of scores.
         card_rows: label -> text of further rows for the card of the selected model.
         warnings: plain sentences to print at the top, before the warnings of the first selection.
@@ -112,35 +119,68 @@ def write_report(
         )
     points = require_hyperparameters(points, scored=False)
     means = configuration_means(points, scored=False)
+    scored = not means["score"].isna().all()
     texts = PageTexts(title=title, card_rows=card_rows or {}, warnings=warnings, notes=notes)
-    # Without scores there is no leakage to compare: write the shorter page.
-    if means["score"].isna().all():
-        write_unscored(points, means, given, Path(path), texts)
-        return NamedFigures()
-    # Select, also by the baselines and along the thresholds.
-    score_name = score_name or own_score(points)
-    compared = _Comparison.of(
-        points, means, given, by_secret, score_name, logarithmic, base_utility_loss
+    # The page always shows what the rule costs, in utility and in score.
+    headline, score_name = given[0], score_name or own_score(points)
+    constraints = asdict(headline.constraints or Constraints(max_loss=headline.max_loss))
+    by_rule = {selection.rule: selection for selection in [*given, headline]}
+    for rule in (_BEST, _ORACLE):
+        if rule not in by_rule and (scored or rule == _BEST):
+            by_rule[rule] = select(
+                points, rule=rule, by_secret=by_secret, logarithmic=logarithmic, **constraints
+            )
+    # The table may hold the pre-trained model's loss, from which the utility gain is measured.
+    in_table = means.get("base_utility_loss")
+    if base_utility_loss is None and in_table is not None and in_table.notna().all():
+        base_utility_loss = float(in_table.mean())
+    screen = FirstScreen(
+        points=points,
+        best=by_rule[_BEST],
+        words=words or NoWords(),
+        base_score=base_score,
+        base_utility_loss=base_utility_loss,
+        told=texts.card_rows,
     )
+    # Without scores there is no leakage to compare: write the shorter page.
+    if not scored:
+        write_unscored(points, means, given, Path(path), texts, screen)
+        return NamedFigures()
+    compared = _Comparison.of(
+        points, means, by_rule, by_secret, score_name, logarithmic, base_utility_loss
+    )
+    at_thresholds = compared.at_thresholds
     # Compose and write the page, which says that it is confidential.
-    slider, chart = threshold_chart(compared.at_thresholds)
-    score = f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}"
+    slider, chart = threshold_chart(at_thresholds)
+    detail = [
+        *([headline.explanation] if headline.explanation else []),
+        *([] if headline.max_loss is None else [_threshold(at_thresholds)]),
+        *([] if by_secret is None else [compared.worst_secret(*by_secret)]),
+    ]
+    about = f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}"
     body = body_of(
         points,
-        given[0],
-        compared.sentences(base_score),
+        headline,
+        screen,
         compared.sections(curves),
         texts,
         chart=[f'<div class="chart">{chart}</div>'],
-        between=[slider],
-        about=[paragraph(score, css="soft")],
+        slider=[slider],
+        about=[paragraph(about, css="soft")],
+        detail=detail,
     )
-    figures = report_figures(points, compared.at_thresholds)
+    labels = compared.labels()
+    figures = report_figures(points, at_thresholds, labels=labels)
     if curves:
         figures["curves"] = training_curves(curves)
     # The script redraws from this data when the slider moves, without a server.
-    base, relative = compared.base_utility_loss, compared.relative
-    live = live_data(compared.at_thresholds, given[0].rule, base, relative=relative)
+    live = {
+        **live_data(
+            at_thresholds, headline.rule, compared.base_utility_loss, relative=compared.relative
+        ),
+        "labels": labels,
+        "screens": {"start": screen.texts(headline), **screen.along(at_thresholds, headline)},
+    }
     Path(path).write_text(page(title, body, figures, live, parallel_data(means)), encoding="utf-8")
     return figures
 
@@ -171,33 +211,19 @@ class _Comparison:
         cls,
         points: pd.DataFrame,
         means: pd.DataFrame,
-        given: Sequence[Selection],
+        by_rule: Mapping[str, Selection],
         by_secret: tuple[pd.DataFrame, str] | None,
         score_name: str | None,
         logarithmic: bool | None,
         base_utility_loss: float | None,
     ) -> _Comparison:
-        """Select by the baselines, and along the thresholds at the headline's precision."""
-        headline = given[0]
+        """Select along the thresholds at the precision of the first selection."""
+        headline = next(iter(by_rule.values()))
         constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
-        # The page always shows what the rule costs, in utility and in score.
-        by_rule = {selection.rule: selection for selection in given}
-        for rule in (_BEST, _ORACLE):
-            by_rule[rule] = by_rule.get(rule) or select(
-                points,
-                rule=rule,
-                by_secret=by_secret,
-                logarithmic=logarithmic,
-                **asdict(constraints),
-            )
         made = headline.decision
         precision = None
         if made is not None:
             precision = Precision(confidence=made.confidence, tolerance=made.tolerance)
-        # The table may hold the pre-trained model's loss, from which the utility gain is measured.
-        in_table = means.get("base_utility_loss")
-        if base_utility_loss is None and in_table is not None and in_table.notna().all():
-            base_utility_loss = float(in_table.mean())
         return cls(
             points=points,
             headline=headline,
@@ -217,15 +243,17 @@ class _Comparison:
             and bool((means["score"] >= 0).all()),
         )
 
-    def sentences(self, base_score: float | None) -> list[str]:
-        """Return the decision in a sentence, its explanation, its cost, and the worst secret."""
-        best = self.by_rule[_BEST]
-        return [
-            headline_sentence(self.headline, best, relative=self.relative),
-            *([self.headline.explanation] if self.headline.explanation else []),
-            self._context(base_score),
-            *([] if self.by_secret is None else [self._worst_secret(*self.by_secret)]),
-        ]
+    def labels(self) -> dict[str, int | None]:
+        """Return label -> position of the labelled configurations of the chart."""
+        made, means = self.headline.decision, self.at_thresholds.means
+        others = () if made is None else made.alternatives
+        labelled = {
+            "selected": self.headline.configuration,
+            "best utility": self.by_rule[_BEST].configuration,
+            "runner-up": Configuration.from_json(others[0]) if others else None,
+        }
+        listed = configurations(means)
+        return {name: None if c is None else listed.index(c) for name, c in labelled.items()}
 
     def sections(self, curves: Sequence[Curve]) -> dict[str, list[str]]:
         """Return the evidence, from the choice as a whole down to configurations and secrets."""
@@ -247,30 +275,7 @@ class _Comparison:
             sections["Secrets"] = [secrets_table(self.points, self.by_rule, self.by_secret)]
         return sections
 
-    def _context(self, base_score: float | None) -> str:
-        """Compare the selection with the lowest score and, if known, with the pre-trained model."""
-        selected, oracle, base = self.headline, self.by_rule[_ORACLE], self.base_utility_loss
-        sentences = [f"The lowest measured score within the constraints is {number(oracle.score)}."]
-        if selected.configuration == oracle.configuration:
-            sentences = ["No configuration within the constraints has a lower measured score."]
-        # A share of the gain needs a gain: every model may be worse than the pre-trained one.
-        if base is not None and (gain := base - self.by_rule[_BEST].utility_loss) > 0:
-            share = (base - selected.utility_loss) / gain
-            sentences.append(
-                f"The selected one keeps {percent(share)} of the best utility gain over the "
-                f"pre-trained model (utility loss {number(base)})."
-            )
-        if base_score is not None:
-            sentences.append(f"The pre-trained model scores {number(base_score)}.")
-        if selected.max_loss is not None:
-            threshold = start_text(self.at_thresholds)
-            sentences.append(
-                f"Only configurations with a mean utility loss of at most {threshold} were "
-                "considered."
-            )
-        return " ".join(sentences)
-
-    def _worst_secret(self, secrets: pd.DataFrame, score: str) -> str:
+    def worst_secret(self, secrets: pd.DataFrame, score: str) -> str:
         """Name the secret that the selected model leaks most: its identifier, never its text."""
         values = secret_means(self.points, self.headline, secrets, score)
         worst = number(float(values.max()))
@@ -278,7 +283,10 @@ class _Comparison:
 
 
 def report_figures(
-    points: pd.DataFrame, selections: SelectionsByThreshold | None = None
+    points: pd.DataFrame,
+    selections: SelectionsByThreshold | None = None,
+    *,
+    labels: Mapping[str, int | None] | None = None,
 ) -> NamedFigures:
     """Return the figures of a report by name, also for files and notebooks.
 
@@ -286,10 +294,11 @@ def report_figures(
         points: a points table.
         selections: the rules' selections at each threshold under the report's constraints. None
             means no constraints.
+        labels: as for `score_against_utility`.
     """
     selections = selections or selections_by_threshold(points)
     return NamedFigures(
-        layout=score_against_utility(selections),
+        layout=score_against_utility(selections, labels=labels),
         by_threshold=score_along_thresholds(selections),
         **{
             name: figure
@@ -353,43 +362,13 @@ def _curves(curves: Sequence[Curve]) -> str:
 
 
 _CONFIDENTIAL = "The page is made from private data and is not covered by ε: it is for those who may see the scores."
-_FIXED = (
-    "At the threshold as selected: this section and the decision above do not follow the slider."
-)
+_FIXED = "At the threshold as selected: this section does not follow the slider."
 
 
-def headline_sentence(selected: Selection, best: Selection, *, relative: bool) -> str:
-    """Name the selected configuration and compare it with the best-utility configuration."""
-    state = None if selected.decision is None else selected.decision.state
-    name = f"{_name(selected.configuration)}, which the rule {selected.rule} selects. "
-    # In any other state, the sentence recommends the configuration.
-    starts = {
-        "undecided": "Not decided. The best guess is",
-        "only one": "No choice. The only one that passes is",
-    }
-    start = f"{starts.get(state or '', 'Use')} {name}"
-    if selected.configuration == best.configuration:
-        return (
-            start + f"It is also the best-utility configuration (score {number(selected.score)})."
-        )
-    assert selected.score is not None, "points without scores have a page of their own"
-    assert best.score is not None, "points without scores have a page of their own"
-    difference = selected.score - best.score
-    share = ""
-    # A share of a score of 0 or less has no meaning.
-    if relative and best.score > 0 and difference:
-        direction = "lower" if difference < 0 else "higher"
-        share = f" ({percent(abs(difference) / best.score)} {direction})"
-    return (
-        f"{start}Its score is {number(selected.score)} against {number(best.score)}{share} for the "
-        f"best-utility configuration {_name(best.configuration)}; its utility loss is "
-        f"{number(selected.utility_loss)} against {number(best.utility_loss)}."
-    )
-
-
-def _name(configuration: Configuration) -> str:
-    # Spaces that do not break keep "b = 64" on one line.
-    return configuration_in_words(configuration).replace(" = ", "\u00a0=\u00a0")
+def _threshold(selections: SelectionsByThreshold) -> str:
+    """Return a sentence on the threshold as selected."""
+    most = start_text(selections)
+    return f"Only configurations with a mean utility loss of at most {most} were considered."
 
 
 def _of_score(name: str | None, text: str) -> str:

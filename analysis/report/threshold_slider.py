@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from raydp.analysis.figures.scatter import drawn_rows
+from raydp.analysis.figures.scatter import drawn_rows, label_side
 from raydp.analysis.report.markup import Cell, number, paragraph, percent, plot, table
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.tables.columns import SETTINGS
@@ -36,7 +36,7 @@ def threshold_chart(selections: SelectionsByThreshold) -> tuple[str, str]:
     """Return the slider and the scatter plot "layout", as HTML."""
     last = len(selections.thresholds) - 1
     slider = (
-        '<div class="live">\n<label for="threshold">Utility threshold u</label>\n<input '
+        '<div class="live">\n<label for="threshold">Utility threshold</label>\n<input '
         f'type="range" id="threshold" min="0" max="{last}" step="1" '
         f'value="{_start_at(selections)}" aria-describedby="threshold-says">\n<output '
         f'id="threshold-value" for="threshold">{escape(start_text(selections))}</output>\n<button '
@@ -45,10 +45,10 @@ def threshold_chart(selections: SelectionsByThreshold) -> tuple[str, str]:
     )
     scatter = plot(
         "layout",
-        "Scatter plot of the mean score against the mean utility loss of configurations, with a "
-        "mark around what each rule selects at the threshold. The tables hold the same figures.",
-        f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better. "
-        "Only points to the left of the dashed line, the threshold, may be selected.",
+        "Scatter plot of the mean score against the mean utility loss of configurations, with "
+        "labels at the selected one, the most useful one and the runner-up. The tables hold the "
+        "same figures.",
+        f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better.",
     )
     return slider, scatter
 
@@ -120,6 +120,7 @@ def live_data(
         "drawn": drawn_rows(selections).tolist(),
         "loss": loss.tolist(),
         "score": selections.means["score"].tolist(),
+        "sides": label_side(selections.means["utility_loss"]),
         "names": [str(c) for c in configurations(selections.means)],
         "figures": _figures(selections, base_utility_loss),
     }

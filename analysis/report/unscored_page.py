@@ -9,6 +9,7 @@ import pandas as pd
 
 from raydp.analysis.report.body import PageTexts, body_of
 from raydp.analysis.report.card import steps_table
+from raydp.analysis.report.first_screen import FirstScreen
 from raydp.analysis.report.markup import Cell, number, page, table
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.coordinates import further_columns
@@ -21,14 +22,15 @@ def write_unscored(
     selections: Sequence[Selection],
     path: Path,
     texts: PageTexts,
+    screen: FirstScreen,
 ) -> None:
-    """Write the page. `means` are the configuration means; for the rest see `write_report`."""
+    """Write the page. `means` are the configuration means; for the rest see `body_of`."""
     headline = selections[0]
     # No figures: every figure shows the score.
     body = body_of(
         points,
         headline,
-        [f"Use {headline.configuration}, which the rule {headline.rule} selects."],
+        screen,
         {
             "How it was selected": [steps_table(selection) for selection in selections],
             "Configurations": [_configurations(means, selections)],

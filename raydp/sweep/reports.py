@@ -14,6 +14,7 @@ from raydp.spec.sections import Bounds
 from raydp.sweep.api import select, source_of
 from raydp.sweep.ending.notes import ReportTexts, about
 from raydp.sweep.ending.sweep_selection import of_sweep
+from raydp.sweep.store.measurements import words_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -70,7 +71,7 @@ def report(
                 of_sweep(each, folder, score=score, worst_case=worst_case) for each in selections
             ]
     texts: ReportTexts = (
-        {"title": Path(points).stem}
+        {"title": Path(points).stem, "words": words_of(None, selections[0].score_name)}
         if folder is None
         else about(folder, score=score, worst_case=worst_case)
     )

@@ -27,6 +27,9 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text: dict[str, list[str]] = {}
         self.rows: dict[str, list[list[str]]] = {}
+        self.named: dict[str, str] = {}
+        """Text of the elements that have an id, by id."""
+        self._id: str | None = None
         self._open: list[str] = []
         self._began = False
         self._caption = ""
@@ -34,6 +37,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._id = dict(attrs).get("id")
         if tag not in ("meta", "input"):
             self._open.append(tag)
         if tag in ("p", "li"):
@@ -45,9 +49,12 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag, f"</{tag}> closes another element"
+        self._id = None
 
     def handle_data(self, data: str) -> None:
         tag = self._open[-1] if self._open else ""
+        if self._id is not None:
+            self.named[self._id] = self.named.get(self._id, "") + data
         if tag == "code" and self._open[-2] in ("p", "li"):  # a part of the text around it
             tag = self._open[-2]
         if tag in ("p", "li") and self._began:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from report_pages import Page, made_up_sweep
+from report_pages import COLUMNS, Page, made_up_sweep
 
 from raydp import analysis
 from raydp.analysis import (
@@ -30,6 +30,7 @@ from raydp.analysis.figures import (
 )
 from raydp.analysis.report.tables import variance_table
 from raydp.analysis.selection.constraints import Constraints
+from raydp.analysis.selection.rules import rule_names
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,28 @@ def test_scatter_separates_allowed_from_other_configurations(points):
     assert figure.layout.shapes[0].x0 == 2.6
     for rule in ("procedure", "oracle"):
         s = select(points, rule=rule, max_loss=2.6)
-        assert (found[rule].x[0], found[rule].y[0]) == (s.utility_loss, s.score)
+        (mark,) = [found[name] for name in found if rule in name.split(", ")]
+        assert (mark.x[0], mark.y[0]) == (s.utility_loss, s.score)
+
+
+def test_labels_of_one_configuration_are_one(points):
+    labels = {"selected": 3, "best utility": 3, "runner-up": None}
+    marks = score_against_utility(points, labels=labels).data[2:]
+    assert [mark.text for mark in marks] == [
+        ("selected, best utility",),
+        ("best utility",),
+        ("runner-up",),
+    ]
+    assert [len(mark.x) for mark in marks] == [1, 0, 0]
+
+
+def test_rules_that_select_one_point_share_one_mark(points):
+    for limit in (2.6, min(points.groupby(COLUMNS[:3])["utility_loss"].mean())):
+        figure = score_against_utility(points, constraints=Constraints(max_loss=limit))
+        marks = figure.data[2:]
+        assert len({(mark.x, mark.y) for mark in marks}) == len(marks)
+        assert sorted(", ".join(mark.name for mark in marks).split(", ")) == sorted(rule_names())
+    assert len(marks) == 1, "one configuration passes"
 
 
 def test_lines_along_the_thresholds_are_the_selections(points, means):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 
 import numpy as np
@@ -19,13 +20,14 @@ from raydp.analysis import (
     verify_heuristics,
     write_report,
 )
-from raydp.analysis.report.card import guarantee_in_words
+from raydp.analysis.report.first_screen import FirstScreen, NoWords
+from raydp.analysis.report.first_screen import in_words as said_of
 from raydp.analysis.report.markup import number, percent
-from raydp.analysis.report.sweep_page import headline_sentence
 from raydp.analysis.selection.by_threshold import selections_by_threshold
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.rules import rule_names
 from raydp.analysis.selection.wording import in_words
+from raydp.analysis.tables.points import configurations
 from raydp.analysis.tables.utility_filter import shown_threshold, within
 from tests.marks import WHOLE, slow_unless
 
@@ -84,7 +86,6 @@ def test_nothing_is_loaded_from_elsewhere(page):
         {"src", "srcset", "data", "action"} & set(attributes) for _, attributes in page.tags
     )
     links = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
-    assert len(links) > 5
     assert all(link.startswith("#section-") for link in links), (
         "links to the page's own sections only"
     )
@@ -129,8 +130,6 @@ def test_every_rule_starts_with_the_choice_of_select(page, sweep, selection):
         assert cells == [
             number(v) for v in (c.batch_size, c.num_steps, c.learning_rate, s.utility_loss, s.score)
         ]
-    best = select(points, rule="best-utility", max_loss=MAX_LOSS)
-    assert headline_sentence(selection, best, relative=True) in page.text["p"]
     steps = page.table("Steps of the rule procedure")
     assert [(row[0], int(row[3])) for row in steps] == [
         (s.name, len(s.survivors)) for s in selection.steps
@@ -215,28 +214,112 @@ def test_card_and_contenders_are_those_of_the_selection(page, selection):
     ]
 
 
+def test_the_first_screen_has_a_sentence_three_figures_and_the_command(page, points, selection):
+    """Words and figures only: no rule beside the choice, no symbol of a hyperparameter."""
+    named, best = page.named, select(points, rule="best-utility", max_loss=MAX_LOSS)
+    assert said_of(selection.configuration) in named["first-verdict"]
+    assert ". " not in named["first-verdict"], "one sentence"
+    figures = {n: text for n, text in named.items() if n.endswith("-figure")}
+    gain = (3.4 - selection.utility_loss) / (3.4 - best.utility_loss)
+    assert figures == {
+        "first-leak-figure": f"{selection.score:.3g}",
+        "first-use-figure": percent(gain).replace(" ", "\u00a0"),
+        "first-guarantee-figure": "–",
+    }
+    assert named["first-leak-beside"] == (
+        f"The most useful model: {best.score:.3g}. The pre-trained model: 0.01."
+    )
+    assert number(best.utility_loss) in named["first-use-beside"]
+    assert named["first-load"] == f"import raydp\nmodel = {selection.load_call}"
+    first = [attributes for tag, attributes in page.tags if tag == "details"]
+    assert len(first) > 5
+    assert not any("open" in attributes for attributes in first), "the evidence is folded"
+
+
+def test_the_chart_has_at_most_four_labels(page, selection):
+    """The selected one, the most useful one, the runner-up, and the threshold."""
+    layout = page.told["figures"]["layout"]
+    labelled = [trace for trace in layout["data"] if "text" in trace["mode"] and trace["x"]]
+    texts = ", ".join(trace["text"][0] for trace in labelled).split(", ")
+    assert texts == ["selected", "best utility", "runner-up"]
+    assert len({(*trace["x"], *trace["y"]) for trace in labelled}) == len(labelled)
+    assert len(layout["layout"]["shapes"]) == 1
+    assert (labelled[0]["x"], labelled[0]["y"]) == ([selection.utility_loss], [selection.score])
+    assert labelled[1]["x"] == [min(page.told["live"]["loss"])]
+
+
+class InPercent(NoWords):
+    """Words of a rate."""
+
+    def say(self, value: float) -> str | None:
+        return f"a secret is told in {100 * value:.3g} % of tries"
+
+    def compare(self, value: float, other: float) -> str | None:
+        return f"leaks {value / other:.2g} times as much"
+
+
+def screen_of(points, selection, words=None, told=None, **fields):
+    best = select(points, rule="best-utility", max_loss=MAX_LOSS)
+    unknown = {"base_score": None, "base_utility_loss": None}
+    known = {"points": points, "best": best, "words": words or NoWords(), "told": told or {}}
+    return FirstScreen(**{**unknown, **known, **fields}).texts(selection)
+
+
+def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection):
+    texts = screen_of(points, selection, InPercent(), base_score=selection.score / 2)
+    share = f"{100 * selection.score:.3g}\u00a0%"
+    assert texts["leak-figure"] == share
+    assert texts["leak-text"] == f"A secret is told in {share} of tries."
+    assert " times as much (" in texts["leak-beside"]
+    assert texts["leak-beside"].endswith(
+        f"The pre-trained model leaks 0.5 times as much ({50 * selection.score:.3g}\u00a0%)."
+    )
+    assert texts["use-figure"] == number(selection.utility_loss), "no share without the base loss"
+
+
+def test_a_single_model_is_compared_with_no_other(points, selection):
+    """As after a private selection."""
+    own = points[[c == selection.configuration for c in configurations(points)]]
+    texts = screen_of(own, selection, best=selection, base_utility_loss=3.4)
+    assert texts["use-figure"] == number(selection.utility_loss)
+    assert texts["use-beside"] == "The pre-trained model 3.4."
+    assert texts["leak-beside"] == ""
+
+
 @pytest.mark.parametrize(
-    ("columns", "told", "sentence"),
+    ("columns", "told", "figure", "said"),
     [
-        ({"epsilon": 7.99, "delta": 1e-5}, {}, "Its guarantee: ε = 7.99 at δ = 1e-05."),
+        ({"epsilon": 7.99, "delta": 1e-5}, {}, "ε ≤ 7.99", "right in at most 99.97 % of cases"),
+        ({"epsilon": 1.0, "delta": 0.0}, {}, "ε ≤ 1", "one record was trained on"),
+        ({"epsilon": 1.0, "delta": 0.0}, {}, "ε ≤ 1", "73.11 % of cases"),
+        ({"epsilon": 7.98801, "delta": 1e-5}, {}, "ε ≤ 7.989", "δ = 1e-05"),
         (
             {"epsilon": 7.99, "delta": 1e-5},
             {"Unit of privacy": "mail", "Certified": "no: noise comes from the public test key"},
-            "Its guarantee: ε = 7.99 at δ = 1e-05 for one mail added or removed. Not certified: "
-            "noise comes from the public test key.",
+            "ε ≤ 7.99",
+            "for one mail added or removed. Not certified: noise comes from the public test key.",
         ),
-        (
-            {"epsilon": "inf", "delta": 1e-5},
-            {"Certified": "no: none"},
-            "It has no guarantee: its ε is infinite.",
-        ),
-        ({"epsilon": 7.99}, {}, ""),
-        ({"epsilon": float("nan"), "delta": 1e-5}, {}, ""),
+        ({"epsilon": "inf", "delta": 1e-5}, {"Certified": "no: none"}, "none", "is infinite"),
+        ({"epsilon": 7.99}, {}, "–", "names no guarantee"),
+        ({"epsilon": float("nan"), "delta": 1e-5}, {}, "–", "names no guarantee"),
     ],
 )
-def test_the_guarantee_is_said_in_words(points, selection, columns, told, sentence):
-    plain = points.drop(columns=["epsilon", "delta"], errors="ignore")
-    assert guarantee_in_words(plain.assign(**columns), selection, told) == sentence
+def test_the_guarantee_is_said_in_words(points, selection, columns, told, figure, said):
+    plain = points.drop(columns=["epsilon", "delta"], errors="ignore").assign(**columns)
+    texts = screen_of(plain, selection, told=told)
+    assert texts["guarantee-figure"] == figure
+    text = f"{texts['guarantee-text']} {texts['guarantee-beside']}"
+    assert said in text.replace("\u00a0", " ")
+
+
+def test_the_screen_at_each_threshold_is_that_of_its_choice(page):
+    live = page.told["live"]
+    for position in live["selected"]["procedure"]:
+        screen = live["screens"][str(position)]
+        assert screen["leak-figure"] == f"{live['score'][position]:.3g}"
+        assert screen["verdict"].startswith("The rule procedure selects batch size ")
+        figures = re.findall(r"(?:size|rate|,) ([\d.e-]*\d)", screen["verdict"])
+        assert live["names"][position] == "(b={}, T={}, η={})".format(*figures)
 
 
 def test_secrets_are_means_over_seeds_by_id(page, points):
@@ -296,18 +379,15 @@ def test_the_base_loss_may_come_from_the_points(points, tmp_path):
         write_report(
             table, select(table, rule="best-utility"), tmp_path / "base.html", title="Base"
         )
-        text = " ".join(Page((tmp_path / "base.html").read_text(encoding="utf-8")).text["p"])
-        assert (
-            "keeps 100 % of the best utility gain over the pre-trained model (utility loss 3.4)"
-            in text
-        ) == said
+        named = Page((tmp_path / "base.html").read_text(encoding="utf-8")).named
+        assert (named["first-use-figure"] == "100\u00a0%") == said
+        assert ("The pre-trained model 3.4." in named["first-use-beside"]) == said
 
 
 def test_undefined_figures_are_explained(tmp_path):
     one = pd.DataFrame([(4, 2, 0.1, 0, 2.0, 0.0)], columns=COLUMNS)
     write_report(one, select(one), tmp_path / "one.html", title="One run")
     text = " ".join(Page((tmp_path / "one.html").read_text(encoding="utf-8")).text["p"])
-    assert "also the best-utility configuration" in text
     for reason in (
         "0 or below at 1 of 1",
         "at least 2 configurations",
@@ -397,7 +477,6 @@ def test_logarithmic_scores_have_no_shares(points, tmp_path):
     )
     page = Page((tmp_path / "log.html").read_text(encoding="utf-8"))
     assert {row[7] for row in page.table("What each rule")} == {"–"}
-    assert "% lower" not in page.text["p"][0]
     assert any(text.startswith("Score: logprob") for text in page.text["p"])
 
 
@@ -414,4 +493,3 @@ def test_report_shows_no_ratio_of_logarithmic_score(points, tmp_path, name, decl
     )
     page = Page(path.read_text(encoding="utf-8"))
     assert ({row[7] for row in page.table("What each rule")} != {"–"}) == ratios
-    assert ("% lower" in page.text["p"][0]) == ratios

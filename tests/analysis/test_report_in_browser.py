@@ -13,6 +13,7 @@ from report_pages import MAX_LOSS, made_up_sweep
 from raydp import analysis
 from raydp.analysis import Selection, select, write_report
 from raydp.analysis.figures import Curve
+from raydp.analysis.report.first_screen import in_words
 from raydp.analysis.report.markup import number
 from raydp.analysis.selection.rules import rule_names
 from raydp.analysis.tables.utility_filter import threshold_text
@@ -109,13 +110,23 @@ def test_the_slider_moves_every_selection(page, points):
         traces = page.evaluate(
             "document.getElementById('layout').data.map(t => [t.name, t.x, t.y])"
         )
-        rings = {name: (x, y) for name, x, y in traces}
+        drawn_at = {name: (x, y) for name, x, y in traces}
         said = {rule: select(points, rule=rule, max_loss=thresholds[at]) for rule in rule_names()}
         for rule, s in said.items():
             assert page.evaluate(ROW.format(rule=rule))[:6] == cells(rule, s)
-            assert rings[rule] == ([s.utility_loss], [s.score])
+        chosen, best = said["procedure"], said["best-utility"]
+        assert drawn_at["selected"] == ([chosen.utility_loss], [chosen.score])
+        both = best.configuration == chosen.configuration
+        assert drawn_at["best utility"] == (
+            ([], []) if both else ([best.utility_loss], [best.score])
+        )
+        assert drawn_at["runner-up"] == ([], [])
+        verdict = page.evaluate("document.getElementById('first-verdict').textContent")
+        assert verdict.endswith(f"the rule procedure selects {in_words(chosen.configuration)}.")
+        leak = page.evaluate("document.getElementById('first-leak-figure').textContent")
+        assert leak == f"{chosen.score:.3g}"
         members = len(said["informed"].steps[0].survivors)
-        assert sum(y is not None for y in rings["Configuration"][1]) == members
+        assert sum(y is not None for y in drawn_at["Configuration"][1]) == members
         assert page.evaluate("document.querySelectorAll('tr.excluded').length") == 60 - members
         marked = page.evaluate(
             "Array.from(document.querySelector('tr[data-position].marked').children, c => "
@@ -128,7 +139,7 @@ def test_the_slider_moves_every_selection(page, points):
                 f"document.getElementById('{figure}').layout.shapes.map(s => s.x0)"
             )
             assert line == thresholds[at]
-        moved |= {(rule, *rings[rule][0]) for rule in rule_names()}
+        moved |= {(rule, s.utility_loss) for rule, s in said.items()}
     assert len(moved) > 20, "a selection that never moves shows nothing"
 
 
@@ -161,7 +172,7 @@ def test_keys_move_the_slider_and_the_button_takes_it_back(page, points):
     )
     spoken = page.evaluate("document.getElementById('threshold').getAttribute('aria-valuetext')")
     assert spoken.startswith(
-        f"{threshold_text(thresholds[-1], np.inf)}: 60 of 60 configurations; procedure: (b="
+        f"{threshold_text(thresholds[-1], np.inf)}: 60 of 60 configurations may be selected. "
     )
     page.evaluate("document.getElementById('threshold-reset').focus()")
     page.press("Enter")
@@ -194,19 +205,24 @@ def test_dark_pages_are_dark_and_print_is_not(file):
         assert brightness(page.evaluate(colour)) < 40
 
 
-def test_the_decision_stands_on_the_first_screen_beside_the_chart(page, file):
-    top = "document.querySelector('{}').getBoundingClientRect().top + scrollY"
-    assert page.evaluate(top.format("#section-the-decision")) < 200
-    assert page.evaluate(top.format("#layout")) < 300
-    assert page.evaluate(top.format(".model .card")) < 720, "so does the guarantee"
-    links = page.evaluate(
-        "Array.from(document.querySelectorAll('.contents a'), a => a.getAttribute('href'))"
+def test_the_first_screen_holds_the_verdict_the_figures_and_the_chart(page):
+    bottom = "document.querySelector('{}').getBoundingClientRect().bottom + scrollY"
+    assert page.evaluate(bottom.format("#first-verdict")) < 200
+    for part in (".tiles", "#layout", ".live", "#first-load"):
+        assert page.evaluate(bottom.format(part)) < 900
+    folded = "document.querySelectorAll('details{}').length"
+    assert page.evaluate(folded.format("")) > 5
+    assert page.evaluate(folded.format("[open]")) == 0
+
+
+def test_a_link_unfolds_its_section_and_its_figure_gets_its_width(page):
+    page.evaluate("location.hash = '#section-privacy-risk'")
+    page.wait_for("document.querySelector('#section-privacy-risk > details').open")
+    page.wait_for(
+        "document.querySelector('#risk .main-svg').getBoundingClientRect().width"
+        " === document.getElementById('risk').getBoundingClientRect().width"
     )
-    assert len(links) > 5
-    assert all(
-        page.evaluate(f"document.querySelectorAll('section[id=\"{link[1:]}\"]').length") == 1
-        for link in links
-    )
+    page.evaluate("document.querySelector('#section-privacy-risk > details').open = false")
 
 
 def test_a_range_on_an_axis_keeps_its_configurations_in_the_lines_and_in_the_table(page, points):

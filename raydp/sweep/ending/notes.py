@@ -12,12 +12,13 @@ from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of
+from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of, words_of
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
 
 if TYPE_CHECKING:
     from raydp.analysis.figures.curves import Curve
+    from raydp.scores.words import ScoreWords
 
 _MOST_CURVES = 200
 """The largest number of runs whose training is read for a report."""
@@ -31,6 +32,7 @@ class ReportTexts(TypedDict, total=False):
     score_name: str | None
     logarithmic: bool | None
     score_text: str
+    words: ScoreWords
     card_rows: Mapping[str, str]
     warnings: Sequence[str]
     notes: Sequence[str]
@@ -75,9 +77,11 @@ def about(
         "base_score": base,
         "score_name": None if named is None else f"{'worst case of ' if worst_case else ''}{named}",
         "score_text": "" if named is None else _meaning(named),
+        "words": words_of(folder, named),
         "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
             **card_of(plan),
+            **_joint(folder.released()),
             "Base model": str(written["model"]),
             "Task": str(written["task"]),
             "Method": str(written["method"]),
@@ -205,6 +209,13 @@ def promise_of(record: PrivacyRecord) -> str:
         f"for one {record.unit} added or removed, by accountant {accounted.accountant} "
         f"({accounted.accountant_version})."
     )
+
+
+def _joint(released: ReleasedModels | None) -> dict[str, str]:
+    """Return the row of the joint ε of all registered models, if several have a guarantee."""
+    if released is None or released.num_models == 1 or released.epsilon in (None, math.inf):
+        return {}
+    return {"All models together": f"ε ≤ {stated(released.epsilon)} for {released.num_models}"}
 
 
 def cautions_about(folder: SweepFolder) -> list[Warned]:

@@ -1,0 +1,225 @@
+"""The first screen of a page: the verdict in a sentence, three figures, the chart, the command."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+
+import pandas as pd
+
+from raydp.analysis.report.card import upper_bound
+from raydp.analysis.report.markup import number, percent
+from raydp.analysis.selection.by_threshold import SelectionsByThreshold
+from raydp.analysis.selection.selected import Selection
+from raydp.analysis.selection.verdict import Verdict, Words
+from raydp.analysis.tables.columns import known
+from raydp.analysis.tables.points import configurations
+from raydp.search_spaces.configuration import Configuration
+from raydp.search_spaces.settings import settings_in_words
+
+_TILES = {"leak": "Leak", "use": "Usefulness", "guarantee": "Guarantee"}
+_VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %)?|\binf\b")
+"""The figure in a score's words."""
+Tile = tuple[str, str, str]
+"""A figure, what it says, and what it is compared with."""
+
+
+class NoWords:
+    """The words of a score that the caller has none for."""
+
+    def say(self, value: float) -> None:
+        """Say nothing."""
+
+    def compare(self, value: float, other: float) -> None:
+        """Compare nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstScreen:
+    """What the first screen compares a selection with.
+
+    Attributes:
+        points: the points table.
+        best: the selection by utility alone.
+        words: how a person says the score.
+        base_score, base_utility_loss: of the pre-trained model; None if they are not known.
+        told: the further rows of the card.
+    """
+
+    points: pd.DataFrame
+    best: Selection
+    words: Words
+    base_score: float | None
+    base_utility_loss: float | None
+    told: Mapping[str, str]
+
+    def texts(self, selection: Selection) -> dict[str, str]:
+        """Return the texts of the screen by the ids of their elements."""
+        verdict = Verdict.of(selection, None, self.words, None)
+        tiles = {
+            "leak": self._leak(selection, verdict.leak),
+            "use": self._use(selection),
+            "guarantee": self._guarantee(selection.configuration),
+        }
+        parts = {
+            f"{tile}-{part}": text
+            for tile, texts in tiles.items()
+            for part, text in zip(("figure", "text", "beside"), texts, strict=True)
+        }
+        load = selection.load_call
+        told = {"verdict": _sentence(selection, verdict), **parts}
+        return {
+            **{name: text.replace(" %", "\u00a0%") for name, text in told.items()},
+            "load": "" if load is None else f"import raydp\nmodel = {load}",
+        }
+
+    def along(self, selections: SelectionsByThreshold, headline: Selection) -> dict[str, object]:
+        """Return the texts for what the headline's rule selects at any threshold, by position."""
+        means, rule = selections.means, headline.rule
+        rule = rule if rule in selections.selected else "oracle"
+        listed, uris = configurations(means), means.get("model_uri")
+        chosen: dict[str, object] = {}
+        # How sure the choice is was computed at the given threshold alone.
+        for at in sorted(set(selections.selected[rule].tolist())):
+            own = means.iloc[at]
+            chosen[str(at)] = self.texts(
+                replace(
+                    headline,
+                    rule=rule,
+                    configuration=listed[at],
+                    utility_loss=float(own["utility_loss"]),
+                    score=known(own["score"]),
+                    model_uri=None if uris is None or pd.isna(uris.iloc[at]) else uris.iloc[at],
+                    decision=None,
+                    cautions=(),
+                    undecided=None,
+                )
+            )
+        return chosen
+
+    @cached_property
+    def _rows(self) -> Mapping[Configuration, list[int]]:
+        """Return the positions of each configuration's rows in the table."""
+        rows: dict[Configuration, list[int]] = {}
+        for at, configuration in enumerate(configurations(self.points)):
+            rows.setdefault(configuration, []).append(at)
+        return rows
+
+    def _leak(self, selection: Selection, phrase: str | None) -> Tile:
+        """Return what the score says, and how it compares with others."""
+        score = selection.score
+        if score is None:
+            return "not measured", "How much the model leaks is not known.", ""
+        if phrase is None:
+            phrase = f"score {selection.score_name or ''}".strip() + "; higher leaks more"
+        others = self._others(selection, self.best.score, self.base_score)
+        ratios = {who: self.words.compare(other, score) for who, other in others.items()}
+        beside = [
+            f"{who} {ratios[who]} ({self._value(other)})"
+            if ratios[who]
+            else f"{who}: {self._value(other)}"
+            for who, other in others.items()
+        ]
+        return self._value(score), f"{_capital(phrase)}.", _joined(beside)
+
+    def _others(
+        self, selection: Selection, best: float | None, base: float | None
+    ) -> dict[str, float]:
+        """Return the figures of the models that a selection is compared with."""
+        own = selection.configuration == self.best.configuration
+        others = {"the most useful model": None if own else best, "the pre-trained model": base}
+        return {who: other for who, other in others.items() if other is not None}
+
+    def _value(self, score: float) -> str:
+        """Return the figure that the words of a score hold, or else the score."""
+        found = _VALUE.search(self.words.say(score) or "")
+        return f"{score:.3g}" if found is None else found.group()
+
+    def _use(self, selection: Selection) -> Tile:
+        """Return the share of the largest gain in utility, or else the loss."""
+        loss, best, base = selection.utility_loss, self.best.utility_loss, self.base_utility_loss
+        others = self._others(selection, best, base)
+        beside = [f"{who} {number(other)}" for who, other in others.items()]
+        # A share needs a gain and another model: a private selection shows a single one.
+        if base is None or base <= best or len(self._rows) == 1:
+            return number(loss), "Utility loss; lower is better.", _joined(beside)
+        text = "Kept of the largest gain in utility over the pre-trained model."
+        beside = [f"loss {number(loss)}", *beside]
+        return percent((base - loss) / (base - best)), text, _joined(beside)
+
+    def _guarantee(self, configuration: Configuration) -> Tile:
+        """Return ε, what it says of an attacker, and what it depends on."""
+        own = self.points.iloc[self._rows[configuration]]
+        epsilon, delta = (upper_bound(own[n]) if n in own else None for n in ("epsilon", "delta"))
+        # Without a known ε for every run, say nothing rather than name a wrong guarantee.
+        if epsilon is None or delta is None:
+            return number(None), "The table names no guarantee.", ""
+        if math.isinf(epsilon):
+            return "none", "It has no guarantee: its ε is infinite.", ""
+        unit, certified = self.told.get("Unit of privacy", "record"), self.told.get("Certified")
+        # With even odds, a test of (ε, δ)-DP is right with at most (e^ε + δ) / (1 + e^ε).
+        most = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+        text = (
+            f"A guess whether one {unit} was trained on is right in at most "
+            f"{min(100, math.ceil(1e4 * most) / 100):g} % of cases."
+        )
+        beside = [
+            "blind guessing: 50 %",
+            f"at δ = {number(delta)}, for one {unit} added or removed",
+        ]
+        if certified is not None and certified != "yes":
+            beside.append(f"not certified: {certified.removeprefix('no: ')}")
+        if joint := self.told.get("All models together"):
+            beside.append(f"all models together: {joint}")
+        return f"ε ≤ {number(epsilon)}", text, _joined(beside)
+
+
+def in_words(configuration: Configuration) -> str:
+    """Name a configuration without symbols, but for its further fields."""
+    c = configuration
+    further = f", {settings_in_words(c.settings)}" if c.settings else ""
+    rate = f"learning rate {c.learning_rate:g}"
+    return f"batch size {c.batch_size}, {c.num_steps} steps, {rate}{further}"
+
+
+def first_screen(title: str, texts: Mapping[str, str], chart: Sequence[str]) -> str:
+    """Return the title, the sentence, the three figures and the chart, as HTML."""
+    tiles = "\n".join(
+        f'<div class="tile"><h2>{heading}</h2>'
+        + "".join(
+            f'<p id="first-{tile}-{part}" class="{part}">{escape(texts[f"{tile}-{part}"])}</p>'
+            for part in ("figure", "text", "beside")
+        )
+        + "</div>"
+        for tile, heading in _TILES.items()
+    )
+    return (
+        f'<h1>{escape(title)}</h1>\n<p id="first-verdict" class="headline">'
+        f'{escape(texts["verdict"])}</p>\n<div class="first">\n<div class="tiles">\n{tiles}\n</div>'
+        f"\n{''.join(chart)}\n</div>"
+    )
+
+
+def _sentence(selection: Selection, verdict: Verdict) -> str:
+    """Return the choice, and how sure it is, in one sentence."""
+    name, certainty = in_words(selection.configuration), verdict.certainty
+    state = None if selection.decision is None else selection.decision.state
+    if state in ("decided", "equivalent"):
+        return f"Use {name}: it is {certainty}."
+    if state == "undecided" and certainty.startswith("not decided: "):
+        return f"Not decided yet: {name} is {certainty.removeprefix('not decided: ')}."
+    chosen = f"The rule {selection.rule} selects {name}"
+    return f"{chosen}." if certainty.startswith("selected by") else f"{chosen}; {certainty}."
+
+
+def _joined(clauses: Sequence[str]) -> str:
+    """Return clauses as one text."""
+    return "".join(f"{_capital(clause)}. " for clause in clauses).strip()
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
