@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -66,15 +66,16 @@ def score_against_utility(
     # Both traces hold all configurations, so that the page's slider can move points between them.
     for name, opacity, member in (("Configuration", 1.0, passed), ("Excluded", 0.4, ~passed)):
         figure.add_trace(_points(means, member, name, opacity))
-    for names, position in _together(selections.start if labels is None else labels):
-        # The page's slider moves labels, so each keeps its trace.
-        if position is not None or labels is not None:
-            figure.add_trace(_mark(selections.means, names, position, labelled=labels is not None))
+    marks = selections.start if labels is None else labels
+    for name, position in marks.items():
+        # Names of one configuration share the mark of the first.
+        names = [other for other, at in marks.items() if at == position]
+        first = [] if position is None or names[0] != name else [position]
+        figure.add_trace(_mark(selections.means.iloc[first], names if first else [name]))
     # Where nothing is excluded, the threshold divides nothing.
     if not selections.passed.all():
         figure.add_vline(x=selections.threshold, line={"dash": "dash", "width": 1.5, "color": LINE})
-    if labels is not None:
-        figure.update_layout(showlegend=False, margin_t=24)
+    figure.update_layout(showlegend=False, margin_t=24)
     return quiet_axes(figure)
 
 
@@ -151,36 +152,17 @@ def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.S
     )
 
 
-def _together(marks: Mapping[str, int | None]) -> Iterator[tuple[list[str], int | None]]:
-    """Yield the names that share a point, and its position; None if an earlier name has it."""
-    for name, position in marks.items():
-        names = [other for other, at in marks.items() if at == position]
-        first = names[0] == name
-        yield (names, position) if first else ([name], None)
-
-
-def label_side(loss: pd.Series) -> list[str]:
-    """Return the side of each point on which its label fits, shape [m]."""
-    middle = (loss.min() + loss.max()) / 2
-    return ["right" if value < middle else "left" for value in loss]
-
-
-def _mark(
-    means: pd.DataFrame, names: list[str], position: int | None, *, labelled: bool
-) -> go.Scatter:
-    """Return the mark of one configuration, or the empty place of a label."""
+def _mark(rows: pd.DataFrame, names: list[str]) -> go.Scatter:
+    """Return the mark of one configuration with its names, or the empty place of a mark."""
     symbol, size, colour = mark_of(names[0])
-    row = None if position is None else means.iloc[position]
-    # The label of the runner-up, which is often close, stands below.
-    height = "bottom" if names[0] == "runner-up" else "top"
-    side = "left" if position is None else label_side(means["utility_loss"])[position]
     return go.Scatter(
-        x=[] if row is None else [float(row["utility_loss"])],
-        y=[] if row is None else [float(row["score"])],
-        mode="markers+text" if labelled else "markers",
-        name=", ".join(names),
+        x=rows["utility_loss"].tolist(),
+        y=rows["score"].tolist(),
+        mode="markers+text",
+        name=names[0],
         text=[", ".join(names)],
-        textposition=f"{height} {side}",
+        # The runner-up is often close to the selected one.
+        textposition="bottom center" if names[0] == "runner-up" else "top center",
         textfont={"color": colour, "size": 13},
         cliponaxis=False,
         marker={

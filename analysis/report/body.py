@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from raydp.analysis.report.card import card
-from raydp.analysis.report.first_screen import FirstScreen, first_screen
-from raydp.analysis.report.markup import bullets, code, paragraph, section
-from raydp.analysis.selection.selected import Selection
+from raydp.analysis.report.first_screen import FirstScreen
+from raydp.analysis.report.markup import bullets, filled, paragraph, section
+from raydp.analysis.report.threshold_slider import threshold_chart
+from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.selection.wording import in_words
 
@@ -26,43 +25,40 @@ class PageTexts:
 
 
 def body_of(
-    points: pd.DataFrame,
-    headline: Selection,
     screen: FirstScreen,
     sections: Mapping[str, Sequence[str]],
     texts: PageTexts,
     *,
-    chart: Sequence[str] = (),
-    slider: Sequence[str] = (),
-    about: Sequence[str] = (),
+    selections: SelectionsByThreshold | None = None,
+    about: str = "",
     detail: Sequence[str] = (),
 ) -> list[str]:
     """Return the parts of a page as HTML.
 
     Args:
-        points: the points table.
-        headline: the selection that the page is about.
-        screen: what the first screen compares it with.
+        screen: the first screen.
         sections: heading -> parts of the evidence, as HTML.
-        chart, slider, about: HTML of the first screen, and below the warnings.
+        texts: the caller's texts.
+        selections: every rule's selections, for the chart and the slider.
+        about: a paragraph below the warnings.
         detail: sentences that follow the reasons of the decision.
     """
-    shown = screen.texts(headline)
+    headline = screen.headline
+    slider, chart = ("", "") if selections is None else threshold_chart(selections)
     brief = Verdict.of(headline, None, screen.words, None).cautions
     limits = [*texts.warnings, *headline.warnings]
     folded = {
         "The decision": [bullets(in_words(headline)), *map(paragraph, detail)],
         **({"What limits the choice": [bullets(limits)]} if limits else {}),
-        "The selected model": [card(points, headline, texts.card_rows)],
+        "The selected model": [card(screen.points, headline, texts.card_rows)],
         **sections,
         **({"Notes": [bullets(texts.notes)]} if texts.notes else {}),
     }
+    shown = {"title": texts.title, **screen.texts(headline)}
     return [
-        first_screen(texts.title, shown, chart),
-        *slider,
-        code(shown["load"], name="first-load"),
+        filled("first_screen.html", shown, chart=chart, slider=slider),
         # What limits the choice is never folded away as a whole.
         bullets([*texts.warnings, *brief], css="warnings"),
-        *about,
+        paragraph(about, css="soft") if about else "",
         *(section(heading, *parts, folded=True) for heading, parts in folded.items()),
     ]

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 
 import pandas as pd
 
@@ -21,7 +20,6 @@ from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.settings import settings_in_words
 
-_TILES = {"leak": "Leak", "use": "Usefulness", "guarantee": "Guarantee"}
 _VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %)?|\binf\b")
 """The figure in a score's words."""
 Tile = tuple[str, str, str]
@@ -44,6 +42,7 @@ class FirstScreen:
 
     Attributes:
         points: the points table.
+        headline: the selection that the page is about.
         best: the selection by utility alone.
         words: how a person says the score.
         base_score, base_utility_loss: of the pre-trained model; None if they are not known.
@@ -51,6 +50,7 @@ class FirstScreen:
     """
 
     points: pd.DataFrame
+    headline: Selection
     best: Selection
     words: Words
     base_score: float | None
@@ -58,7 +58,7 @@ class FirstScreen:
     told: Mapping[str, str]
 
     def texts(self, selection: Selection) -> dict[str, str]:
-        """Return the texts of the screen by the ids of their elements."""
+        """Return the texts of `first_screen.html` for a selection, by name."""
         verdict = Verdict.of(selection, None, self.words, None)
         tiles = {
             "leak": self._leak(selection, verdict.leak),
@@ -66,7 +66,7 @@ class FirstScreen:
             "guarantee": self._guarantee(selection.configuration),
         }
         parts = {
-            f"{tile}-{part}": text
+            f"{tile}_{part}": text
             for tile, texts in tiles.items()
             for part, text in zip(("figure", "text", "beside"), texts, strict=True)
         }
@@ -77,18 +77,18 @@ class FirstScreen:
             "load": "" if load is None else f"import raydp\nmodel = {load}",
         }
 
-    def along(self, selections: SelectionsByThreshold, headline: Selection) -> dict[str, object]:
+    def along(self, selections: SelectionsByThreshold) -> dict[str, object]:
         """Return the texts for what the headline's rule selects at any threshold, by position."""
-        means, rule = selections.means, headline.rule
+        means, rule = selections.means, self.headline.rule
         rule = rule if rule in selections.selected else "oracle"
         listed, uris = configurations(means), means.get("model_uri")
         chosen: dict[str, object] = {}
-        # How sure the choice is was computed at the given threshold alone.
+        # How sure a choice is was computed at the given threshold alone.
         for at in sorted(set(selections.selected[rule].tolist())):
             own = means.iloc[at]
             chosen[str(at)] = self.texts(
                 replace(
-                    headline,
+                    self.headline,
                     rule=rule,
                     configuration=listed[at],
                     utility_loss=float(own["utility_loss"]),
@@ -117,13 +117,10 @@ class FirstScreen:
         if phrase is None:
             phrase = f"score {selection.score_name or ''}".strip() + "; higher leaks more"
         others = self._others(selection, self.best.score, self.base_score)
-        ratios = {who: self.words.compare(other, score) for who, other in others.items()}
-        beside = [
-            f"{who} {ratios[who]} ({self._value(other)})"
-            if ratios[who]
-            else f"{who}: {self._value(other)}"
-            for who, other in others.items()
-        ]
+        beside = []
+        for who, other in others.items():
+            ratio, value = self.words.compare(other, score), self._value(other)
+            beside.append(f"{who}: {value}" if ratio is None else f"{who} {ratio} ({value})")
         return self._value(score), f"{_capital(phrase)}.", _joined(beside)
 
     def _others(
@@ -184,24 +181,6 @@ def in_words(configuration: Configuration) -> str:
     further = f", {settings_in_words(c.settings)}" if c.settings else ""
     rate = f"learning rate {c.learning_rate:g}"
     return f"batch size {c.batch_size}, {c.num_steps} steps, {rate}{further}"
-
-
-def first_screen(title: str, texts: Mapping[str, str], chart: Sequence[str]) -> str:
-    """Return the title, the sentence, the three figures and the chart, as HTML."""
-    tiles = "\n".join(
-        f'<div class="tile"><h2>{heading}</h2>'
-        + "".join(
-            f'<p id="first-{tile}-{part}" class="{part}">{escape(texts[f"{tile}-{part}"])}</p>'
-            for part in ("figure", "text", "beside")
-        )
-        + "</div>"
-        for tile, heading in _TILES.items()
-    )
-    return (
-        f'<h1>{escape(title)}</h1>\n<p id="first-verdict" class="headline">'
-        f'{escape(texts["verdict"])}</p>\n<div class="first">\n<div class="tiles">\n{tiles}\n</div>'
-        f"\n{''.join(chart)}\n</div>"
-    )
 
 
 def _sentence(selection: Selection, verdict: Verdict) -> str:

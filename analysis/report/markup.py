@@ -62,11 +62,6 @@ def section(heading: str, *parts: str, folded: bool = False) -> str:
     )
 
 
-def code(text: str, *, name: str) -> str:
-    """Return code for readers to copy, in an element with a name."""
-    return f'<pre><code id="{name}">{escape(text)}</code></pre>'
-
-
 def _anchor(heading: str) -> str:
     """Return the id of a section. The prefix keeps it apart from the names of figures."""
     return "section-" + re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -174,14 +169,21 @@ def page(
     """
     described = {name: _described(figure) for name, figure in figures.items()}
     data = {"figures": described, "live": live, "parallel": parallel}
-    return Template(_file("template.html")).substitute(
-        title=escape(title),
+    return filled(
+        "template.html",
+        {"title": title},
         style=_file("page.css"),
         body="\n".join(body),
         plotly=_file("plotly-basic.min.js"),
         told=script_json(data),
         script=_file("page.js"),
     )
+
+
+def filled(name: str, texts: Mapping[str, object], **parts: str) -> str:
+    """Return a template of this folder with texts, which are escaped, and with parts in HTML."""
+    escaped = {key: escape(str(text)) for key, text in texts.items()}
+    return Template(_file(name)).substitute(escaped, **parts)
 
 
 def _file(name: str) -> str:

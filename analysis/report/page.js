@@ -36,7 +36,7 @@ const draw = (plot) => {
 const follow = (live) => {
   const [slider, value, says, reset] = ["threshold", "threshold-value", "threshold-says", "threshold-reset"].map((id) => document.getElementById(id));
   const layout = document.getElementById("layout"), byThreshold = document.getElementById("by_threshold");
-  const roles = Object.keys(live.labels);
+  const roles = Object.keys(live.labels), middle = (Math.min(...live.loss) + Math.max(...live.loss)) / 2;
   const line = (u) => ({ type: "line", xref: "x", yref: "paper", x0: u, x1: u, y0: 0, y1: 1, line: { dash: "dash", width: 1.5, color: "#8a939c" } });
   const name = (u) => ({ text: "threshold", xref: "x", yref: "paper", x: u, y: 1, yanchor: "bottom", xanchor: "auto", showarrow: false });
   const show = (at) => {
@@ -73,7 +73,7 @@ const follow = (live) => {
     Plotly.restyle(layout, {
       x: each((i) => live.loss[i]), y: each((i) => live.score[i]),
       text: each((i) => roles.filter((role) => place(role) === i).join(", ")),
-      textposition: each((i, role) => (role === "runner-up" ? "bottom " : "top ") + live.sides[i]),
+      textposition: each((i, role) => (role === "runner-up" ? "bottom " : "top ") + (live.loss[i] < middle ? "right" : "left")),
     }, roles.map((_, i) => i + 2));
     // Where nothing is excluded, the threshold divides nothing.
     const divides = !member.every((inside) => inside);

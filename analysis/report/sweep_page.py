@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -35,7 +35,6 @@ from raydp.analysis.report.threshold_slider import (
     configurations_table,
     live_data,
     start_text,
-    threshold_chart,
     threshold_section,
 )
 from raydp.analysis.report.unscored_page import write_unscored
@@ -74,7 +73,6 @@ def write_report(
     base_score: float | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     score_name: str | None = None,
-    score_text: str = "",
     words: Words | None = None,
     logarithmic: bool | None = None,
     card_rows: Mapping[str, str] | None = None,
@@ -98,7 +96,6 @@ def write_report(
         by_secret: the content of the sweep's secrets.parquet and the score's name, for the table of
             secrets.
         score_name: name of the score, if the table does not tell it (`own_score`).
-        score_text: what the score measures, in a sentence.
         words: how a person says the score's values; None says them as numbers.
         logarithmic: as for `select`; if it is true, the page shows no ratios of scores.
         card_rows: label -> text of further rows for the card of the selected model.
@@ -123,12 +120,16 @@ def write_report(
     texts = PageTexts(title=title, card_rows=card_rows or {}, warnings=warnings, notes=notes)
     # The page always shows what the rule costs, in utility and in score.
     headline, score_name = given[0], score_name or own_score(points)
-    constraints = asdict(headline.constraints or Constraints(max_loss=headline.max_loss))
+    constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     by_rule = {selection.rule: selection for selection in [*given, headline]}
     for rule in (_BEST, _ORACLE):
         if rule not in by_rule and (scored or rule == _BEST):
             by_rule[rule] = select(
-                points, rule=rule, by_secret=by_secret, logarithmic=logarithmic, **constraints
+                points,
+                rule=rule,
+                by_secret=by_secret,
+                logarithmic=logarithmic,
+                **asdict(constraints),
             )
     # The table may hold the pre-trained model's loss, from which the utility gain is measured.
     in_table = means.get("base_utility_loss")
@@ -136,6 +137,7 @@ def write_report(
         base_utility_loss = float(in_table.mean())
     screen = FirstScreen(
         points=points,
+        headline=headline,
         best=by_rule[_BEST],
         words=words or NoWords(),
         base_score=base_score,
@@ -144,142 +146,64 @@ def write_report(
     )
     # Without scores there is no leakage to compare: write the shorter page.
     if not scored:
-        write_unscored(points, means, given, Path(path), texts, screen)
+        write_unscored(means, given, Path(path), texts, screen)
         return NamedFigures()
-    compared = _Comparison.of(
-        points, means, by_rule, by_secret, score_name, logarithmic, base_utility_loss
-    )
-    at_thresholds = compared.at_thresholds
-    # Compose and write the page, which says that it is confidential.
-    slider, chart = threshold_chart(at_thresholds)
-    detail = [
-        *([headline.explanation] if headline.explanation else []),
-        *([] if headline.max_loss is None else [_threshold(at_thresholds)]),
-        *([] if by_secret is None else [compared.worst_secret(*by_secret)]),
-    ]
-    about = f"{_of_score(score_name, score_text)} {_counts(points, means)} {_CONFIDENTIAL}"
-    body = body_of(
+    # Select along the thresholds, at the precision of the headline.
+    made, precision = headline.decision, None
+    if made is not None:
+        precision = Precision(confidence=made.confidence, tolerance=made.tolerance)
+    at_thresholds = selections_by_threshold(
         points,
-        headline,
-        screen,
-        compared.sections(curves),
-        texts,
-        chart=[f'<div class="chart">{chart}</div>'],
-        slider=[slider],
-        about=[paragraph(about, css="soft")],
-        detail=detail,
+        constraints,
+        by_secret=by_secret,
+        logarithmic=logarithmic,
+        precision=precision,
+        further_rules=[rule for rule in by_rule if isinstance(rule, OwnRule)],
     )
-    labels = compared.labels()
+    # Ratios mislead for logarithmic and for negative scores.
+    relative = not is_logarithmic(score_name, logarithmic) and bool((means["score"] >= 0).all())
+    rules = threshold_section(at_thresholds, headline.rule, base_utility_loss, relative=relative)
+    sections = {
+        "What every rule selects": rules,
+        "How sure is the choice": [
+            paragraph(_FIXED, css="soft"),
+            contenders_table(headline),
+            steps_table(headline),
+        ],
+        **_analyses(points),
+        **({"Runs": [_curves(curves)]} if curves else {}),
+        "Configurations": [configurations_table(at_thresholds, headline.rule)],
+    }
+    detail = [] if headline.explanation is None else [headline.explanation]
+    if headline.max_loss is not None:
+        detail.append(f"The utility threshold is {start_text(at_thresholds)}.")
+    if by_secret is not None:
+        sections["Secrets"] = [secrets_table(points, by_rule, by_secret)]
+        values = secret_means(points, headline, *by_secret)
+        worst = f"{by_secret[1]} {number(float(values.max()))}"
+        detail.append(f"Of {len(values)} secrets it gives {values.idxmax()} away most: {worst}.")
+    # Compose and write the page, which says that it is confidential.
+    name = score_name or "as in the table, which does not name it"
+    about = f"Score: {name}. Higher leaks more. {_counts(points, means)} {_CONFIDENTIAL}"
+    body = body_of(screen, sections, texts, selections=at_thresholds, about=about, detail=detail)
+    # The label of the runner-up has no place where there is none.
+    listed, others = configurations(means), () if made is None else made.alternatives
+    labels = {
+        "selected": listed.index(headline.configuration),
+        "best utility": listed.index(screen.best.configuration),
+        "runner-up": listed.index(Configuration.from_json(others[0])) if others else None,
+    }
     figures = report_figures(points, at_thresholds, labels=labels)
     if curves:
         figures["curves"] = training_curves(curves)
     # The script redraws from this data when the slider moves, without a server.
     live = {
-        **live_data(
-            at_thresholds, headline.rule, compared.base_utility_loss, relative=compared.relative
-        ),
+        **live_data(at_thresholds, headline.rule, base_utility_loss, relative=relative),
         "labels": labels,
-        "screens": {"start": screen.texts(headline), **screen.along(at_thresholds, headline)},
+        "screens": {"start": screen.texts(headline), **screen.along(at_thresholds)},
     }
     Path(path).write_text(page(title, body, figures, live, parallel_data(means)), encoding="utf-8")
     return figures
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Comparison:
-    """The selection that the page is about, beside those of the other rules.
-
-    Attributes:
-        points: the points table.
-        headline: the selection that the page is about.
-        by_rule: the selections under the same constraints, best-utility and oracle among them.
-        at_thresholds: every rule's selections along the utility thresholds.
-        by_secret, base_utility_loss: as for `write_report`.
-        relative: whether ratios of scores have a meaning.
-    """
-
-    points: pd.DataFrame
-    headline: Selection
-    by_rule: Mapping[str, Selection]
-    at_thresholds: SelectionsByThreshold
-    by_secret: tuple[pd.DataFrame, str] | None
-    base_utility_loss: float | None
-    relative: bool
-
-    @classmethod
-    def of(
-        cls,
-        points: pd.DataFrame,
-        means: pd.DataFrame,
-        by_rule: Mapping[str, Selection],
-        by_secret: tuple[pd.DataFrame, str] | None,
-        score_name: str | None,
-        logarithmic: bool | None,
-        base_utility_loss: float | None,
-    ) -> _Comparison:
-        """Select along the thresholds at the precision of the first selection."""
-        headline = next(iter(by_rule.values()))
-        constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
-        made = headline.decision
-        precision = None
-        if made is not None:
-            precision = Precision(confidence=made.confidence, tolerance=made.tolerance)
-        return cls(
-            points=points,
-            headline=headline,
-            by_rule=by_rule,
-            at_thresholds=selections_by_threshold(
-                points,
-                constraints,
-                by_secret=by_secret,
-                logarithmic=logarithmic,
-                precision=precision,
-                further_rules=[rule for rule in by_rule if isinstance(rule, OwnRule)],
-            ),
-            by_secret=by_secret,
-            base_utility_loss=base_utility_loss,
-            # Ratios mislead for logarithmic and for negative scores.
-            relative=not is_logarithmic(score_name, logarithmic)
-            and bool((means["score"] >= 0).all()),
-        )
-
-    def labels(self) -> dict[str, int | None]:
-        """Return label -> position of the labelled configurations of the chart."""
-        made, means = self.headline.decision, self.at_thresholds.means
-        others = () if made is None else made.alternatives
-        labelled = {
-            "selected": self.headline.configuration,
-            "best utility": self.by_rule[_BEST].configuration,
-            "runner-up": Configuration.from_json(others[0]) if others else None,
-        }
-        listed = configurations(means)
-        return {name: None if c is None else listed.index(c) for name, c in labelled.items()}
-
-    def sections(self, curves: Sequence[Curve]) -> dict[str, list[str]]:
-        """Return the evidence, from the choice as a whole down to configurations and secrets."""
-        rule, at_thresholds = self.headline.rule, self.at_thresholds
-        sections = {
-            "What every rule selects": threshold_section(
-                at_thresholds, rule, self.base_utility_loss, relative=self.relative
-            ),
-            "How sure is the choice": [
-                paragraph(_FIXED, css="soft"),
-                contenders_table(self.headline),
-                steps_table(self.headline),
-            ],
-            **_analyses(self.points),
-            **({"Runs": [_curves(curves)]} if curves else {}),
-            "Configurations": [configurations_table(at_thresholds, rule)],
-        }
-        if self.by_secret is not None:
-            sections["Secrets"] = [secrets_table(self.points, self.by_rule, self.by_secret)]
-        return sections
-
-    def worst_secret(self, secrets: pd.DataFrame, score: str) -> str:
-        """Name the secret that the selected model leaks most: its identifier, never its text."""
-        values = secret_means(self.points, self.headline, secrets, score)
-        worst = number(float(values.max()))
-        return f"Of {len(values)} secrets it gives {values.idxmax()} away most: {score} {worst}."
 
 
 def report_figures(
@@ -363,18 +287,6 @@ def _curves(curves: Sequence[Curve]) -> str:
 
 _CONFIDENTIAL = "The page is made from private data and is not covered by ε: it is for those who may see the scores."
 _FIXED = "At the threshold as selected: this section does not follow the slider."
-
-
-def _threshold(selections: SelectionsByThreshold) -> str:
-    """Return a sentence on the threshold as selected."""
-    most = start_text(selections)
-    return f"Only configurations with a mean utility loss of at most {most} were considered."
-
-
-def _of_score(name: str | None, text: str) -> str:
-    """Return a sentence that names and explains the score."""
-    told = f", {text[0].lower()}{text[1:]}" if text else "."
-    return f"Score: {name or 'as in the table, which does not name it'}{told} Higher leaks more."
 
 
 def _counts(points: pd.DataFrame, means: pd.DataFrame) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
 import pandas as pd
 
-from raydp.analysis.figures.scatter import drawn_rows, label_side
-from raydp.analysis.report.markup import Cell, number, paragraph, percent, plot, table
+from raydp.analysis.figures.scatter import drawn_rows
+from raydp.analysis.report.markup import Cell, filled, number, paragraph, percent, plot, table
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.tables.columns import SETTINGS
 from raydp.analysis.tables.coordinates import further_columns
@@ -34,21 +32,15 @@ _HEADERS = {
 
 def threshold_chart(selections: SelectionsByThreshold) -> tuple[str, str]:
     """Return the slider and the scatter plot "layout", as HTML."""
-    last = len(selections.thresholds) - 1
-    slider = (
-        '<div class="live">\n<label for="threshold">Utility threshold</label>\n<input '
-        f'type="range" id="threshold" min="0" max="{last}" step="1" '
-        f'value="{_start_at(selections)}" aria-describedby="threshold-says">\n<output '
-        f'id="threshold-value" for="threshold">{escape(start_text(selections))}</output>\n<button '
-        'type="button" id="threshold-reset">As selected</button>\n<p id="threshold-says" '
-        'class="soft" aria-live="polite"></p>\n</div>'
-    )
+    at, last = _start_at(selections), len(selections.thresholds) - 1
+    slider = filled("slider.html", {"last": last, "at": at, "text": start_text(selections)})
     scatter = plot(
         "layout",
         "Scatter plot of the mean score against the mean utility loss of configurations, with "
         "labels at the selected one, the most useful one and the runner-up. The tables hold the "
         "same figures.",
         f"{_drawn(selections)}; bars are one standard deviation over seeds. Lower left is better.",
+        css="chart",
     )
     return slider, scatter
 
@@ -120,7 +112,6 @@ def live_data(
         "drawn": drawn_rows(selections).tolist(),
         "loss": loss.tolist(),
         "score": selections.means["score"].tolist(),
-        "sides": label_side(selections.means["utility_loss"]),
         "names": [str(c) for c in configurations(selections.means)],
         "figures": _figures(selections, base_utility_loss),
     }

@@ -17,7 +17,6 @@ from raydp.analysis.tables.points import configurations
 
 
 def write_unscored(
-    points: pd.DataFrame,
     means: pd.DataFrame,
     selections: Sequence[Selection],
     path: Path,
@@ -25,11 +24,8 @@ def write_unscored(
     screen: FirstScreen,
 ) -> None:
     """Write the page. `means` are the configuration means; for the rest see `body_of`."""
-    headline = selections[0]
     # No figures: every figure shows the score.
     body = body_of(
-        points,
-        headline,
         screen,
         {
             "How it was selected": [steps_table(selection) for selection in selections],

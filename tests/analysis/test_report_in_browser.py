@@ -123,7 +123,7 @@ def test_the_slider_moves_every_selection(page, points):
         assert drawn_at["runner-up"] == ([], [])
         verdict = page.evaluate("document.getElementById('first-verdict').textContent")
         assert verdict.endswith(f"the rule procedure selects {in_words(chosen.configuration)}.")
-        leak = page.evaluate("document.getElementById('first-leak-figure').textContent")
+        leak = page.evaluate("document.getElementById('first-leak_figure').textContent")
         assert leak == f"{chosen.score:.3g}"
         members = len(said["informed"].steps[0].survivors)
         assert sum(y is not None for y in drawn_at["Configuration"][1]) == members

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.analysis.statistics.results import Warned
-from raydp.plugins.registries import names, summary
 from raydp.privacy import PrivacyRecord, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
@@ -31,7 +30,6 @@ class ReportTexts(TypedDict, total=False):
     base_score: float | None
     score_name: str | None
     logarithmic: bool | None
-    score_text: str
     words: ScoreWords
     card_rows: Mapping[str, str]
     warnings: Sequence[str]
@@ -76,7 +74,6 @@ def about(
         "title": f"{written['sweep']}{f'{by}{named}' if by else ''}",
         "base_score": base,
         "score_name": None if named is None else f"{'worst case of ' if worst_case else ''}{named}",
-        "score_text": "" if named is None else _meaning(named),
         "words": words_of(folder, named),
         "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
@@ -134,14 +131,6 @@ def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
             )
         )
     return curves
-
-
-def _meaning(score: str) -> str:
-    """Return the first line of a score's docstring.
-
-    Return "" for a label that is no score's name.
-    """
-    return summary("scores", score) if score in names("scores") else ""
 
 
 def _seeds(folder: SweepFolder) -> list[str]:
