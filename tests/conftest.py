@@ -85,6 +85,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write what each file took to tests/seconds.json, from which the order follows",
     )
     parser.addoption(
+        "--write-snapshots",
+        action="store_true",
+        help="write the outputs of commands to tests/snapshots, which a person then reads",
+    )
+    parser.addoption(
         "--failed-again",
         type=int,
         metavar="MOST",

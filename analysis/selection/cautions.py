@@ -219,7 +219,7 @@ def unsupported(compared: Contenders, members: int) -> list[Warned]:
     """Warn if it is not known whether the scores support the choice, or if they contradict it."""
     if compared.verdict == "unknown" and members > 1:
         text = f"How far the data support the choice is not known: {compared.reason}. Run another seed."
-        return [Warned(text, short="how sure the choice is, is not known. Run another seed")]
+        return [Warned(text, short="the errors of the scores are not known. Run another seed")]
     if compared.verdict == "contradicted":
         text = (
             f"The scores speak against the choice: at {100 * compared.confidence:g} % the lowest "

@@ -1,0 +1,191 @@
+"""The verdict on a choice: its length and width on any table, its words, and what it looks like."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydp import Selection, select
+from raydp.analysis.selection.rules import rule_names
+from raydp.cli.show.verdict import MOST_LINES, WIDTH, head_of, show_verdict
+from raydp.scores.words import ScoreWords
+from raydp.sweep.store.summary import RunCounts
+from raydp.system.output import stdout
+from tests.analysis.point_tables import tables
+from tests.conftest import Answer
+from tests.sweep.undisturbed import Done
+
+pytestmark = pytest.mark.xdist_group("sweep")
+
+SNAPSHOTS = Path(__file__).parents[1] / "snapshots"
+COMMANDS = ("Report", "Why", "Load")
+"""The lines that a reader pastes, which are as long as the names in them."""
+RULES = [name for name in rule_names() if name not in ("oracle",)]
+
+
+def printed(selection: Selection, **options: Any) -> list[str]:
+    with stdout.capture() as text:
+        show_verdict(selection, None, source="points.csv", folder=None, **options)
+    return text.get().splitlines()
+
+
+def assert_short(lines: list[str]) -> None:
+    assert len(lines) <= MOST_LINES
+    assert not [
+        line for line in lines if len(line) > WIDTH and not line.startswith((*COMMANDS, "! "))
+    ]
+    # A word that is longer than a line, such as a command, stays whole.
+    for line in lines:
+        if len(line) > WIDTH and line.startswith("! "):
+            assert "raydp " in line
+
+
+@settings(max_examples=10)
+@given(table=tables(), rule=st.sampled_from(RULES), scored=st.booleans())
+def test_a_verdict_on_any_table_fits_fourteen_lines_of_eighty_columns(
+    tmp_path_factory: pytest.TempPathFactory, table: pd.DataFrame, rule: str, scored: bool
+) -> None:
+    path = tmp_path_factory.mktemp("table") / "points.csv"
+    table.to_csv(path, index=False)
+    try:
+        chosen = select(path, rule=rule, min_gain_share=0.5 if scored else None)
+    except ValueError:
+        return
+    head = head_of(RunCounts(runs=9, finished=7, failed=2, stopped=0, pending=0), 3671.0)
+    lines = printed(chosen, head=head)
+    assert_short(lines)
+    assert lines[0].startswith("! 7 runs finished, 2 failed")
+    assert lines[0].endswith("61 min 11 s")
+    assert lines[1].startswith("Selected   b=")
+
+
+@pytest.mark.parametrize(
+    ("score", "params", "value", "said"),
+    [
+        ("vmr_exact", {}, 0.021, "a secret is completed word for word in 2.1 % of tries"),
+        (
+            "logprob",
+            {},
+            1.5,
+            "training made a secret 4.5 times as likely as texts of the same form",
+        ),
+        ("logprob", {"contrast": False}, 1.5, None),
+        ("logprob", None, 1.5, None),
+        ("exposure", {}, 10.0, "a planted secret is among the likeliest of its form: 1 in 1,024"),
+        ("no such score", {}, 1.0, None),
+    ],
+)
+@pytest.mark.extensions("exposure")
+def test_a_value_is_said_as_its_score_declares(
+    score: str, params: dict[str, object] | None, value: float, said: str | None
+) -> None:
+    assert ScoreWords.of(score, params).say(value) == said
+
+
+@pytest.mark.parametrize(
+    ("score", "value", "other", "said"),
+    [
+        ("vmr", 0.24, 0.02, "leaks 12 times as much"),
+        ("vmr", 0.2, 0.2, "leaks as much"),
+        ("vmr", 0.01, 0.04, "leaks 0.25 times as much"),
+        ("vmr", 1.0, 1e-9, "leaks over 1,000 times as much"),
+        ("vmr", 1.0, 0.0, None),
+        ("logprob", 2.0, 2.0 - 0.6931471805599453, "leaks 2 times as much"),
+        ("mia", 0.7, 0.6, "leaks 2 times as much"),
+        ("mia", 0.7, 0.5, None),
+    ],
+)
+@pytest.mark.extensions("mia")
+def test_a_ratio_is_of_what_exceeds_a_model_that_leaks_nothing(
+    score: str, value: float, other: float, said: str | None
+) -> None:
+    assert ScoreWords.of(score, {}).compare(value, other) == said
+
+
+def test_the_end_of_a_sweep_fits_and_its_commands_work(
+    done: Done, raydp: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = done.result.folder
+    monkeypatch.chdir(folder.parents[1])
+    lines = raydp("select", folder).out.splitlines()
+    assert_short(lines)
+    by_label = {line[:11].strip(): line[11:] for line in lines}
+    assert Path(by_label["Report"]).is_file()
+    why = shlex.split(by_label["Why"])
+    assert raydp(*why[1:]).out.startswith("selected by informed: ")
+    program, option, code = shlex.split(by_label["Load"])
+    assert Path(program).name.startswith("python")
+    assert option == "-ic"
+    call = ast.parse(code).body[-1]
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)
+    assert isinstance(call, ast.Assign)
+    assert loaded["model"].config.model_type == "llama"
+
+
+def test_options_of_the_choice_are_those_of_the_commands(
+    done: Done, raydp: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(done.result.folder.parents[1])
+    out = raydp(
+        "select", done.result.folder, "--rule", "best-utility", "--at-most", "epsilon=8"
+    ).out
+    assert "--at-most epsilon=8 --rule best-utility --explain" in out
+    best = done.result.best_utility
+    assert best is not None
+    assert f"load_model('\"'\"'{best.model_uri}'\"'\"', tracking_uri=" in out
+
+
+OUTPUTS = {
+    "plan": ["plan", "{spec}"],
+    "select": ["select", "{sweep}"],
+    "select_explain": ["select", "{sweep}", "--explain"],
+    "status": ["status", "{sweep}"],
+    "list": ["list", "--storage", "{storage}"],
+    "models_find": ["models", "find", "--uri", "{store}"],
+    "spaces_list": ["spaces", "list"],
+    "analyze_heuristics": ["analyze", "heuristics", "{sweep}"],
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_is_the_one_that_a_person_has_read(
+    done: Done,
+    raydp: Callable[..., Answer],
+    name: str,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Numbers, names of models and widths of columns may differ; words and lines may not."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text((done.result.folder / "spec.yaml").read_text())
+    values = {
+        "spec": spec,
+        "sweep": done.result.folder,
+        "storage": done.result.folder.parent,
+        "store": done.uri,
+    }
+    answer = raydp(*[word.format(**values) for word in OUTPUTS[name]])
+    assert answer.code == 0, answer.err
+    # A program that is not on the shell's path is named by its own.
+    text = re.sub(r"\S*/(?=(?:python|raydp) )", "", answer.out)
+    text = text.replace(str(done.result.folder.parents[1]), "FOLDER")
+    path = SNAPSHOTS / f"{name}.txt"
+    if pytestconfig.getoption("write_snapshots"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert masked(text) == masked(path.read_text(encoding="utf-8"))
+
+
+def masked(text: str) -> str:
+    """Return a text without what differs from machine to machine, line by line."""
+    return re.sub(r"\s+(?=\S)", " ", re.sub(r"-?\d[\d.,]*(?:e[+-]?\d+)?", "N", text)).strip()
