@@ -86,7 +86,8 @@ def _certainty(selection: Selection) -> str:
     useful = "useful enough" if selection.max_loss is not None else "compared"
     among = f"of the {number} {useful}"
     if number == 1:
-        return f"the only one {useful}: no scores were compared"
+        alone = "there is no other one" if selection.max_loss is None else f"the only one {useful}"
+        return f"{alone}: no scores were compared"
     if decision.probability is None or decision.probability_within is None:
         return f"how sure it is to leak least {among} is not known"
     least = f"{chance(decision.probability)} likely to leak least {among}"

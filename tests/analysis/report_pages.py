@@ -38,6 +38,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         self._id = dict(attrs).get("id")
+        self.named |= {} if self._id is None else {self._id: ""}
         if tag not in ("meta", "input"):
             self._open.append(tag)
         if tag in ("p", "li"):
@@ -54,7 +55,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         tag = self._open[-1] if self._open else ""
         if self._id is not None:
-            self.named[self._id] = self.named.get(self._id, "") + data
+            self.named[self._id] += data
         if tag == "code" and self._open[-2] in ("p", "li"):  # a part of the text around it
             tag = self._open[-2]
         if tag in ("p", "li") and self._began:
