@@ -77,17 +77,11 @@ def quiet_axes(figure: go.Figure) -> go.Figure:
     return figure
 
 
-def configuration_in_words(configuration: Configuration) -> str:
-    """Return a configuration as text, such as "b = 64, T = 120, η = 0.02, r = 16"."""
-    c = configuration
-    further = f", {settings_in_words(c.settings)}" if c.settings else ""
-    return f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}{further}"
-
-
 def describe(configuration: Configuration) -> str:
     """Return the hover text of a configuration."""
     c = configuration
-    name = plain(configuration_in_words(c))
+    further = f", {settings_in_words(c.settings)}" if c.settings else ""
+    name = plain(f"b = {c.batch_size}, T = {c.num_steps}, η = {c.learning_rate:g}{further}")
     return f"{name}<br>C = {c.compute}, U = {float(c.updates):g}"
 
 

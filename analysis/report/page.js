@@ -36,7 +36,7 @@ const draw = (plot) => {
 const follow = (live) => {
   const [slider, value, says, reset] = ["threshold", "threshold-value", "threshold-says", "threshold-reset"].map((id) => document.getElementById(id));
   const layout = document.getElementById("layout"), byThreshold = document.getElementById("by_threshold");
-  const roles = Object.keys(live.labels), middle = (Math.min(...live.loss) + Math.max(...live.loss)) / 2;
+  const roles = Object.keys(live.labels), middle = (live.loss.reduce((a, b) => Math.min(a, b)) + live.loss.reduce((a, b) => Math.max(a, b))) / 2;
   const line = (u) => ({ type: "line", xref: "x", yref: "paper", x0: u, x1: u, y0: 0, y1: 1, line: { dash: "dash", width: 1.5, color: "#8a939c" } });
   const name = (u) => ({ text: "threshold", xref: "x", yref: "paper", x: u, y: 1, yanchor: "bottom", xanchor: "auto", showarrow: false });
   const show = (at) => {

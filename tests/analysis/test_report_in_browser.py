@@ -198,10 +198,16 @@ def test_dark_pages_are_dark_and_print_is_not(file):
         drawn(page)
         assert brightness(page.evaluate(colour)) < 40
         page.wait_for(f"{ink} === 'rgb(228, 232, 236)'")
-        page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {colour}; }})")
+        page.evaluate(
+            f"addEventListener('beforeprint', () => {{ window.printed = {colour}; }});"
+            "addEventListener('beforeprint', () => { window.folded ="
+            " document.querySelectorAll('details:not([open])').length; })"
+        )
         document = base64.b64decode(page.print_to_pdf())
         assert document.startswith(b"%PDF")
         assert brightness(page.evaluate("window.printed")) > 250
+        assert page.evaluate("window.folded") == 0, "paper cannot be unfolded"
+        assert page.evaluate("document.querySelectorAll('details[open]').length") == 0
         assert brightness(page.evaluate(colour)) < 40
 
 
