@@ -20,7 +20,7 @@ from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.settings import settings_in_words
 
-_VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %)?|\binf\b")
+_VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %| times)?|\binf\b")
 """The figure in a score's words."""
 Tile = tuple[str, str, str]
 """A figure, what it says, and what it is compared with."""

@@ -283,6 +283,21 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
     assert texts["use_figure"] == number(selection.utility_loss), "no share without the base loss"
 
 
+@pytest.mark.parametrize(
+    ("phrase", "figure"),
+    [
+        ("a planted secret is among the likeliest of its form: 1 in 1,024", "1 in 1,024"),
+        ("training made a secret 1.2 times as likely as others", "1.2 times"),
+        ("an attack is right in 63.2 % of pairs (guessing: 50 %)", "63.2\u00a0%"),
+        ("an audit shows that ε is at least 1.2e-05", "1.2e-05"),
+    ],
+)
+def test_the_figure_of_a_score_is_the_one_in_its_words(points, selection, phrase, figure):
+    words = NoWords()
+    words.say = lambda value: phrase
+    assert screen_of(points, selection, words)["leak_figure"] == figure
+
+
 def test_a_single_model_is_compared_with_no_other(points, selection):
     """As after a private selection."""
     own = points[[c == selection.configuration for c in configurations(points)]]
