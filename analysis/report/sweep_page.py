@@ -20,12 +20,7 @@ from raydp.analysis.figures import (
     training_curves,
 )
 from raydp.analysis.report.body import PageTexts, body_of
-from raydp.analysis.report.card import (
-    contenders_table,
-    secret_means,
-    secrets_table,
-    steps_table,
-)
+from raydp.analysis.report.card import contenders_table, secret_means, secrets_table, steps_table
 from raydp.analysis.report.first_screen import FirstScreen, NoWords
 from raydp.analysis.report.markup import number, page, paragraph, plot
 from raydp.analysis.report.parallel import parallel_data, parallel_section

@@ -12,11 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.by_threshold import (
-    Narrowing,
-    threshold_changes,
-    without_threshold,
-)
+from raydp.analysis.selection.by_threshold import Narrowing, threshold_changes, without_threshold
 from raydp.analysis.selection.cautions import (
     at_the_corner,
     beaten,
@@ -226,11 +222,7 @@ class _Judged:
 
     @classmethod
     def of(
-        cls,
-        evidence: Evidence,
-        passed: NDArray[np.bool_],
-        steps: Rule,
-        listed: NDArray[np.object_],
+        cls, evidence: Evidence, passed: NDArray[np.bool_], steps: Rule, listed: NDArray[np.object_]
     ) -> _Judged:
         """Apply the steps. The first survivor is selected."""
         pool, quiet, compared, record = passed, False, passed, list[SelectionStep]()

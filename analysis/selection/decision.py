@@ -315,7 +315,7 @@ def what_would_decide(
     enough = Outlook(
         sentence="By the model of the scores no further seeds are needed: with a probability of "
         f"{100 * confidence:g} % or more, a score is the lowest or within the tolerance of the "
-        "lowest.",
+        "lowest."
     )
     if decision.reason is not None:
         return Outlook(sentence=f"{decision.reason[0].upper()}{decision.reason[1:]}.")

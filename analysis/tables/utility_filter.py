@@ -144,10 +144,7 @@ def useful_points(
     points = require_hyperparameters(points)
     means = configuration_means(points)
     threshold = loss_threshold(
-        means,
-        max_loss=max_loss,
-        min_gain_share=min_gain_share,
-        base_utility_loss=base_utility_loss,
+        means, max_loss=max_loss, min_gain_share=min_gain_share, base_utility_loss=base_utility_loss
     )
     if threshold is None:
         return points

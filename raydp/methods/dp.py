@@ -158,10 +158,7 @@ class DPSGD(ScheduledSection):
             indices_fn=lambda step: self.batch_indices(plan, key, step),
             # Decay in the loss is clipped with the gradient, so it costs no privacy.
             gradients=ClippedGradients(
-                context.model,
-                context.parameters,
-                clipping,
-                weight_decay=self._loss_decay,
+                context.model, context.parameters, clipping, weight_decay=self._loss_decay
             ),
             clipping=clipping,
             # With adaptive clipping the gradient gets more noise, to pay for the noisy count.

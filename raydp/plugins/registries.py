@@ -49,9 +49,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "vmr": "raydp.scores.memorisation.vmr:VerbatimMemorization",
         "vmr_exact": "raydp.scores.memorisation.vmr:ExactVerbatimMemorization",
     },
-    "searches": {
-        "random": "raydp.sweep.search:RandomSearch",
-    },
+    "searches": {"random": "raydp.sweep.search:RandomSearch"},
     "rules": {
         "best-utility": "raydp.analysis.selection.rules:BEST_UTILITY",
         "informed": "raydp.analysis.selection.rules:INFORMED",

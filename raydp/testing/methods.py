@@ -15,10 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydp.analysis.tables.statements import Statement
-from raydp.extensions.classification.labelled import (
-    ClassificationTask,
-    LabelledBatch,
-)
+from raydp.extensions.classification.labelled import ClassificationTask, LabelledBatch
 from raydp.plugins import registries
 from raydp.plugins.described import resolve_plugin
 from raydp.plugins.parameters import constant

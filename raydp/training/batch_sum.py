@@ -190,10 +190,7 @@ class BatchSum:
 
 
 def example_masks(
-    dropouts: Sequence[ExampleDropout],
-    stream: KeyedStream,
-    step: int,
-    examples: NDArray[np.int64],
+    dropouts: Sequence[ExampleDropout], stream: KeyedStream, step: int, examples: NDArray[np.int64]
 ) -> AbstractContextManager[None]:
     """Let a model drop inputs of a micro-batch for a block, by masks from the run's keyed stream.
 

@@ -54,7 +54,7 @@ def _of_task(seen: Survey, proposal: SpecProposal) -> list[str]:
     described = [
         f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated. "
         f"{proposal.share_of_rows(length):.0%} have at most {length} tokens; longer ones lose "
-        "their end.",
+        "their end."
     ]
     # Without a secrets file, canaries stand for secrets, which a reader must know.
     if "of" in task:

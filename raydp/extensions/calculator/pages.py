@@ -22,7 +22,7 @@ def write_profile(answer: WholeProfile, path: Path, title: str) -> None:
     notes = [
         f"The whole profile lies below that of a Gaussian mechanism with μ = {mu:.4g} (δ >= 1e-10)."
         if mu is not None
-        else f"No single μ stands for the whole profile: {answer['gdp_mu_reason']}.",
+        else f"No single μ stands for the whole profile: {answer['gdp_mu_reason']}."
     ]
     rates = []
     if "reason" not in attack:

@@ -134,10 +134,7 @@ def _in_order(value: object) -> tuple[float, str]:
 def _values_without(one: Configuration, name: str) -> Hashable:
     """Return everything that a configuration sets but one hyperparameter or further field."""
     fields = {path: value for path, value in one.settings.items() if path != name}
-    return (
-        *(getattr(one, other) for other in HYPERPARAMETERS if other != name),
-        Settings(fields),
-    )
+    return (*(getattr(one, other) for other in HYPERPARAMETERS if other != name), Settings(fields))
 
 
 def _point(one: Configuration, score: float, score_std: float, utility_loss: float) -> SeriesPoint:

@@ -163,11 +163,7 @@ def measure(
             base = sharing.base_models(bases.values(), new_tokens=0)
         # Every actor gets the same inputs.
         shared = ScorerInputs(
-            task=task,
-            models=base,
-            folders=folders,
-            bases=bases,
-            cpus=spec.cluster.cpus_per_worker,
+            task=task, models=base, folders=folders, bases=bases, cpus=spec.cluster.cpus_per_worker
         )
         with MeasurementProgress(console, total=sum(len(job.left) for job in jobs)) as shown:
 

@@ -331,6 +331,6 @@ class TofuTask(TaskSection):
             "repeated_examples": len(shown) - len(set(shown)),
             "caveats": [
                 "Names and genres are extracted from the private data; epsilon does not cover "
-                "their choice or counts.",
+                "their choice or counts."
             ],
         }

@@ -234,8 +234,7 @@ class VoteChecks:
 def public_check() -> Check:
     """Check that a row more keeps other rows in the training, the held-out or the public data."""
     return moved_rows(
-        "with_public",
-        lambda folder, rows: {"name": "with_public", "of": table_rows(folder, rows)},
+        "with_public", lambda folder, rows: {"name": "with_public", "of": table_rows(folder, rows)}
     )
 
 

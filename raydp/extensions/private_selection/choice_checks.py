@@ -159,11 +159,7 @@ def _adversarial(num_runs: NumRuns) -> tuple[Masses, Masses, float]:
     """
     if isinstance(num_runs, PoissonRuns):
         # A ratio of 1.63, above 4/3 and below 5/3.
-        return (
-            np.array([0.3, 0.7]),
-            np.array([0.489, 0.511]),
-            4.0,
-        )
+        return (np.array([0.3, 0.7]), np.array([0.489, 0.511]), 4.0)
     p, q = np.array([0.05, 1e-4 * math.e]), np.array([0.05 * math.e, 1e-4])
     return np.append(p, 1 - p.sum()), np.append(q, 1 - q.sum()), 1000.0
 

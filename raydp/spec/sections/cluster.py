@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from raydp.spec.sections.section import AtLeastOne, Section
 from raydp.system.locations import MLFLOW_CREDENTIALS, is_uri, refuse_credentials

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    AliasChoices,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from raydp.spec.sections.section import LATER, Of, Positive, Section
 
