@@ -101,16 +101,16 @@ FLOW = {
         "standalone",
         "promotions",
         "alarms",
+        "views",
         "lookup",
         "transactions",
         "trials",
         "registry",
         "runs",
-        "opening",
         "later_scores",
     ],
     "raydp.sweep": [
-        "search", "store", "listing", "deliveries", "tuning_record", "engine", "ending",
+        "search", "store", "listing", "deliveries", "tuning_record", "descriptions", "engine", "ending",
         "policy", "planning", "driver", "api", "reports",
     ],
     "raydp.testing": [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from raydp.privacy.records.card_content import ReleasedTogether as ReleasedTogether
     from raydp.privacy.records.card_content import Searched as Searched
     from raydp.privacy.records.cautions import Caution as Caution
+    from raydp.privacy.records.cautions import bound_in_words as bound_in_words
     from raydp.privacy.records.cautions import cautions_of as cautions_of
     from raydp.privacy.records.cautions import cautions_together as cautions_together
     from raydp.privacy.records.cautions import stated as stated
@@ -62,7 +63,7 @@ _NAMES = {
     "accounting.root_search": "CalibrationError",
     "records.card": "card_markdown remarks",
     "records.card_content": "PrivacyCard ReleasedTogether Searched",
-    "records.cautions": "Caution cautions_of cautions_together stated",
+    "records.cautions": "Caution bound_in_words cautions_of cautions_together stated",
     "records.cross_check": "cross_check",
     "records.guarantee": "attack_summary composed guarantee profile_rows",
     "records.record_check": "require_unedited",

@@ -32,7 +32,7 @@ _LAZY = {
     "load_signer": "raydp.tracking.sealing.seal",
     "load_tokenizer": "raydp.tracking.models.loading",
     "log_scores": "raydp.tracking.later_scores",
-    "open_tracker": "raydp.tracking.opening",
+    "open_tracker": "raydp.tracking.runs",
     "promote_model": "raydp.tracking.registry",
     "set_alarms": "raydp.tracking.alarms",
     "set_alias": "raydp.tracking.registry",

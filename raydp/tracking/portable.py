@@ -18,15 +18,8 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    TOKENIZER_CONFIG,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    CHAT_TEMPLATE,
+    *("tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", CHAT_TEMPLATE),
 )
 _ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 FULL_MODEL = (

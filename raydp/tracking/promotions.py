@@ -17,7 +17,7 @@ from typing import TypedDict, cast
 from mlflow.entities import LoggedModel
 from mlflow.entities.model_registry import ModelVersion
 
-from raydp.tracking.records import BEST_UTILITY, PRIVACY_PREFERRED
+from raydp.tracking.records import BEST_UTILITY, PRIVACY_PREFERRED, json_object
 from raydp.tracking.sealing.trust import ALARM_TAG, Trust
 from raydp.tracking.store import Store
 
@@ -144,11 +144,8 @@ def trail(tags: dict[str, str]) -> list[Promotion]:
     entries = list[Promotion]()
     for key in sorted(tags):
         if key.startswith(f"{PROMOTION_TAG}."):
-            try:
-                entry = json.loads(tags[key])
-            except ValueError:
-                continue
-            if isinstance(entry, dict) and entry.keys() >= Promotion.__required_keys__:
+            entry = json_object(tags[key])
+            if entry is not None and entry.keys() >= Promotion.__required_keys__:
                 entries.append(cast(Promotion, entry))
     return entries
 

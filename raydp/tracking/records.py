@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydp.search_spaces.configuration import HYPERPARAMETERS
+from raydp.search_spaces.settings import Settings, settings_in_words
 from raydp.tracking.portable import model_files, portable
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ PRIVACY_PREFERRED, BEST_UTILITY = "privacy-preferred", "best-utility"
 PRIVACY_TAGS = ("epsilon", "delta", "noise_multiplier", "accountant", "unit", "certified")
 RECORD_TAG = "record"
 """The tag of a version with what identifies and guarantees it, as JSON; see `tags_of`."""
+SHOWN_NAMES = {"eps": "adam_eps"}
+"""Parameters with another name in MLflow, where eps would stand beside epsilon."""
 PRIVACY_METRICS = ("epsilon", "delta", "noise_multiplier")
 
 
@@ -88,11 +91,7 @@ class TrialRecord:
         It is equal only for equal results.
         """
         # Without settings, the digest stays what it was before there were settings.
-        left_out = {
-            "model_dir",
-            "description",
-            *(() if self.settings else ("settings",)),
-        }
+        left_out = {"model_dir", "description", *(() if self.settings else ("settings",))}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         digest = hashlib.sha256(json.dumps(portable(values), sort_keys=True).encode())
         # The model's files belong to the record: the same figures with other weights are another
@@ -116,7 +115,8 @@ class TrialRecord:
 
     def all_params(self) -> dict[str, str]:
         """Return configuration and other parameters as MLflow stores them, in the order shown."""
-        return {**self.configuration(), **as_params(self.params)}
+        params = {SHOWN_NAMES.get(name, name): value for name, value in self.params.items()}
+        return {**self.configuration(), **as_params(params)}
 
     def privacy_tags(self) -> dict[str, str]:
         """Return the values of the guarantee by which models are looked up."""
@@ -154,17 +154,32 @@ def as_params(values: Mapping[str, object]) -> dict[str, str]:
     return texts
 
 
+def json_object(content: str | bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object in a tag or a file; None if there is none, or something else."""
+    try:
+        document = json.loads(content or "null")
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def name_of(configuration: Mapping[str, str]) -> str:
+    """Return a run's name for people: its configuration, its seed, and further fields."""
+    short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
+    named = [f"{short[key]}={configuration[key]}" for key in short if key in configuration]
+    if "settings" in configuration:
+        settings = Settings.parse(configuration["settings"])
+        named.append(settings_in_words(settings, equals="=", between=" "))
+    return " ".join(named)
+
+
 def tags_of(version: ModelVersion) -> dict[str, str]:
     """Return a version's tags together with the texts in its record.
 
     Earlier versions of raydp wrote each of these texts as a tag of its own. A name whose tag and
     whose text in the record differ is left out: somebody changed one of them.
     """
-    try:
-        document = json.loads(version.tags.get(RECORD_TAG, "{}"))
-    except (ValueError, RecursionError):
-        document = None
-    record = document if isinstance(document, dict) else {}
+    record = json_object(version.tags.get(RECORD_TAG)) or {}
     texts = {name: text for name, text in record.items() if isinstance(text, str)}
     tags: dict[str, str] = version.tags
     both = {**texts, **tags}

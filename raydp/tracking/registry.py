@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from raydp.tracking.promotions import (
     note,
     trail,
 )
+from raydp.tracking.records import json_object
 from raydp.tracking.sealing.seal import BASE_FILE, OTHER_FILES, PRIVACY_FILE, SEAL_TAG, Seal
 from raydp.tracking.sealing.trust import Trust
 from raydp.tracking.store import Store, artifact_bytes, open_store, resolve_uri
@@ -168,7 +168,7 @@ def show_model(
     record, said = (
         artifact_bytes(store, model.artifact_location, name) for name in (PRIVACY_FILE, BASE_FILE)
     )
-    privacy, base = _document(record), _document(said)
+    privacy, base = json_object(record), json_object(said)
     sealed = Seal.read(model.tags.get(SEAL_TAG, ""))
     if sealed is not None and problem is None:
         if not sealed.is_of_record(record):
@@ -286,15 +286,6 @@ def _registered(store: Store, uri: str) -> tuple[ModelVersion, LoggedModel]:
         )
     entry = store.client.get_model_version(reference.name, reference.version)
     return entry, store.client.get_logged_model(entry.tags["model_id"])
-
-
-def _document(content: bytes | None) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is no file, or something else in it."""
-    try:
-        document = json.loads(content or b"null")
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _undefined(value: object) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from raydp.spec.sections.cluster import REGISTERED_MODEL
+from raydp.spec.sections.cluster import REGISTERED_MODEL, TrackingSpec
 from raydp.tracking.delivery import delivering
 from raydp.tracking.models.model_folder import replace_cards
 from raydp.tracking.portable import portable, to_json
@@ -20,7 +20,9 @@ from raydp.tracking.registry import set_alias
 from raydp.tracking.sealing.seal import load_signer
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_experiment, open_store
 from raydp.tracking.stored_runs import RecordedRun, recorded_runs
+from raydp.tracking.tracker import Tracker
 from raydp.tracking.trials import TrialWriter
+from raydp.tracking.views import NOTE_TAG, save_view, view_of
 
 SWEEP_ID_TAG = "raydp.sweep_id"
 MAX_PARAM_CHARS = 500
@@ -31,12 +33,8 @@ MAX_DIGEST_CHARS = 36
 class MLflowTracker:
     """Writes a sweep into an MLflow store. See `raydp.tracking.tracker.Tracker`.
 
-    Every method may be called again after the driver was killed at any point. Complete entries stay
-    unchanged. An incomplete entry is completed if the record is the same. Otherwise it is deleted
-    and written again (`mlflow gc` frees its files).
-
-    Every method makes each request once, and raises NotDeliveredError if the store is away. Call it
-    again later.
+    An incomplete entry is completed if the record is the same. Otherwise it is deleted and written
+    again (`mlflow gc` frees its files). Every method makes each request once.
 
     Args:
         uri: SQLite file, created with its schema if needed, or the address of an MLflow server.
@@ -69,26 +67,18 @@ class MLflowTracker:
             self.store: Store = open_store(uri, create=True)
             self._client = self.store.client
             self._experiment_id = open_experiment(self.store, experiment)
+            save_view(self._client, self._experiment_id)
         self._trials: TrialWriter | None = None
 
     @delivering()
     def sweep_run(
         self, sweep_id: str, name: str, spec: Mapping[str, object], facts: Mapping[str, object]
     ) -> str:
-        """Open the sweep's parent run. The same sweep_id always gives the same run.
+        """Open the sweep's parent run; see `Tracker.sweep_run`.
 
-        Args:
-            sweep_id: the sweep's identity, a hash.
-            name: name shown in MLflow.
-            spec: the sweep's specification; stored as spec.json and, flattened, as parameters.
-                MLflow keeps the value of a parameter, so what a resume changes becomes a tag of the
-                parameter's name.
-            facts: the task's facts; stored as facts.json and as parameters `facts.<name>`. A
-                content_hash among them becomes the digest of the run's data set, as by
-                `mlflow.log_input`.
-
-        Returns:
-            MLflow's id of the run.
+        Spec and facts are stored as JSON and, flattened, as parameters. MLflow keeps the value of a
+        parameter, so what a resume changes becomes a tag of the parameter's name. A content_hash
+        among the facts becomes the digest of the run's data set, as by `mlflow.log_input`.
         """
         # The parent run, found by the sweep's identity or made.
         run = self._find_sweep(sweep_id) or self._client.create_run(
@@ -128,13 +118,9 @@ class MLflowTracker:
 
     @delivering()
     def log_trial(self, trial: TrialRecord) -> str:
-        """Record a trained model: a run, a logged model with its artifacts, a registered version.
+        """Record a run, a logged model with its artifacts, and a version; see `Tracker`.
 
-        A second call for a complete run changes nothing, but restores a version or files that the
-        store has lost.
-
-        Returns:
-            models:/name/version.
+        A second call restores a version or files that the store has lost.
 
         Raises:
             ValueError: the model folder has no safetensors weights.
@@ -150,42 +136,38 @@ class MLflowTracker:
         *,
         status: str = "failed",
     ) -> None:
-        """Record a trial without a model. A complete run of the same identity stays unchanged.
+        """Record a trial without a model; see `Tracker.fail_trial`.
 
-        Args:
-            run_id: the run's identity.
-            reason: the error, cut to its first 500 characters, with paths of this machine
-                shortened. It must not quote training text.
-            params: configuration, seed and other parameters, flat.
-            status: "failed", or "stopped" if the trial was ended early.
+        A complete run of the same identity stays unchanged. The reason is cut to its first 500
+        characters, with paths of this machine shortened.
         """
         self._open_sweep().write_failure(run_id, reason, params or {}, status)
 
     @delivering()
     def update_privacy(self, model_uri: str, trial: TrialRecord) -> None:
-        """Replace the privacy record and card of a tracked model, as after a further release.
-
-        Args:
-            model_uri: the URI that log_trial returned.
-            trial: the same trial with its new record and card.
+        """Replace a model's privacy record, card and description; see `Tracker`.
 
         Raises:
             ValueError: the trial's model folder is gone, and another key sealed the files on the
                 server.
         """
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
-        model_id = self._client.get_model_version(name, version).tags[MODEL_ID_TAG]
-        replace_cards(self.store, self._client.get_logged_model(model_id), trial, self.key)
+        held = self._client.get_model_version(name, version)
+        model = self._client.get_logged_model(held.tags[MODEL_ID_TAG])
+        replace_cards(self.store, model, trial, self.key)
+        if held.description != trial.description:
+            self._client.update_model_version(name, version, trial.description)
+
+    @delivering()
+    def describe_model(self, model_uri: str, text: str) -> None:
+        """Put a text before the description of a version."""
+        name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
+        own = self._client.get_model_version(name, version).description
+        self._client.update_model_version(name, version, f"{text}\n\nThis model: {own}")
 
     @delivering()
     def set_alias(self, alias: str, model_uri: str, reason: str) -> None:
-        """Point an alias of the registered model at a version, and record why in its trail.
-
-        Args:
-            alias: such as "best-utility".
-            model_uri: what log_trial returned.
-            reason: why, in words; shortened if it is longer than a tag may be.
-        """
+        """Point an alias at a version; see `Tracker.set_alias`. A long reason is shortened."""
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
         set_alias(
             name, alias, version, tracking_uri=self.store.uri, reason=reason[:MAX_REASON_CHARS]
@@ -193,12 +175,7 @@ class MLflowTracker:
 
     @delivering()
     def remove_aliases(self, aliases: Collection[str], reason: str) -> None:
-        """Take aliases away from the sweep's models that have them, and record why in their trails.
-
-        Args:
-            aliases: such as "best-utility". An alias that another sweep's model has stays.
-            reason: why, in words; shortened if it is longer than a tag may be.
-        """
+        """Take aliases away; see `Tracker`. An alias that another sweep's model has stays."""
         name, sweep = self.registered_model, self._open_sweep().sweep
         for alias, number in aliases_of(self.store, name).items():
             if (
@@ -208,15 +185,14 @@ class MLflowTracker:
                 take_away(self.store, name, alias, number, reason)
 
     @delivering()
-    def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:
-        """End the parent run.
-
-        Args:
-            summary: counts, the selected configuration, ...; stored as summary.json, and its
-                numbers as metrics.
-            artifacts: folder whose files are added to the run; they must not name a secret.
-        """
+    def finish_sweep(
+        self, summary: Mapping[str, object], artifacts: Path | None = None, description: str = ""
+    ) -> None:
+        """End the parent run; see `Tracker`. Numbers of the summary become metrics."""
         run_id = self._open_sweep().parent_id
+        if description:
+            link = f"[All runs, sorted by score]({view_of(self._experiment_id)})"
+            self._client.set_tag(run_id, NOTE_TAG, f"{description}\n\n{link}")
         # The summary as a file, and its numbers as metrics that MLflow can plot. bool is an int, so
         # it is left out.
         self._client.log_text(run_id, to_json(summary), "summary.json")
@@ -270,3 +246,14 @@ def _data_set(spec: Mapping[str, object], facts: Mapping[str, object]) -> Datase
         profile=to_json(profile),
     )
     return DatasetInput(data, [InputTag("mlflow.data.context", "training")])
+
+
+def open_tracker(tracking: TrackingSpec) -> Tracker:
+    """Open the tracker that a spec asks for.
+
+    Raises:
+        ValueError: the store cannot be opened, a name is not allowed or the key cannot be used.
+    """
+    return MLflowTracker(
+        tracking.uri, tracking.experiment, tracking.registered_model, tracking.signing_key
+    )

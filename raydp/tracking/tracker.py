@@ -108,10 +108,16 @@ class Tracker(Protocol):
     def remove_aliases(self, aliases: Collection[str], reason: str) -> None:
         """Take aliases away from the sweep's models that have them, and record the reason."""
 
-    def finish_sweep(self, summary: Mapping[str, object], artifacts: Path | None = None) -> None:
+    def describe_model(self, model_uri: str, text: str) -> None:
+        """Put a text before the description of a recorded model, which `update_privacy` resets."""
+
+    def finish_sweep(
+        self, summary: Mapping[str, object], artifacts: Path | None = None, description: str = ""
+    ) -> None:
         """Close the sweep's record.
 
         Args:
             summary: counts, the selected configuration and the like, as JSON values.
             artifacts: a folder whose files are kept with the record. They must not name a secret.
+            description: the decision in words, as Markdown.
         """

@@ -21,11 +21,10 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Param, Run, 
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from raydp.search_spaces.settings import Settings, settings_in_words
 from raydp.tracking.models.model_folder import upload
 from raydp.tracking.portable import portable, to_json
 from raydp.tracking.promotions import origin
-from raydp.tracking.records import RECORD_TAG, TrialRecord, as_params, clean_key
+from raydp.tracking.records import RECORD_TAG, TrialRecord, as_params, clean_key, name_of
 from raydp.tracking.sealing.seal import SEAL_TAG, Signer
 from raydp.tracking.store import EXPERIMENT_ID_TAG, MODEL_ID_TAG, Store
 from raydp.tracking.stored_runs import (
@@ -39,6 +38,7 @@ from raydp.tracking.stored_runs import (
 )
 from raydp.tracking.tracker import NotDeliveredError
 from raydp.tracking.transactions import has_transactions, one_transaction
+from raydp.tracking.views import NOTE_TAG
 
 SWEEP_TAG = "raydp.sweep"
 REASON_TAG = "raydp.reason"
@@ -209,20 +209,12 @@ class TrialWriter:
         start: int | None = None,
     ) -> Run:
         """Create a run that holds its identity from the beginning, for a later attempt."""
-        short = {"batch_size": "b", "num_steps": "T", "learning_rate": "η", "seed": "seed"}
-        name = " ".join(
-            f"{letter}={configuration[key]}"
-            for key, letter in short.items()
-            if key in configuration
-        )
-        if "settings" in configuration:
-            name += f" {settings_in_words(Settings.parse(configuration['settings']), equals='=', between=' ')}"
         identity = {PARENT_TAG: self.parent_id, RUN_ID_TAG: run_id, SWEEP_TAG: self.sweep}
         return self.client.create_run(
             self.experiment_id,
             start_time=start,
             tags={**origin(), **identity, **tags},
-            run_name=name or run_id[:12],
+            run_name=name_of(configuration) or run_id[:12],
         )
 
     def _end(self, run: Run, status: str, trial: TrialRecord) -> None:
@@ -258,6 +250,8 @@ class TrialWriter:
         tags = {STATUS_TAG: trial.status, **trial.privacy_tags()}
         if nonfinite:
             tags[NONFINITE_TAG] = ", ".join(nonfinite)
+        if trial.description:
+            tags[NOTE_TAG] = trial.description
         self.client.log_batch(
             run.info.run_id,
             metrics=metrics,
@@ -374,7 +368,7 @@ def _metrics(
                 nonfinite.append(f"{clean_key(name)} at step {step}")
     # Beyond 100 metrics, MLflow fails on repeated ones.
     on_model = {metric.key for metric in model.metrics or []}
-    for name, value in final.items():
-        model_id = None if name in on_model else model.model_id
-        metrics.append(Metric(name, value, end_time, last, model_id=model_id))
-    return metrics, nonfinite
+    ids = {name: None if name in on_model else model.model_id for name in final}
+    # MLflow's pages list metrics in this order.
+    ends = [Metric(k, v, end_time, last, model_id=ids[k]) for k, v in final.items()]
+    return [*ends, *metrics], nonfinite

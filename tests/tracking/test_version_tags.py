@@ -120,3 +120,16 @@ def test_a_run_names_its_user_and_its_source(tracker, record, monkeypatch):
     assert run.info.user_id == run.data.tags["mlflow.user"] == "ada"
     assert run.data.tags["mlflow.source.name"] == "raydp sweep"
     assert list(run.data.params)[:4] == ["batch_size", "num_steps", "learning_rate", "seed"]
+
+
+def test_eps_of_adam_has_another_name_in_mlflow_alone(tracker, record):
+    """Look-ups keep the name of the spec, also for runs that an earlier raydp wrote."""
+    params = {"method": "dp_adam", "task_hash": "c0ffee", "eps": 1e-8}
+    uri = tracker.log_trial(record(params=params))
+    run = tracker.store.client.get_run(version_of(tracker).run_id)
+    assert run.data.params["adam_eps"] == "1e-08"
+    assert "eps" not in run.data.params
+    found = find_models(tracker.store.uri, where=["param.eps = 1e-8"])
+    assert list(found.model_uri) == [uri]
+    assert list(found["param.eps"]) == ["1e-08"]
+    assert find_models(tracker.store.uri, where=["eps = 1e-6"]).empty

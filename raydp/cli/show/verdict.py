@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.analysis.selection.verdict import Verdict
-from raydp.privacy import stated
+from raydp.privacy import bound_in_words, stated
 from raydp.sweep.ending.notes import cautions_about
 from raydp.sweep.store.measurements import words_of
 from raydp.sweep.store.points import counts
@@ -48,7 +48,10 @@ def show_verdict(
         head: the line before the choice; None for none.
     """
     verdict = Verdict.of(
-        selection, best, words_of(folder, selection.score_name), _guarantee(selection)
+        selection,
+        best,
+        words_of(folder, selection.score_name),
+        bound_in_words(selection.epsilon, selection.delta),
     )
     # The choice, how sure it is, and what else could be chosen.
     lines = [] if head is None else [head]
@@ -85,14 +88,6 @@ def source_of(folder: SweepFolder) -> str:
     """Return what a command in this folder calls a sweep: its name, or else its path."""
     usual = Path("raydp_runs") / folder.path.name
     return folder.path.name if folder.path.absolute() == usual.absolute() else str(folder.path)
-
-
-def _guarantee(selection: Selection) -> str | None:
-    """Return the guarantee of the selected model in a few words; None without one."""
-    if selection.epsilon is None or math.isinf(selection.epsilon):
-        return None
-    delta = "" if selection.delta is None else f" (δ {stated(selection.delta, 2)})"
-    return f"ε ≤ {stated(selection.epsilon)}{delta}"
 
 
 def _answer(label: str, sentences: Sequence[str]) -> list[str]:

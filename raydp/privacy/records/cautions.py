@@ -34,6 +34,13 @@ def stated(bound: float, digits: int = 4) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
+def bound_in_words(epsilon: float | None, delta: float | None) -> str | None:
+    """Return a guarantee in a few words, "ε ≤ 8 (δ 0.0002)"; None without a finite one."""
+    if epsilon is None or math.isinf(epsilon):
+        return None
+    return f"ε ≤ {stated(epsilon)}" + ("" if delta is None else f" (δ {stated(delta, 2)})")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Caution:
     """A warning: the rule that a figure breaks, the figure, and what to do.

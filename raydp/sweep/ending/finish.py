@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from raydp import tracking
-from raydp.analysis import Selection, write_report
+from raydp.analysis import Selection, configuration_means, write_report
 from raydp.analysis.selection.wording import in_words
-from raydp.sweep.ending.notes import about
+from raydp.sweep.ending.notes import about, choice_of
 from raydp.sweep.ending.sweep_selection import of_sweep
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.listeners import ModelRemover
@@ -27,7 +28,11 @@ from raydp.system.output import phase, stderr
 from raydp.tracking import NotDeliveredError, Tracker
 from raydp.tracking.records import PRIVACY_PREFERRED
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 LOGGER = logging.getLogger(__name__)
+CONFIGURATIONS_FILE = "configurations.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,22 +123,28 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     folder.summary.write(summary)
     write_tables(folder)  # again, now with the aliases
     with phase(stderr, "recording the end of the sweep in MLflow"):
-        _publish(recorder, summary)
+        choice = choice_of(selected, best, folder)
+        recorder.tracker.describe_model(str(selected.model_uri), choice)
+        _publish(recorder, summary, points, choice)
     return Finish(selected=selected, best_utility=best, report=report)
 
 
-def _publish(recorder: Recorder, summary: SweepSummary) -> None:
-    """Give MLflow the summary, the report and the tables, without the counts by secret.
+def _publish(recorder: Recorder, summary: SweepSummary, points: pd.DataFrame, choice: str) -> None:
+    """Give MLflow the decision, the report and the tables, without the counts by secret.
 
     These counts are as private as the data.
     """
     folder = recorder.context.folder
+    # The configurations for people: lowest score first.
+    means = configuration_means(points[points["status"] == "finished"], scored=False)
+    means = means.sort_values(["score", "utility_loss"])
     with TemporaryDirectory() as published:
         for file in (folder.path / POINTS_FILE, folder.report):
             shutil.copy(file, published)
+        means.to_csv(Path(published) / CONFIGURATIONS_FILE, index=False)
         shared = secrets_table(folder).drop(columns="count")
         shared.to_parquet(Path(published) / "secrets.parquet", index=False)
-        recorder.tracker.finish_sweep(summary.to_json(), Path(published))
+        recorder.tracker.finish_sweep(summary.to_json(), Path(published), choice)
 
 
 def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
@@ -143,7 +154,9 @@ def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Fini
     """
     recorder.context.folder.remove_selection()
     recorder.tracker.remove_aliases(("best-utility", PRIVACY_PREFERRED), reason)
-    recorder.tracker.finish_sweep({"counts": ended.to_json(), "reason": reason}, None)
+    recorder.tracker.finish_sweep(
+        {"counts": ended.to_json(), "reason": reason}, None, f"Nothing is selected: {reason}"
+    )
     return Finish(reason=reason)
 
 

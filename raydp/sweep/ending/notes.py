@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
+from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.statistics.results import Warned
-from raydp.privacy import PrivacyRecord, cautions_together, stated
+from raydp.privacy import PrivacyRecord, bound_in_words, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of, words_of
@@ -16,9 +17,11 @@ from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
 
 if TYPE_CHECKING:
+    from raydp.analysis import Selection
     from raydp.analysis.figures.curves import Curve
     from raydp.scores.words import ScoreWords
 
+_MOST_CAUTIONS = 4
 _MOST_CURVES = 200
 """The largest number of runs whose training is read for a report."""
 
@@ -52,28 +55,20 @@ def about(
     written, selected_by = folder.names(), folder.select().score
     named, private = score or selected_by, folder.disclosure().note
     # The score of the untrained model, which the report compares the others with.
-    measured = (
-        None
-        if named is None
-        else scores_of(folder.result(BASE_RUN), BASE_RUN, measured_later(folder)).get(named)
-    )
-    base = (
-        None
-        if measured is None
-        else max(measured.per_secret.values())
-        if worst_case
-        else measured.value
-    )
+    measured = None
+    if named is not None:
+        later = measured_later(folder)
+        measured = scores_of(folder.result(BASE_RUN), BASE_RUN, later).get(named)
+    base = None if measured is None else measured.value
+    if measured is not None and worst_case:
+        base = max(measured.per_secret.values())
     # The title names the score if it is not the sweep's own.
-    by = (
-        ""
-        if score is None and not worst_case
-        else f", by {'the worst case of ' if worst_case else ''}"
-    )
+    label = None if named is None else f"{'worst case of ' if worst_case else ''}{named}"
+    by = f", by {'the ' if worst_case else ''}{label}" if score is not None or worst_case else ""
     return {
-        "title": f"{written['sweep']}{f'{by}{named}' if by else ''}",
+        "title": f"{written['sweep']}{by}",
         "base_score": base,
-        "score_name": None if named is None else f"{'worst case of ' if worst_case else ''}{named}",
+        "score_name": label,
         "words": words_of(folder, named),
         "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
@@ -234,3 +229,20 @@ def together_notes(released: ReleasedModels | None) -> list[str]:
         f"{stated(released.epsilon)} at δ = {released.delta:.3g}, by accountant "
         f"{released.accountant}. That is the guarantee if all are used."
     ]
+
+
+def choice_of(selection: Selection, best: Selection, folder: SweepFolder) -> str:
+    """Return a sweep's decision as Markdown: the choice, how sure it is, and its cautions."""
+    words = words_of(folder, selection.score_name)
+    bound = bound_in_words(selection.epsilon, selection.delta)
+    verdict = Verdict.of(selection, best, words, bound)
+    said = {
+        "Leakage": verdict.leak,
+        "How sure": verdict.certainty,
+        "Best utility": verdict.best_utility,
+        "Runner-up": verdict.runner_up,
+        **{f"Caution {n}": text for n, text in enumerate(verdict.cautions[:_MOST_CAUTIONS], 1)},
+    }
+    head = f"Selected: {verdict.configuration}, {', '.join(verdict.figures)}"
+    lines = [f"- {name}: {text}" for name, text in said.items() if text is not None]
+    return "\n".join([head, "", *lines])

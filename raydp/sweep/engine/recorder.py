@@ -19,9 +19,10 @@ from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.deliveries import check_deliveries
+from raydp.sweep.descriptions import adapter_in_words, describe_model
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.store.folder import BASE_RUN
-from raydp.sweep.store.measurements import measured_later, scores_of, variant_figures
+from raydp.sweep.store.measurements import measured_later, scores_of, variant_figures, words_of
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.runs import DAMAGED
 from raydp.sweep.store.state import Delivery
@@ -196,7 +197,7 @@ class Recorder:
                 "run %s is not registered: %s. --resume trains it again", trial.run_id, DAMAGED
             )
         if result.finished:
-            uri = self.tracker.log_trial(self._record(trial, result))
+            uri = self.tracker.log_trial(self._described(trial, result))
         else:
             self.tracker.fail_trial(
                 trial.run_id, str(result.reason), self._params(trial), status=result.status
@@ -235,9 +236,7 @@ class Recorder:
                 cache_dir=cache_dir() / "guarantee",
             )
         together = ReleasedModels(
-            run_ids=tuple(t.run_id for t in released),
-            **cost,
-            note=self._steered(),
+            run_ids=tuple(t.run_id for t in released), **cost, note=self._steered()
         )
         self.context.folder.released.write(together)
         # A card states the joint ε because the model's own ε holds for this model alone.
@@ -262,7 +261,7 @@ class Recorder:
             self._privacy(trial, result), released_together=together.on_card() if together else None
         )
         record = replace(
-            self._record(trial, result), privacy=card.to_json(), card=card_markdown(card)
+            self._described(trial, result), privacy=card.to_json(), card=card_markdown(card)
         )
         self.tracker.update_privacy(str(self.context.folder.model_uri(trial.run_id)), record)
 
@@ -309,6 +308,10 @@ class Recorder:
         # Scores from training, replaced where a later measurement has values.
         scores = scores_of(result, trial.run_id, measured_later(self.context.folder))
         method, selected = spec.method.params.model_dump(mode="json"), spec.select.score
+        # An inherited parameter that must stay 0 is one of another method.
+        for name, one in type(spec.method.params).model_fields.items():
+            if any(getattr(bound, "le", None) == 0 for bound in one.metadata):
+                method.pop(name, None)
         return TrialRecord(
             run_id=trial.run_id,
             **self._params(trial),
@@ -319,6 +322,9 @@ class Recorder:
                 **method,
                 **trial.settings,
                 **given(**stated_columns(card.record.stated)),
+                "base_model": _public_name(spec.model.name),
+                "adapter": adapter_in_words(spec),
+                **given(target_epsilon=spec.privacy.target_epsilon),
             },
             step_metrics=result.history or (),
             # Metrics: the score that selects has one name, so that sweeps can be compared.
@@ -342,6 +348,13 @@ class Recorder:
             model_dir=self.context.folder.model(trial.run_id),
             seconds=(result.train_seconds or 0.0) + (result.score_seconds or 0.0),
         )
+
+    def _described(self, trial: TrialPlan, result: RunResult) -> TrialRecord:
+        """Return the run's record with a description that is made from the record alone."""
+        record, spec = self._record(trial, result), self._spec_of(trial)
+        words = words_of(self.context.folder, spec.select.score)
+        promised = self.context.plan.privacy[trial.run_id]
+        return replace(record, description=describe_model(record, promised, spec, words))
 
 
 def cost_together(

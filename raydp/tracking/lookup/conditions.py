@@ -16,17 +16,11 @@ import pandas as pd
 
 from raydp.plugins.registries import unknown_name
 from raydp.search_spaces.configuration import HYPERPARAMETERS
-from raydp.tracking.records import as_params
+from raydp.tracking.records import SHOWN_NAMES, as_params
 
 GUARANTEE = ("epsilon", "delta")
-METRICS = (
-    *GUARANTEE,
-    "noise_multiplier",
-    "utility_loss",
-    "utility_gain",
-    "base_utility_loss",
-    "seconds",
-)
+_FIGURES = ("noise_multiplier", "utility_loss", "utility_gain", "base_utility_loss", "seconds")
+METRICS = (*GUARANTEE, *_FIGURES)
 PARAMS = (*HYPERPARAMETERS, "seed", "method", "task_hash", "max_grad_norm")
 NUMBERS = (*HYPERPARAMETERS, "seed", "max_grad_norm")
 TAGS = ("run_id", "sweep", "status")
@@ -105,9 +99,10 @@ class Where:
                 return None
             return f"metrics.`{self.column}` {self.operator} {plain(number)}"
         # Anything else is stored as text, and only equality of texts means equality of values.
-        if self.operator != "=":
-            return None
+        # Earlier versions of raydp stored some parameters by another name.
         name = self.column.removeprefix("param.")
+        if self.operator != "=" or name in SHOWN_NAMES:
+            return None
         if self.column in PARAMS or self.column != name:
             # One number has several texts: as the user wrote it, as it is stored, and as an
             # integer.

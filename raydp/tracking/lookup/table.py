@@ -13,44 +13,18 @@ from mlflow.entities.model_registry import ModelVersion
 from raydp.plugins.registries import unknown_name
 from raydp.search_spaces.settings import Settings
 from raydp.tracking.lookup.conditions import GUARANTEE, ORDER, Conditions
-from raydp.tracking.records import latest_metrics
+from raydp.tracking.records import SHOWN_NAMES, latest_metrics
 
 INTEGERS = ("version", "batch_size", "num_steps", "seed")
 FLOATS = (
-    *(
-        "learning_rate",
-        "utility_loss",
-        "score",
-        "epsilon",
-        "delta",
-        "noise_multiplier",
-        "max_grad_norm",
-    ),
-    *("base_utility_loss", "utility_gain"),
+    *("learning_rate", "utility_loss", "score", "epsilon", "delta", "noise_multiplier"),
+    *("max_grad_norm", "base_utility_loss", "utility_gain"),
 )
 COLUMNS = (
-    *(
-        "name",
-        "version",
-        "aliases",
-        "batch_size",
-        "num_steps",
-        "learning_rate",
-        "seed",
-        "utility_loss",
-        "score",
-    ),
-    *(
-        "run_id",
-        "status",
-        "method",
-        "task_hash",
-        "epsilon",
-        "delta",
-        "noise_multiplier",
-        "max_grad_norm",
-    ),
-    *("base_utility_loss", "utility_gain", "certified", "sweep", "model_uri", "model_id"),
+    *("name", "version", "aliases", "batch_size", "num_steps", "learning_rate", "seed"),
+    *("utility_loss", "score", "run_id", "status", "method", "task_hash", "epsilon", "delta"),
+    *("noise_multiplier", "max_grad_norm", "base_utility_loss", "utility_gain", "certified"),
+    *("sweep", "model_uri", "model_id"),
 )
 
 
@@ -112,7 +86,8 @@ def _row(entry: Tracked, unreadable: Counter[str]) -> dict[str, object]:
         name: value for name, value in metrics if name in FLOATS or name not in COLUMNS
     }
     tags = model.tags
-    texts: dict[str, str] = dict(model.params)
+    named = {shown: name for name, shown in SHOWN_NAMES.items()}
+    texts: dict[str, str] = {named.get(k, k): text for k, text in model.params.items()}
     texts |= {name: tags[name] for name in (*GUARANTEE, "noise_multiplier") if name in tags}
     for name, text in texts.items():
         read = _READERS.get(name)

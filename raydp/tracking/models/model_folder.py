@@ -106,11 +106,7 @@ class Folder:
 
 
 def upload(
-    client: MlflowClient,
-    model_id: str,
-    mlflow_run_id: str,
-    trial: TrialRecord,
-    key: Signer | None,
+    client: MlflowClient, model_id: str, mlflow_run_id: str, trial: TrialRecord, key: Signer | None
 ) -> str:
     """Upload a trial's model folder to a logged model, and return its seal for the tag SEAL_TAG.
 
