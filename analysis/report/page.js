@@ -69,11 +69,13 @@ const follow = (live) => {
     // Labels of one configuration are one. Away from the start, nobody computed a runner-up.
     const place = (role) => (start ? live.labels[role] : { selected: lead, "best utility": chosen("best-utility") }[role] ?? null);
     const first = (role) => place(role) !== null && roles.find((other) => place(other) === place(role)) === role;
+    // The selected one and the runner-up are often close: the label of the lower one stands below.
+    const lower = start && first("runner-up") && live.score[lead] < live.score[live.labels["runner-up"]] ? "selected" : "runner-up";
     const each = (value) => roles.map((role) => (first(role) ? [value(place(role), role)] : []));
     Plotly.restyle(layout, {
       x: each((i) => live.loss[i]), y: each((i) => live.score[i]),
       text: each((i) => roles.filter((role) => place(role) === i).join(", ")),
-      textposition: each((i, role) => (role === "runner-up" ? "bottom " : "top ") + (live.loss[i] < middle ? "right" : "left")),
+      textposition: each((i, role) => (role === lower ? "bottom " : "top ") + (live.loss[i] < middle ? "right" : "left")),
     }, roles.map((_, i) => i + 2));
     // Where nothing is excluded, the threshold divides nothing.
     const divides = !member.every((inside) => inside);
