@@ -186,8 +186,11 @@ def test_no_screen_is_too_narrow(file, width):
     """The page itself never scrolls sideways; what is wider scrolls in a box of its own."""
     with OpenPage(file.as_uri(), width=width) as page:
         drawn(page)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        page.wait_for("document.querySelector('#risk .main-svg').getBoundingClientRect().width > 0")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        right = "Array.from(document.querySelectorAll('main > *, section > *'), e => e.getBoundingClientRect().right)"
+        parts = "document.querySelectorAll('main > *, section > *, details > *')"
+        right = f"Array.from({parts}, each => each.getBoundingClientRect().right)"
         assert max(page.evaluate(right)) <= width
 
 
