@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Coroutine
 from types import TracebackType
@@ -86,6 +87,10 @@ class OpenPage:
         raise AssertionError(
             f"{expression} did not become true in {seconds} seconds; {self.complaints}"
         )
+
+    def screenshot(self) -> bytes:
+        """The window as a PNG."""
+        return base64.b64decode(self._send("Page.captureScreenshot")["result"]["data"])
 
     def print_to_pdf(self) -> str:
         """The printed page, base64."""

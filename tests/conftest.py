@@ -90,6 +90,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="write the outputs of commands to tests/snapshots, which a person then reads",
     )
     parser.addoption(
+        "--write-screenshots",
+        action="store_true",
+        help="write pictures of MLflow's pages to docs/images, which a person then looks at",
+    )
+    parser.addoption(
         "--failed-again",
         type=int,
         metavar="MOST",

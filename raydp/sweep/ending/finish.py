@@ -137,7 +137,8 @@ def _publish(recorder: Recorder, summary: SweepSummary, points: pd.DataFrame, ch
     folder = recorder.context.folder
     # The configurations for people: lowest score first.
     means = configuration_means(points[points["status"] == "finished"], scored=False)
-    means = means.sort_values(["score", "utility_loss"])
+    means = means.sort_values(first := ["score", "utility_loss"])
+    means = means[[*first, *means.columns.difference(first, sort=False)]]
     with TemporaryDirectory() as published:
         for file in (folder.path / POINTS_FILE, folder.report):
             shutil.copy(file, published)
