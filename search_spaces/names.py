@@ -62,11 +62,7 @@ _OF_A_TABLE = re.compile(r"(score|param)\.[A-Za-z0-9_.-]{1,100}|(train|score)_se
 
 def familiar(names: Iterable[object]) -> list[str]:
     """Return those names from a file that a message may show."""
-    return [
-        name
-        for name in map(str, names)
-        if name in FAMILIAR or name.lower() in OTHER_NAMES or _OF_A_TABLE.fullmatch(name)
-    ]
+    return [name for name in map(str, names) if name in FAMILIAR or _OF_A_TABLE.fullmatch(name)]
 
 
 def require_columns(field: str, required: Iterable[str], given: Iterable[object]) -> None:
@@ -95,15 +91,20 @@ def require_columns(field: str, required: Iterable[str], given: Iterable[object]
     rest = ", and add the others" if len(renamed) < len(missing) else ""
     raise ValueError(
         f"{field} must have the columns {', '.join(needed)}, got a table without "
-        f"{', '.join(missing)}. It has {columns_in_words(columns)}. "
+        f"{', '.join(missing)}. It has {columns_in_words(columns, also=renamed.values())}. "
         + (f"Rename {renames}{rest}." if renames else "Add or rename them.")
     )
 
 
-def columns_in_words(names: Iterable[object]) -> str:
-    """Describe a file's columns for a message: the familiar ones by name, the others by number."""
-    given = list(names)
-    known = familiar(given)
+def columns_in_words(names: Iterable[object], also: Iterable[str] = ()) -> str:
+    """Describe a file's columns for a message: the familiar ones by name, the others by number.
+
+    Args:
+        names: the columns.
+        also: those of them that the message shows in any case.
+    """
+    given, shown = list(names), set(also)
+    known = [name for name in map(str, given) if name in shown or familiar([name])]
     others = len(given) - len(known)
     if not others:
         return ", ".join(known) or "no columns"

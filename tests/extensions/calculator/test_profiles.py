@@ -100,7 +100,10 @@ def test_given_noise_is_not_calibrated(raydp: Command, tmp_path: Path) -> None:
             "line 3: noise_multiplier must be > 0",
         ),
         ("n,batch_size,num_steps,noise_multiplier\n9,12,2,1\n", "line 2: batch_size must be"),
-        ("n,num_steps\n9,2\n", "got none of batch_size. Add them"),
+        (
+            "n,num_steps\n9,2\n",
+            "got a table without batch_size. It has n, num_steps. Add or rename them.",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_with_a_remedy(
