@@ -108,8 +108,11 @@ def test_the_store_tells_nothing_of_the_other_runs_and_nothing_measured_on_priva
         }
         values = [value for (value,) in database.execute("select value from metrics")]
         started = min(time for (time,) in database.execute("select start_time from runs"))
+        ((description,),) = database.execute("select description from model_versions")
     told = ("score.", "score", "counts", "seconds", "loss", "gradient_norm", "clipped", "drawn")
     assert not {k for k in keys if k in told or k.startswith(("score.", "counts."))}
+    assert description.startswith("loss ")
+    assert not [word for word in ("core", "Leakage", "Selected") if word in description]
     assert len(ended.trials) not in values, "no figure is the number of runs"
     assert not {results[t.run_id].loss for t in others} & set(values)
     assert not {
