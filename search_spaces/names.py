@@ -88,10 +88,11 @@ def require_columns(field: str, required: Iterable[str], given: Iterable[object]
         if meant in missing:
             renamed.setdefault(meant, column)
     renames = ", ".join(f"{column} to {meant}" for meant, column in renamed.items())
+    shown = {*renamed.values(), *(column for column in columns if column.lower() in OTHER_NAMES)}
     rest = ", and add the others" if len(renamed) < len(missing) else ""
     raise ValueError(
         f"{field} must have the columns {', '.join(needed)}, got a table without "
-        f"{', '.join(missing)}. It has {columns_in_words(columns, also=renamed.values())}. "
+        f"{', '.join(missing)}. It has {columns_in_words(columns, also=shown)}. "
         + (f"Rename {renames}{rest}." if renames else "Add or rename them.")
     )
 
