@@ -17,9 +17,10 @@ SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-re
 # Of thousands of tests with processes and clocks a few fail on a busy machine: they run once more, and are named.
 AGAIN = [ $$? -eq 1 ] && $(BIN)/python -m pytest --failed-again 3
 
+# Tests that run alone are slow.
 test: .venv/installed  ## the default test suite: CPU only, offline
 	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) $(DUE) -m '($(TESTS)) and not alone' || { $(AGAIN); }
-	$(BIN)/python -m pytest --alone $(DUE) -m '($(TESTS)) and alone' || { $(AGAIN); }
+	$(if $(findstring not slow,$(TESTS)),,$(BIN)/python -m pytest --alone $(DUE) -m '($(TESTS)) and alone' || { $(AGAIN); })
 
 check: .venv/installed  ## lint, format, size, types
 	$(BIN)/ruff check .

@@ -161,10 +161,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The group that takes longest starts first: the short ones fill what is left of the time.
 
     A group that has not been timed starts first. With --failed-again only those that failed start.
-    A `daily` test is `slow`, too.
+    A test that is `daily` or runs `alone` is `slow`, too.
     """
     for item in items:
-        if item.get_closest_marker("daily"):
+        if item.get_closest_marker("daily") or item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.slow)
     if config.getoption("due"):
         leave_out_passed(config, items)

@@ -177,6 +177,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 def test_a_command_names_waits_for_which_it_has_no_words(tmp_path: Path) -> None:
     """Libraries are imported before a command's first phase, and so most of such waits are at its
     begin."""

@@ -136,6 +136,7 @@ def test_every_rule_starts_with_the_choice_of_select(page, sweep, selection):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", slow_unless(["procedure"], rule_names()))
 def test_the_page_agrees_with_select_at_every_threshold(page, sweep, rule):
     points, secrets = sweep

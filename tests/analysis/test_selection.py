@@ -256,6 +256,7 @@ def test_the_document_is_the_contract():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(table=tables())
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_a_resume_keeps_the_present_spec(tmp_path: Path) -> None:
     assert (run.data.params["select.score"], run.data.tags["select.score"]) == ("vmr_exact", "vmr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "other"),
     [([0, 1], {}), ({"first": 2, "at_most": 3}, {"source": "/elsewhere"})],

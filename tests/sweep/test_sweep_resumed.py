@@ -27,6 +27,7 @@ def test_a_finished_sweep_resumed_runs_nothing(done: Done) -> None:
     assert runs_in(done.uri) == {"parents": 1, "children": 4, "versions": 4}
 
 
+@pytest.mark.slow
 def test_an_interruption_after_the_last_run_is_an_answer_too(
     done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:

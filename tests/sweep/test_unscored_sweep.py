@@ -45,6 +45,7 @@ def test_rules_that_need_a_score_are_refused(
         load_spec(unscored(tmp_path, **changes))
 
 
+@pytest.mark.slow
 def test_an_unscored_sweep_ends_with_a_selection_and_a_model(tmp_path: Path) -> None:
     content = Trained(tmp_path, scores=[], select={"min_gain_share": None}, seeds=[0]).content
     sweep = Sweep(content)

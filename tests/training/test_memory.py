@@ -130,6 +130,7 @@ def with_memory(spare_mib: int, file: Path, tokens: int = 32 * WIDTH, size: int 
     return result
 
 
+@pytest.mark.slow
 def test_micro_batches_are_halved_until_they_fit_and_the_size_is_remembered(tmp_path: Path) -> None:
     file = tmp_path / "budget.json"
     expected = _step(*_large())

@@ -135,6 +135,7 @@ def test_new_tokens_need_every_weight_to_be_trained(tmp_path: Path) -> None:
         build_task(load_spec(data))
 
 
+@pytest.mark.slow
 def test_the_alarm_is_corrected_for_the_number_of_runs(tmp_path: Path) -> None:
     """83 of 100 right are p = 0.017 against ε = 1: an alarm alone, none among four runs with
     nothing else."""
@@ -226,6 +227,7 @@ def test_gradient_canaries_find_half_of_the_noise_and_twice_the_rate(
         assert 0.5 < run["epsilon_mechanism"] < 4.0
 
 
+@pytest.mark.slow
 def test_known_tokens_are_audited_under_the_specs_own_adapter(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, space={"points": [[32, 2, 0.01]]})
     source, options = AuditSubject(spec=spec), {**OPTIONS, "num_canaries": 60}
@@ -371,6 +373,7 @@ def test_a_registered_model_is_audited_by_its_name_and_a_sound_method_keeps_its_
     promote_model("models:/small/1", "privacy-preferred", "audited", tracking_uri=uri)
 
 
+@pytest.mark.slow
 def test_another_audit_has_a_number_and_new_coins(tmp_path: Path) -> None:
     """The one that was begun goes on with its coins, and with no other options."""
     source = AuditSubject(spec=spec_of(tmp_path))

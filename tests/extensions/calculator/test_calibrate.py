@@ -112,6 +112,7 @@ def test_profile_falls_with_delta_and_explains_a_missing_mu(raydp: Command) -> N
     assert raydp("profile", *run, "--deltas", "1e-3;1e-6").code == 2
 
 
+@pytest.mark.slow
 def test_profile_has_every_accountant_the_attackers_limits_and_a_figure(
     raydp: Command, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_holders_of_every_builtin_secret_are_found(tiny, inner):
     )
 
 
+@pytest.mark.slow
 def test_it_is_a_task_of_a_spec(tmp_path: Path, raydp, write_spec):
     spec = write_spec(
         task={"name": "without", "secrets": [42], "of": {"name": "planted", "of": SMALL_TASK}}

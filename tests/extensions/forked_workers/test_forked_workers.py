@@ -48,6 +48,7 @@ def seen_by_a_worker(start_script: Path | str, folder: Path) -> list[object]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_fork_is_the_worker_that_was_asked_for(tmp_path: Path) -> None:
     """With its arguments, variables, folder and files.
 

@@ -215,6 +215,7 @@ def test_hidden_states_of_two_processes_are_those_of_one(tmp_path: Path) -> None
         )  # one or two threads: other orders of addition
 
 
+@pytest.mark.slow
 def test_a_sweep_too_short_for_it_to_pay_does_without(tmp_path: Path) -> None:
     """One forward pass over all tokens costs as much as it saves in steps that put as many through
     the layers."""

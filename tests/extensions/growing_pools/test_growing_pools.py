@@ -27,6 +27,7 @@ def assert_one_pass_selects_what_every_pool_does(layout, rule):
     assert select_at_thresholds(rule, stacked)[0].tolist() == choose(rule, layout, pools).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(table=tables(), rule=st.sampled_from(sorted(rule_names())))
 def test_one_pass_over_the_thresholds(table, rule):

@@ -35,6 +35,7 @@ def table(rng, score_fn, *, seeds=2, noise=0.0):
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+@pytest.mark.slow
 def test_a_score_that_is_a_smooth_function_of_utility_leaves_nothing():
     found = utility_adjusted(table(np.random.default_rng(0), lambda loss, c: 2 - loss))
     assert found["share_remaining"] < 1e-4

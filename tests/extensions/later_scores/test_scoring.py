@@ -258,6 +258,7 @@ def test_a_sweep_refuses_a_score_of_a_set_before_training(tmp_path: Path) -> Non
         build_task(load_spec(small_spec(tmp_path, scores=[*SCORES, {"name": "model_distance"}])))
 
 
+@pytest.mark.slow
 def test_the_counts_stay_out_of_mlflow(trained: Trained) -> None:
     trained.ending.finish()
     (published,) = (trained.folder.path.parent.parent / "mlruns").rglob("secrets.parquet")

@@ -22,6 +22,7 @@ from tests.selftest.test_faults import failed
 BANDED = DPMF(num_bands=4, momentum=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", slow_after(1, [BANDED, DPMF(num_bands=1), DPMF(num_bands=40)]), ids=["4", "1", "40"]
 )

@@ -101,12 +101,14 @@ def test_the_first_group_loses_exactly_the_accounted_epsilon() -> None:
     assert (found >= bound * 0.995 - 5 * error).all(), "0.5 %: the accountant rounds up"
 
 
+@pytest.mark.slow
 def test_a_later_group_loses_less() -> None:
     """The column of its last turn is cut off at T."""
     found, error = hockey_sticks(square(2), [1, 3])
     assert (found + 5 * error < accounted(2)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy_fn", "turns"),
     slow_after(1, [(lambda: square(2, scale=1.15), [0, 2]), (lambda: square(2), [0, 1, 2])]),

@@ -113,6 +113,7 @@ def test_signals_of_an_adapted_model_are_those_of_its_loss(kind, task, tokenizer
     assert np.abs(expected - plain).max() > 0.1
 
 
+@pytest.mark.slow
 def test_every_attack_finds_memorised_examples(overfitted, task) -> None:
     details = measured(MembershipInference(), overfitted, task, seed=0).details
     for attack in ATTACKS:

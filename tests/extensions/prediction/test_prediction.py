@@ -71,6 +71,7 @@ def test_intervals_of_one_run_hold_as_often_as_they_say(logarithmic):
     assert np.mean(held) >= 0.9
 
 
+@pytest.mark.slow
 def test_scores_that_span_orders_of_magnitude_are_predicted_by_their_logarithm():
     """Six tables of each kind.
 

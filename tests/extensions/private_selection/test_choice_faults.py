@@ -26,6 +26,7 @@ BY_PROFILES = {"Poisson", "binomial", "η = -0.5", "η = 0", "η = 1"}
 LOG_MEAN = (" + math.log(self.mean) / (order - 1)", "")
 
 
+@pytest.mark.slow
 def test_without_a_fault_nothing_fails() -> None:
     assert [c for c in CHECKS.checks(None, print) if not c.passed] == []
 

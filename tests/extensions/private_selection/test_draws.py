@@ -118,6 +118,7 @@ def test_the_draw_is_the_keys_and_nobody_elses(tmp_path: Path) -> None:
     assert configurations[0] == configurations[1], "independent of the data"
 
 
+@pytest.mark.slow
 def test_a_configuration_drawn_twice_is_two_runs_with_noise_and_seed_of_their_own(
     tmp_path: Path,
 ) -> None:

@@ -121,6 +121,7 @@ def test_an_accountant_without_a_bound_is_an_error() -> None:
         calibrate_selection(requests(), DISTRIBUTIONS["geometric"], "prv")
 
 
+@pytest.mark.slow
 def test_a_solution_is_kept_and_belongs_to_its_distribution(tmp_path: Path) -> None:
     geometric, poisson = DISTRIBUTIONS["geometric"], DISTRIBUTIONS["poisson"]
     first = calibrate_selection(requests(), geometric, cache_dir=tmp_path)

@@ -230,6 +230,7 @@ def test_a_model_that_always_says_it_has_a_ratio_of_its_length(tokenizer) -> Non
     assert result.details == {"num_exhausted": 0.0, "num_not_found": 0.0}
 
 
+@pytest.mark.slow
 def test_a_tie_in_the_logits_is_no_proof(tokenizer) -> None:
     """All tokens are as likely: the target has the largest logit, and greedy decoding says
     another."""

@@ -281,6 +281,7 @@ def test_the_readme_names_the_model_and_its_guarantee(registered, tracker, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_loading_an_adapter_warns_of_nothing(registered, tracker):
     uris = [registered(kind, name="tiny", adapter={"type": kind}) for kind in KINDS]
     with warnings.catch_warnings():

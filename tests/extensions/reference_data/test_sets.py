@@ -36,6 +36,7 @@ def epsilons(sets: WeightedSets, event: PoissonGaussian) -> dict[str, float]:
     return {name: float(found[name].epsilon or 0.0) for name in DATA_SETS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weight", "counts"), slow_after(1, [(0.2, (700, 700)), (0.9, (700, 700)), (0.3, (900, 100))])
 )

@@ -34,6 +34,7 @@ def test_the_search_finds_the_choice_of_the_grid_at_a_fraction_of_its_cost(rule)
     assert all(len(set(one.order)) == len(one.order) for one in found), "nothing runs twice"
 
 
+@pytest.mark.slow
 def test_the_grids_choice_is_that_of_select():
     table = surface(np.random.default_rng(1))
     limit = median_loss(table)

@@ -212,6 +212,7 @@ def test_a_file_that_is_no_study_is_named(tmp_path: Path) -> None:
         OptunaSearch().propose(state(table, tmp_path), Goal(), 1)
 
 
+@pytest.mark.slow
 def test_another_seed_draws_other_configurations() -> None:
     table, goal = surface(np.random.default_rng(6)), Goal()
     orders = {
