@@ -14,7 +14,7 @@ from raydp.analysis.report.card import upper_bound
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.verdict import Verdict, Words
+from raydp.analysis.selection.verdict import UNDECIDED, Verdict, Words
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
@@ -164,12 +164,13 @@ class FirstScreen:
             f"A guess whether one {unit} was trained on is right in at most "
             f"{min(100, math.ceil(1e4 * most) / 100):g} % of cases."
         )
+        # What takes the guarantee back comes before it.
+        if certified is not None and certified != "yes":
+            text = f"Not certified: {certified.removeprefix('no: ')}. Where it holds: {text}"
         beside = [
             "blind guessing: 50 %",
             f"at δ = {number(delta)}, for one {unit} added or removed",
         ]
-        if certified is not None and certified != "yes":
-            beside.append(f"not certified: {certified.removeprefix('no: ')}")
         if joint := self.told.get("All models together"):
             beside.append(f"all models together: {joint}")
         return f"ε ≤ {number(epsilon)}", text, _joined(beside)
@@ -189,8 +190,8 @@ def _sentence(selection: Selection, verdict: Verdict) -> str:
     state = None if selection.decision is None else selection.decision.state
     if state in ("decided", "equivalent"):
         return f"Use {name}: it is {certainty}."
-    if state == "undecided" and certainty.startswith("not decided: "):
-        return f"Not decided yet: {name} is {certainty.removeprefix('not decided: ')}."
+    if state == "undecided" and certainty.startswith(UNDECIDED):
+        return f"Not decided yet: {name} is {certainty.removeprefix(UNDECIDED)}."
     chosen = f"The rule {selection.rule} selects {name}"
     return f"{chosen}." if certainty.startswith("selected by") else f"{chosen}; {certainty}."
 

@@ -9,6 +9,9 @@ from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
 
+UNDECIDED = "not decided: "
+"""How a certainty begins that is below the confidence."""
+
 
 class Words(Protocol):
     """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`."""
@@ -83,10 +86,12 @@ def _certainty(selection: Selection) -> str:
     if decision is None:
         return f"selected by the rule {selection.rule}"
     number = decision.pool_size
-    useful = "useful enough" if selection.max_loss is not None else "compared"
+    useful, bound = "compared", selection.max_loss
+    if bound is not None:
+        useful = f"useful enough (loss ≤ {bound:.4g})"
     among = f"of the {number} {useful}"
     if number == 1:
-        alone = "there is no other one" if selection.max_loss is None else f"the only one {useful}"
+        alone = "there is no other one" if bound is None else f"the only one {useful}"
         return f"{alone}: no scores were compared"
     if decision.probability is None or decision.probability_within is None:
         return f"how sure it is to leak least {among} is not known"
@@ -96,7 +101,12 @@ def _certainty(selection: Selection) -> str:
     if decision.state == "equivalent":
         close = f"{chance(decision.probability_within)} likely to leak at most"
         return f"{close} {100 * decision.tolerance:g} % more than the least {among}"
-    return least if decision.state == "decided" else f"not decided: {least}"
+    if decision.state == "decided":
+        return least
+    # The mean over what is not known decides, where another one is the lowest more often.
+    rivals = [other["probability"] for other in decision.alternatives]
+    why = "; its expected score is lowest" if max(rivals, default=0) > decision.probability else ""
+    return f"{UNDECIDED}{least}{why}; {100 * decision.confidence:g} % decides"
 
 
 def _beside(best: Selection, selection: Selection, words: Words) -> str:

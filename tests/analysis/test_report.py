@@ -319,7 +319,7 @@ def test_a_single_model_is_compared_with_no_other(points, selection):
             {"epsilon": 7.99, "delta": 1e-5},
             {"Unit of privacy": "mail", "Certified": "no: noise comes from the public test key"},
             "ε ≤ 7.99",
-            "for one mail added or removed. Not certified: noise comes from the public test key.",
+            "Not certified: noise comes from the public test key. Where it holds: A guess whether",
         ),
         ({"epsilon": "inf", "delta": 1e-5}, {"Certified": "no: none"}, "none", "is infinite"),
         ({"epsilon": 7.99}, {}, "–", "names no guarantee"),

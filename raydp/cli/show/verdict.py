@@ -117,12 +117,12 @@ def _of_sweep(folder: SweepFolder, cautions: Sequence[str]) -> list[str]:
     plan, released, found = folder.plan(), folder.released(), list[str]()
     if failed := counts(folder).failed:
         found.append(f"{failed} runs failed: {shell_line('raydp', 'status', source_of(folder))}")
-    found += [f"not certified: {reason}" for reason in plan.record.not_certified_because]
+    reasons = plan.record.not_certified_because
+    found += [f"not certified, do not release: {reason}" for reason in reasons]
     if released is not None and released.epsilon is not None and released.num_models > 1:
-        joint = f"ε ≤ {stated(released.epsilon)}"
-        found += [f"all {released.num_models} models together: {joint}"] * math.isfinite(
-            released.epsilon
-        )
+        joint = f"all {released.num_models} models together: ε ≤ {stated(released.epsilon)}"
+        finite = math.isfinite(released.epsilon)
+        found += [f"{joint}; publish the selected one alone"] if finite else []
     # The plan's warnings come last; the reason why it is not certified names the key already.
     of_sweep = [caution.short for caution in cautions_about(folder)]
     found += [caution for caution in cautions if caution not in of_sweep]
