@@ -106,7 +106,7 @@ def test_a_sweep_of_the_mechanism(
     capsys.readouterr()
     show_result(sweep, result)
     lacking = (
-        "privacy-preferred is not set: it is for models with a guarantee" in capsys.readouterr().out
+        "no guarantee: ε is infinite, so privacy-preferred is not set" in capsys.readouterr().out
     )
     assert lacking == (name in WITHOUT_GUARANTEE)
     points = load_points(result.folder / "points.csv")

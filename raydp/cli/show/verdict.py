@@ -118,6 +118,10 @@ def _of_sweep(folder: SweepFolder, cautions: Sequence[str]) -> list[str]:
     if failed := counts(folder).failed:
         found.append(f"{failed} runs failed: {shell_line('raydp', 'status', source_of(folder))}")
     reasons = plan.record.not_certified_because
+    # Without an ε the reason is the whole answer; `--explain` has what stands behind it.
+    if math.isinf(plan.record.accounted.epsilon):
+        found.append("no guarantee: ε is infinite, so privacy-preferred is not set")
+        reasons = ()
     found += [f"not certified, do not release: {reason}" for reason in reasons]
     if released is not None and released.epsilon is not None and released.num_models > 1:
         joint = f"all {released.num_models} models together: ε ≤ {stated(released.epsilon)}"
