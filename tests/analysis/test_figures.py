@@ -67,7 +67,7 @@ def test_scatter_separates_allowed_from_other_configurations(points):
         assert (mark.x[0], mark.y[0]) == (s.utility_loss, s.score)
 
 
-def test_labels_of_one_configuration_are_one(points):
+def test_chart_joins_labels_of_one_configuration(points):
     labels = {"selected": 3, "best utility": 3, "runner-up": None}
     marks = score_against_utility(points, labels=labels).data[2:]
     assert [mark.text for mark in marks] == [
@@ -78,7 +78,7 @@ def test_labels_of_one_configuration_are_one(points):
     assert [len(mark.x) for mark in marks] == [1, 0, 0]
 
 
-def test_rules_that_select_one_point_share_one_mark(points):
+def test_chart_draws_one_mark_for_rules_that_select_one_point(points):
     for limit in (2.6, min(points.groupby(COLUMNS[:3])["utility_loss"].mean())):
         figure = score_against_utility(points, constraints=Constraints(max_loss=limit))
         marks = [mark for mark in figure.data[2:] if mark.x]

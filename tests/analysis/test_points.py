@@ -157,9 +157,7 @@ def test_only_finished_rows_are_used_and_the_others_are_counted(tmp_path):
         ("batch_size,b", "seed, utility_loss, score. It has batch_size, b. Add or rename them."),
     ],
 )
-def test_a_table_without_a_column_names_its_columns_and_the_one_to_rename(
-    tmp_path, header, message
-):
+def test_missing_column_is_refused_with_found_columns_and_their_renames(tmp_path, header, message):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         load(tmp_path, ",".join("1" for _ in header.split(",")), header=header)
     assert "Quillonia" not in str(error.value), "an unknown name may be private text"

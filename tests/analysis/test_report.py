@@ -293,7 +293,7 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
         ("an audit shows that ε is at least 1.2e-05", "1.2e-05"),
     ],
 )
-def test_the_figure_of_a_score_is_the_one_in_its_words(points, selection, phrase, figure):
+def test_leak_figure_repeats_the_number_of_the_scores_words(points, selection, phrase, figure):
     words = NoWords()
     words.say = lambda value: phrase
     assert screen_of(points, selection, words)["leak_figure"] == figure
@@ -334,7 +334,7 @@ def test_the_guarantee_is_said_in_words(points, selection, columns, told, figure
     assert said in text.replace("\u00a0", " ")
 
 
-def test_the_screen_at_each_threshold_is_that_of_its_choice(page):
+def test_first_screen_follows_the_choice_at_each_threshold(page):
     live = page.told["live"]
     for position in live["selected"]["procedure"]:
         screen = live["screens"][str(position)]

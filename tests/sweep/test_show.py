@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -19,11 +20,14 @@ import yaml
 import raydp
 from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED, Selection, SelectionStep, Warned
 from raydp.cli.show.explanation import lookup_commands, show_explanation
-from raydp.cli.show.sweeps import show_status
+from raydp.cli.show.sweeps import show_result, show_status
 from raydp.cli.show.verdict import show_verdict
 from raydp.search_spaces import Configuration
 from raydp.spec.reading import load_spec
+from raydp.sweep.api import Sweep
 from raydp.sweep.ending.notes import notes_of, together_notes
+from raydp.sweep.ending.result import SweepResult
+from raydp.sweep.store.disclosure import Disclosure
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.summary import (
     ReleasedModels,
@@ -379,3 +383,27 @@ def test_a_watched_sweep_that_nobody_runs_is_printed_once(
     out = raydp("status", tmp_path, "--watch").out
     assert out.count("3 runs, 1 finished") == 1
     assert raydp("status", tmp_path, "--watch", "--json").code == 2
+
+
+@pytest.mark.parametrize("shows_runs", [True, False])
+def test_end_of_a_sweep_names_failed_runs_only_where_runs_may_be_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shows_runs: bool
+) -> None:
+    configuration = Configuration(batch_size=8, num_steps=4, learning_rate=0.1)
+    failure = RunFailure(configuration=configuration, seed=0, run_id="ab12", reason="a [reason]")
+    counts = RunCounts(
+        runs=3, finished=2, failed=1, stopped=0, pending=0, failures=(failure,), note="one model"
+    )
+    sweep = SimpleNamespace(
+        folder=SimpleNamespace(disclosure=lambda: Disclosure(shows_runs=shows_runs)),
+        spec=SimpleNamespace(tracking=SimpleNamespace(loggers=())),
+    )
+    result = SweepResult(
+        folder=tmp_path, counts=counts, selected=None, best_utility=None, reason="none",
+        report=None, interrupted=False,
+    )  # fmt: skip
+    show_result(cast("Sweep", sweep), result)
+    out = capsys.readouterr().out
+    assert ("a [reason]" in out) == shows_runs
+    assert ("1 failed" in out) == shows_runs
+    assert ("one model" in out) == (not shows_runs)

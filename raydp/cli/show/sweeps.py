@@ -158,12 +158,16 @@ def show_result(sweep: Sweep, result: SweepResult, *, seconds: float | None = No
     folder, selected = sweep.folder, result.selected
     shows_runs = folder.disclosure().shows_runs
     head = head_of(result.counts, seconds) if shows_runs else str(result.counts.note)
+    # Where the runs may not be shown, nothing is told of them, how many failed neither.
+    failures = result.counts.failures if shows_runs else ()
     if selected is not None and not result.interrupted:
-        best = result.best_utility if shows_runs else None
-        show_verdict(selected, best, source=source_of(folder), folder=folder, head=head)
+        best, name = result.best_utility if shows_runs else None, source_of(folder)
+        more = [f"{len(failures)} runs failed: {shell_line('raydp', 'status', name)}"]
+        first = more if failures else []
+        show_verdict(selected, best, source=name, folder=folder, head=head, first=first)
     else:
         stdout.print(head, style="bold", markup=False)
-        show_failures(result.counts.failures)
+        show_failures(failures)
     _show_logs(sweep)
     # What was kept, and how to go on.
     if result.interrupted:

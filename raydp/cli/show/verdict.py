@@ -13,7 +13,6 @@ from raydp.analysis.selection.verdict import Verdict
 from raydp.privacy import bound_in_words, stated
 from raydp.sweep.ending.notes import cautions_about
 from raydp.sweep.store.measurements import words_of
-from raydp.sweep.store.points import counts
 from raydp.system.output import stderr, stdout
 from raydp.system.shell import program, shell_line
 
@@ -36,6 +35,7 @@ def show_verdict(
     folder: SweepFolder | None,
     options: Sequence[str] = (),
     head: str | None = None,
+    first: Sequence[str] = (),
 ) -> None:
     """Print what a person wants to know first, in at most `MOST_LINES` lines of `WIDTH` columns.
 
@@ -46,6 +46,7 @@ def show_verdict(
         folder: the sweep; None for a file of points that belongs to none.
         options: the options of `raydp select` that lead to this selection.
         head: the line before the choice; None for none.
+        first: cautions that come before all others.
     """
     verdict = Verdict.of(
         selection,
@@ -65,7 +66,7 @@ def show_verdict(
     cautions = verdict.cautions if folder is None else _of_sweep(folder, verdict.cautions)
     if not stderr.quiet:
         room = MOST_LINES - len(lines) - len(commands)
-        lines += _cautions(cautions, room, shell_line("raydp", *why))
+        lines += _cautions([*first, *cautions], room, shell_line("raydp", *why))
     for line in lines:
         stdout.print(line, markup=False, style="bold" if line == lines[0] else None)
     for label, command in commands.items():
@@ -115,8 +116,6 @@ def _wrapped(sentence: str, width: int = WIDTH - _LABEL) -> list[str]:
 def _of_sweep(folder: SweepFolder, cautions: Sequence[str]) -> list[str]:
     """Return what limits a choice of a sweep: its guarantee, the choice itself, and the plan."""
     plan, released, found = folder.plan(), folder.released(), list[str]()
-    if failed := counts(folder).failed:
-        found.append(f"{failed} runs failed: {shell_line('raydp', 'status', source_of(folder))}")
     reasons = plan.record.not_certified_because
     # Without an ε the reason is the whole answer; `--explain` has what stands behind it.
     if math.isinf(plan.record.accounted.epsilon):
