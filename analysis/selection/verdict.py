@@ -1,4 +1,4 @@
-"""A selection in the few lines that a person reads first: the choice, how sure, and against what."""
+"""A selection in the few lines that a person reads first: the choice, how sure, against what."""
 
 from __future__ import annotations
 

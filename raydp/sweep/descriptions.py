@@ -22,7 +22,7 @@ def adapter_in_words(spec: SweepSpec) -> str:
 def describe_model(
     trial: TrialRecord, record: PrivacyRecord, spec: SweepSpec, words: ScoreWords
 ) -> str:
-    """Describe a model: its figures, how sure they are, its guarantee, and what it was made from."""
+    """Describe a model: its figures, how sure they are, its guarantee, and what it is made from."""
     score, label, accounted = trial.metrics.get("score"), spec.select.score, record.accounted
     error = trial.metrics.get(f"score.{label}.std_error")
     bound = bound_in_words(accounted.epsilon, accounted.delta)

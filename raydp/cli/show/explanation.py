@@ -1,4 +1,4 @@
-"""Why a configuration was selected: the whole decision, the rule's steps, and all configurations."""
+"""Why a configuration was selected: the decision, the rule's steps, and all configurations."""
 
 from __future__ import annotations
 
