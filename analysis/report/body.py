@@ -45,12 +45,12 @@ def body_of(
     """
     headline = screen.headline
     slider, chart = ("", "") if selections is None else threshold_chart(selections)
-    brief = Verdict.of(headline, None, screen.words, None).cautions
+    verdict = Verdict.of(headline, None, screen.words, None)
     limits = [*texts.warnings, *headline.warnings]
     folded = {
         "The decision": [bullets(in_words(headline)), *map(paragraph, detail)],
         **({"What limits the choice": [bullets(limits)]} if limits else {}),
-        "The selected model": [card(screen.points, headline, texts.card_rows)],
+        "The selected model": [card(screen.points, headline, texts.card_rows, verdict.leak)],
         **sections,
         **({"Notes": [bullets(texts.notes)]} if texts.notes else {}),
     }
@@ -58,7 +58,7 @@ def body_of(
     return [
         filled("first_screen.html", shown, chart=chart, slider=slider),
         # What limits the choice is never folded away as a whole.
-        bullets([*texts.warnings, *brief], css="warnings"),
+        bullets([*texts.warnings, *verdict.cautions], css="warnings"),
         paragraph(about, css="soft") if about else "",
         *(section(heading, *parts, folded=True) for heading, parts in folded.items()),
     ]

@@ -23,7 +23,9 @@ _GUARANTEE = {"epsilon": "ε", "delta": "δ"}
 _MECHANISM = {"noise_multiplier": "Noise multiplier σ", "max_grad_norm": "Clipping norm c"}
 
 
-def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> str:
+def card(
+    points: pd.DataFrame, selected: Selection, told: Mapping[str, str], leak: str | None
+) -> str:
     """Return the facts about the selected model as HTML: the guarantee first, then the figures.
 
     Args:
@@ -31,6 +33,7 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
         selected: the selection from that table.
         told: label -> text of further rows that the table does not hold, such as the unit of
             privacy.
+        leak: what the score means, in words; None where no words hold.
     """
     rows = [
         ("Model", selected.model_uri or "none recorded"),
@@ -42,6 +45,7 @@ def card(points: pd.DataFrame, selected: Selection, told: Mapping[str, str]) -> 
         *told.items(),
         ("Utility loss", number(selected.utility_loss)),
         ("Score, measured", _score(selected)),
+        *([] if leak is None else [("What that means", leak)]),
     ]
     # The measured score of a selected minimum is too low on average (winner's curse).
     made = selected.decision

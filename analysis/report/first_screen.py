@@ -14,7 +14,7 @@ from raydp.analysis.report.card import upper_bound
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.verdict import UNDECIDED, Verdict, Words
+from raydp.analysis.selection.verdict import Verdict, Words
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
@@ -190,8 +190,8 @@ def _sentence(selection: Selection, verdict: Verdict) -> str:
     state = None if selection.decision is None else selection.decision.state
     if state in ("decided", "equivalent"):
         return f"Use {name}: it is {certainty}."
-    if state == "undecided" and certainty.startswith(UNDECIDED):
-        return f"Not decided yet: {name} is {certainty.removeprefix(UNDECIDED)}."
+    if verdict.doubt is not None:
+        return f"Not decided yet: {name} is {verdict.doubt}."
     chosen = f"The rule {selection.rule} selects {name}"
     return f"{chosen}." if certainty.startswith("selected by") else f"{chosen}; {certainty}."
 

@@ -9,10 +9,6 @@ from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
 
-UNDECIDED = "not decided: "
-"""How a certainty begins that is below the confidence."""
-
-
 class Words(Protocol):
     """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`."""
 
@@ -32,6 +28,7 @@ class Verdict:
         figures: its utility loss, its score and its guarantee.
         leak: what its score means; None if no words hold.
         certainty: how sure it is that no other configuration leaks less.
+        doubt: the same where its probability is below the confidence; None where it is not.
         best_utility: the configuration of the best utility beside it; None if it is not known.
         runner_up: the configuration that leaks least with the second probability; None without one.
         cautions: what limits the choice, the remedy with it.
@@ -41,6 +38,7 @@ class Verdict:
     figures: tuple[str, ...]
     leak: str | None
     certainty: str
+    doubt: str | None
     best_utility: str | None
     runner_up: str | None
     cautions: tuple[str, ...]
@@ -59,12 +57,14 @@ class Verdict:
         """
         score = selection.score
         leak = None if score is None else words.say(score)
+        certainty, doubt = _certainty(selection)
         worst = (selection.score_name or "").startswith("worst case of ")
         return cls(
             configuration=_name(selection.configuration),
             figures=_figures(selection, guarantee),
             leak=f"at worst, {leak}" if leak is not None and worst else leak,
-            certainty=_certainty(selection),
+            certainty=certainty,
+            doubt=doubt,
             best_utility=None if best is None else _beside(best, selection, words),
             runner_up=_runner_up(selection.decision),
             cautions=_cautions(selection),
@@ -78,13 +78,13 @@ def _figures(selection: Selection, guarantee: str | None) -> tuple[str, ...]:
     return (loss, score) if guarantee is None else (loss, score, guarantee)
 
 
-def _certainty(selection: Selection) -> str:
-    """Say how probable it is that no other configuration leaks less."""
+def _certainty(selection: Selection) -> tuple[str, str | None]:
+    """Say how probable it is that no other configuration leaks less, and say it as a doubt."""
     decision = selection.decision
     if selection.score is None:
-        return "no score was measured, so how much it leaks is not known"
+        return "no score was measured, so how much it leaks is not known", None
     if decision is None:
-        return f"selected by the rule {selection.rule}"
+        return f"selected by the rule {selection.rule}", None
     number = decision.pool_size
     useful, bound = "compared", selection.max_loss
     if bound is not None:
@@ -92,21 +92,22 @@ def _certainty(selection: Selection) -> str:
     among = f"of the {number} {useful}"
     if number == 1:
         alone = "there is no other one" if bound is None else f"the only one {useful}"
-        return f"{alone}: no scores were compared"
+        return f"{alone}: no scores were compared", None
     if decision.probability is None or decision.probability_within is None:
-        return f"how sure it is to leak least {among} is not known"
+        return f"how sure it is to leak least {among} is not known", None
     least = f"{chance(decision.probability)} likely to leak least {among}"
     if decision.probability_within < 1 - decision.confidence:
-        return f"another one leaks less: this one is {least}"
+        return f"another one leaks less: this one is {least}", None
     if decision.state == "equivalent":
         close = f"{chance(decision.probability_within)} likely to leak at most"
-        return f"{close} {100 * decision.tolerance:g} % more than the least {among}"
+        return f"{close} {100 * decision.tolerance:g} % more than the least {among}", None
     if decision.state == "decided":
-        return least
+        return least, None
     # The mean over what is not known decides, where another one is the lowest more often.
     rivals = [other["probability"] for other in decision.alternatives]
     why = "; its expected score is lowest" if max(rivals, default=0) > decision.probability else ""
-    return f"{UNDECIDED}{least}{why}; {100 * decision.confidence:g} % decides"
+    doubt = f"{least}{why}; {100 * decision.confidence:g} % decides"
+    return f"not decided: {doubt}", doubt
 
 
 def _beside(best: Selection, selection: Selection, words: Words) -> str:

@@ -137,15 +137,14 @@ class Sweep:
     def result(self) -> SweepResult:
         """Return the result of the sweep as it stands, whether it has ended or not."""
         folder, numbers = self.folder, self.status()
-        summary, selected, best = folder.summary(), None, None
+        summary, chosen = folder.summary(), list[analysis.Selection]()
         if summary is not None:
-            selected = self.select()
-            best = self.select(rule="best-utility")
+            chosen = selections(PointsSource(folder=folder), [None, "best-utility"])
         return SweepResult(
             folder=folder.path,
             counts=numbers,
-            selected=selected,
-            best_utility=best,
+            selected=chosen[0] if chosen else None,
+            best_utility=chosen[-1] if chosen else None,
             reason=None if summary is not None else "the sweep has not ended with a selection",
             report=folder.report if folder.report.is_file() else None,
             interrupted=numbers.pending > 0,
@@ -270,31 +269,44 @@ def select(
     A sweep whose runs may not be shown (`privacy.tuning`) has one answer, the released model. It
     refuses another rule, score or constraint.
     """
-    rule = None if rule is None else asked_rule(rule)
     # A table alone has no spec behind it, so only the given rule and constraints apply.
     if isinstance(points, pd.DataFrame):
         table = points if score is None else analysis.with_score(points, score)
         return analysis.select(table, rule=rule_of(None, rule), **with_given(None, bounds))
     source = source_of(points, storage)
+    return selections(source, [rule], score=score, worst_case=worst_case, **bounds)[0]
+
+
+def selections(
+    source: PointsSource,
+    rules: Sequence[GivenRule | None],
+    *,
+    score: str | None = None,
+    worst_case: bool = False,
+    **bounds: Unpack[Bounds],
+) -> list[analysis.Selection]:
+    """Return what `select` returns for each rule, in their order, of equal rules one.
+
+    Of a sweep whose runs may not be shown, only the first rule counts.
+    """
+    asked = [None if rule is None else asked_rule(rule) for rule in rules]
     # A sweep whose runs may not be shown chose once, and its ε covers this choice alone.
     if source.folder is not None and not source.shows_runs:
         policy: type[SweepPolicy] = resolve("policies", source.folder.privacy().tuning)
-        return policy.select(
-            source.folder, score=score, worst_case=worst_case or None, rule=rule, **bounds
-        )
+        given = {"score": score, "worst_case": worst_case or None, "rule": asked[0], **bounds}
+        return [policy.select(source.folder, **given)]
     # A rule may bound accuracies, which an area under a curve is not.
-    constrained = None if rule is None else constrained_rule(rule)
-    if rule is not None and constrained is not None and constrained.of_accuracies:
-        _check_accuracies(source.folder, rule)
+    for rule in asked:
+        constrained = None if rule is None else constrained_rule(rule)
+        if rule is not None and constrained is not None and constrained.of_accuracies:
+            _check_accuracies(source.folder, rule)
     # Load the points by the score that was asked for, with the spec's own rule and constraints.
     table = source.points(score=score, worst_case=worst_case, scored=False)
-    (selection,) = source.selections(
-        table, [rule], score=score, worst_case=worst_case, bounds=bounds
-    )
+    found = source.selections(table, asked, score=score, worst_case=worst_case, bounds=bounds)
     # A selection from a sweep also knows the sweep's warnings and how to load its model.
-    if source.planned is None:
-        return selection
-    return of_sweep(selection, source.planned, score=score, worst_case=worst_case)
+    if (planned := source.planned) is None:
+        return found
+    return [of_sweep(each, planned, score=score, worst_case=worst_case) for each in found]
 
 
 def _check_accuracies(folder: SweepFolder | None, rule: str) -> None:

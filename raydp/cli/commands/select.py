@@ -45,7 +45,6 @@ def select(
     """Select one configuration, and say how far the data support the choice."""
     api = imported("raydp.sweep.api")  # here, so that --help needs no pandas
     given: dict[str, object] = {
-        "storage": storage,
         "max_loss": max_loss,
         "min_gain_share": min_gain_share,
         "max_score": max_score,
@@ -53,17 +52,21 @@ def select(
         "score": score,
         "worst_case": worst_case,
     }
-    selection = api.select(points, rule=rule, **given)
+    source = api.source_of(points, storage)
+    # A person also sees what it is compared with.
+    rules = [rule] if json else [rule, "best-utility"]
+    selection, *others = api.selections(source, rules, **given)
     if json:
         print_json(selection.to_dict())
         return
-    # What a person compares it with, and how much of the decision is shown.
-    source = api.source_of(points, storage)
-    best = api.select(points, rule="best-utility", **given) if source.shows_runs else None
+    # Equal rules give one selection.
+    best = [selection, *others][-1] if source.shows_runs else None
     if explain:
         imported("raydp.cli.show.explanation").show_explanation(selection, best, source.planned)
     else:
-        options = options_of({**given, "rule": rule, "at_most": at_most}, storage="raydp_runs")
+        options = options_of(
+            {"storage": storage, **given, "rule": rule, "at_most": at_most}, storage="raydp_runs"
+        )
         imported("raydp.cli.show.verdict").show_verdict(
             selection, best, source=points, folder=source.planned, options=options
         )
