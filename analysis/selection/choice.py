@@ -290,6 +290,8 @@ class _Facts(TypedDict):
     utility_loss: float
     score: float | None
     model_uri: str | None
+    own_score: float | None
+    num_seeds: int
     max_loss: float | None
     constraints: Constraints
     epsilon: float | None
@@ -304,11 +306,15 @@ def _facts(
     own = means.iloc[selected]
     runs = points[np.all([points[name] == own[name] for name in KEY], axis=0)]
     threshold = constraints.thresholds(means)
+    loaded = runs[runs["model_uri"] == own["model_uri"]] if "model_uri" in runs else runs[:0]
     return {
         "configuration": configurations(means.iloc[[selected]])[0],
         "utility_loss": float(own["utility_loss"]),
         "score": known(own["score"]),
         "model_uri": own["model_uri"],
+        # One seed is loaded, and the seeds' mean is another figure.
+        "own_score": known(loaded["score"].iloc[0]) if len(loaded) == 1 < len(runs) else None,
+        "num_seeds": len(runs),
         # A share of the gain may give each configuration its own threshold: record the loosest.
         "max_loss": None if threshold is None else float(threshold.max()),
         "constraints": constraints,

@@ -66,6 +66,8 @@ class Selection:
         steps: what each step kept, the utility threshold first if there is one.
         model_uri: models:/name/version of its first listed seed that finished, None if the table
             has none.
+        own_score: the score of that one seed; None where it is the only one, or is not known.
+        num_seeds: number of the configuration's seeds that finished.
         max_loss: the utility threshold that was applied, None without one.
         explanation: why the rule "informed" did not follow the scores, or how the scores contradict
             Algorithm 1. None if there is nothing to explain.
@@ -93,6 +95,8 @@ class Selection:
     rule: str
     steps: tuple[SelectionStep, ...]
     model_uri: str | None
+    own_score: float | None = None
+    num_seeds: int = 1
     max_loss: float | None = None
     explanation: str | None = None
     cautions: tuple[Warned, ...] = ()
@@ -177,6 +181,7 @@ class Selection:
             "model_uri": self.model_uri,
             "warnings": list(self.warnings),
             **given(
+                own_score=self.own_score,
                 uncertainty=self.contenders and self._uncertainty(self.contenders),
                 decision=self.decision and self.decision.to_dict(),
                 threshold_changes=changes,

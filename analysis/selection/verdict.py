@@ -9,6 +9,7 @@ from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
 
+
 class Words(Protocol):
     """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`."""
 
@@ -75,7 +76,13 @@ def _figures(selection: Selection, guarantee: str | None) -> tuple[str, ...]:
     """Return the utility loss, the score and the guarantee."""
     score = "no score" if selection.score is None else f"score {selection.score:.3g}"
     loss = f"loss {selection.utility_loss:.4g}"
-    return (loss, score) if guarantee is None else (loss, score, guarantee)
+    known = [loss, score] if guarantee is None else [loss, score, guarantee]
+    if selection.own_score is not None:
+        loaded = (
+            f"loaded: one of {selection.num_seeds} seeds, its own score {selection.own_score:.3g}"
+        )
+        known.append(loaded)
+    return tuple(known)
 
 
 def _certainty(selection: Selection) -> tuple[str, str | None]:

@@ -38,12 +38,14 @@ class Outlook:
     Attributes:
         further_seeds: the configurations that need further seeds, each with their number. Empty if
             nothing is left to decide, if no number of seeds would decide, or if it is not known.
+        num_seeds: the number of seeds of each that would decide; None without further seeds.
         times_secrets: how many times as many secrets would decide without further seeds. None if no
             such number would, if further seeds would, or if it is not known.
         sentence: the answer in words.
     """
 
     further_seeds: tuple[FurtherSeeds, ...] = ()
+    num_seeds: int | None = None
     times_secrets: int | None = None
     sentence: str
 
@@ -51,9 +53,8 @@ class Outlook:
     def short(self) -> str | None:
         """Return what would decide in a few words; None if nothing would, or if it is not known."""
         if self.further_seeds:
-            return (
-                f"about {sum(one['seeds'] for one in self.further_seeds)} further runs would decide"
-            )
+            runs = sum(one["seeds"] for one in self.further_seeds)
+            return f"about {self.num_seeds} seeds of each would decide: {runs} further runs"
         if self.times_secrets is not None:
             return f"about {self.times_secrets} times as many secrets would decide"
         return None
@@ -77,8 +78,11 @@ def outlook(
             [*_doubled(now, MOST_SEEDS), MOST_SEEDS], lambda count: decided(num_seeds=count)
         )
         assert needed is not None
-        sentence = f"If the means stayed as they are, about {needed} seeds of each configuration would decide."
         members = np.flatnonzero(pool)
+        sentence = (
+            f"If the means stayed as they are, about {needed} seeds of each of the {len(members)} "
+            "compared configurations would decide."
+        )
         listed, counts = (
             configurations(measured.means.iloc[members]),
             measured.means["num_seeds"].to_numpy()[members],
@@ -89,7 +93,7 @@ def outlook(
             for configuration, count in zip(listed, counts, strict=True)
             if count < needed
         ]
-        return Outlook(further_seeds=tuple(more), sentence=sentence)
+        return Outlook(further_seeds=tuple(more), num_seeds=needed, sentence=sentence)
     # Seeds would not decide. Without values by secret, nothing is known of more secrets.
     if measured.of_secrets is None:
         sentence = "The scores differ too little: if the means stayed as they are, no number of seeds would decide."

@@ -342,7 +342,9 @@ def _long_rows(context: TrainingContext, width: int) -> float:
     for length in {LENGTHS[-1], width // 2, width * 3 // 4, width - MORE_PADDING}:
         if 2 < length < width:
             alone = _token_losses(context, wide[:, :length])
-            largest = _larger(largest, _difference(in_wide[:, : length - 1], alone))
+            # As one vector: unlike logits, losses count with their mean.
+            beside = in_wide[:, : length - 1].flatten()
+            largest = _larger(largest, _difference(beside, alone.flatten()))
     return largest
 
 

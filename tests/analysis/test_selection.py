@@ -209,7 +209,7 @@ def of_two(selected, best):
             [0.1, 0.3],
             [0.2, 0.2001],
             "undecided",
-            r"about \d+ seeds of each configuration would decide",
+            r"about \d+ seeds of each of the \d+ compared configurations would decide",
         ),
         ([0.2, 0.2], [0.2, 0.2], "unknown", "no score differs between two seeds"),
         ([0.2], [0.1], "unknown", "no configuration has two seeds"),

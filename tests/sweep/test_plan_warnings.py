@@ -156,4 +156,4 @@ def test_a_warning_reads_as_an_error_does() -> None:
     )
     assert str(caution) == "privacy: delta should be at most 0.001, got 0.01. Protect more units."
     assert Caution.from_json(caution.to_json()) == caution
-    assert caution.short == "privacy: delta 0.01. Protect more units."
+    assert caution.short == "delta should be at most 0.001, got 0.01: protect more units"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -13,6 +12,7 @@ import pytest
 
 from raydp import load_model, load_points, select
 from raydp.cli.show.explanation import show_explanation
+from raydp.cli.show.verdict import show_verdict
 from raydp.privacy import PoissonGaussian, RDPAccountant
 from raydp.privacy.records.schema import card_schema
 from raydp.spec.reading import load_spec
@@ -49,24 +49,26 @@ def test_mlflow_holds_a_parent_a_run_each_and_a_registered_version_each(done: Do
     assert find_models(done.uri, max_epsilon=1).empty
 
 
-def test_the_explanation_tells_the_loaded_models_own_score(
-    done: Done, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_choice_tells_the_score_of_the_one_seed_that_is_loaded(
+    done: Done, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the configuration has a second seed, whose model is another one."""
-    assert done.result.selected is not None
-    explain = partial(show_explanation, done.result.selected, None, done.sweep.folder)
-    explain()
-    assert "What is loaded" not in capsys.readouterr().out, "one seed: its score is the mean"
+    """The score of a configuration with several seeds is their mean."""
     chosen = done.result.selected
     assert chosen is not None
+    assert chosen.own_score is None, "one seed: its score is the mean"
     own = done.points[done.points["model_uri"] == chosen.model_uri]
-    second = own.assign(seed=1, model_uri="models:/other/1", run_id="second")
-    two = pd.concat([done.points, second], ignore_index=True)
-    monkeypatch.setattr("raydp.cli.show.explanation.points_table", lambda _: two)
-    explain()
+    score = float(own["score"].item())
+    second = own.assign(seed=1, model_uri="models:/other/1", run_id="second", score=3 * score)
+    two = select(pd.concat([own, second], ignore_index=True))
+    assert (two.model_uri, two.own_score, two.num_seeds) == (chosen.model_uri, score, 2)
+    assert two.score == pytest.approx(2 * score)
+    assert two.to_dict()["own_score"] == score
+    show_explanation(two, None, None)
     told = " ".join(capsys.readouterr().out.split())
-    assert f"the model of seed 0, whose own score is {own['score'].item():.4g}." in told
-    assert f"{chosen.score:.4g} is the mean of 2 seeds." in told
+    assert f"What is loaded is one of 2 seeds, whose own score is {score:.4g}." in told
+    show_verdict(two, None, source="points.csv", folder=None)
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"loaded: one of 2 seeds, its own score {score:.3g}" in told
 
 
 def test_the_report_of_the_command_is_that_of_the_sweep(done: Done, tmp_path: Path) -> None:

@@ -58,8 +58,6 @@ def show_explanation(
     stdout.print("look it up and load it:", style="bold")
     for command in lookup_commands(folder.tracking(), str(folder.names()["method"])):
         stdout.print(f"  {command}", markup=False, soft_wrap=True)
-    if folder.disclosure().shows_runs:
-        _show_loaded(folder, selection)
 
 
 def _show_decision(selection: Selection) -> None:
@@ -68,6 +66,9 @@ def _show_decision(selection: Selection) -> None:
     stdout.print(f"selected by {selection.rule}: {figures(selection)}", style="bold", markup=False)
     for sentence in in_words(selection):
         stdout.print(sentence, markup=False)
+    if (own := selection.own_score) is not None:
+        of = f"{selection.num_seeds} seeds, whose own score is {own:.4g}"
+        stdout.print(f"What is loaded is one of {of}. {selection.score:.4g} is their mean.")
     for warning in selection.warnings:
         print_warning(warning)
 
@@ -91,22 +92,6 @@ def _show_steps(selection: Selection) -> None:
         )
         if len(left) == 1:
             break  # the other steps change nothing
-
-
-def _show_loaded(folder: SweepFolder, selected: Selection) -> None:
-    """Print which of several models of the selected configuration is loaded, and its own score."""
-    points = points_table(folder)
-    # Only finished models of the selected configuration, of which one is loaded.
-    points = points[points["status"] == "finished"]
-    points = points[[each == selected.configuration for each in configurations(points)]]
-    own = points[points["model_uri"] == selected.model_uri]
-    if len(points) == 1 or len(own) != 1:
-        return
-    sentence = f"What is loaded is the model of seed {own['seed'].iloc[0]}"
-    if selected.score is not None:
-        score = float(own["score"].iloc[0])
-        sentence += f", whose own score is {score:.4g}. {selected.score:.4g} is the mean of {len(points)} seeds"
-    stdout.print(f"{sentence}.", markup=False)
 
 
 def _show_guarantee(folder: SweepFolder) -> None:

@@ -62,9 +62,11 @@ class Caution:
 
     @property
     def short(self) -> str:
-        """Return the figure and the first remedy: "privacy: delta 0.01. Set ..."."""
-        figure, remedy = self.rule.partition(" should")[0], self.remedy.partition(". ")[0]
-        return f"{figure} {self.value}. {remedy}"
+        """Return it without reason and further remedies: "delta should be ..., got 0.01: set ..."."""
+        # The section of the spec is in the remedy, the reason after the first comma.
+        rule = self.rule.partition(", ")[0].rpartition(": ")[2]
+        remedy = self.remedy.partition(". ")[0].removesuffix(".")
+        return f"{rule}, got {self.value}: {remedy[:1].lower()}{remedy[1:]}"
 
     def to_json(self) -> dict[str, str]:
         """Return the caution as data for JSON."""
