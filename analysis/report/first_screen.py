@@ -29,6 +29,8 @@ Tile = tuple[str, str, str]
 class NoWords:
     """The words of a score that the caller has none for."""
 
+    no_leak = 0.0
+
     def say(self, value: float) -> None:
         """Say nothing."""
 

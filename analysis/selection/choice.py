@@ -292,6 +292,7 @@ class _Facts(TypedDict):
     model_uri: str | None
     own_score: float | None
     num_seeds: int
+    base_utility_loss: float | None
     max_loss: float | None
     constraints: Constraints
     epsilon: float | None
@@ -315,6 +316,7 @@ def _facts(
         # One seed is loaded, and the seeds' mean is another figure.
         "own_score": known(loaded["score"].iloc[0]) if len(loaded) == 1 < len(runs) else None,
         "num_seeds": len(runs),
+        "base_utility_loss": largest(runs, "base_utility_loss"),
         # A share of the gain may give each configuration its own threshold: record the loosest.
         "max_loss": None if threshold is None else float(threshold.max()),
         "constraints": constraints,

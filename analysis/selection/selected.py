@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class Selection:
             has none.
         own_score: the score of that one seed; None where it is the only one, or is not known.
         num_seeds: number of the configuration's seeds that finished.
+        base_utility_loss: the untrained model's loss; None if it is not known.
         max_loss: the utility threshold that was applied, None without one.
         explanation: why the rule "informed" did not follow the scores, or how the scores contradict
             Algorithm 1. None if there is nothing to explain.
@@ -97,6 +99,7 @@ class Selection:
     model_uri: str | None
     own_score: float | None = None
     num_seeds: int = 1
+    base_utility_loss: float | None = None
     max_loss: float | None = None
     explanation: str | None = None
     cautions: tuple[Warned, ...] = ()
@@ -124,12 +127,13 @@ class Selection:
         if self.model_uri is None:
             return None
         if self.tracking_uri is None:
-            return f"raydp.load_model({self.model_uri!r})"
+            return f"raydp.load_model({json.dumps(self.model_uri)})"
         store = self.tracking_uri
         # A store's URI may hold credentials before an @, and absolute paths tell of the machine.
         private = "@" in store or store.startswith(("/", "file:", "sqlite:////"))
-        shown = "..." if private else repr(store)
-        return f"raydp.load_model({self.model_uri!r}, tracking_uri={shown})"
+        # Double quotes need no escape where a shell's words are in single ones.
+        shown = "..." if private else json.dumps(store, ensure_ascii=False)
+        return f"raydp.load_model({json.dumps(self.model_uri)}, tracking_uri={shown})"
 
     def load(self) -> Any:
         """Load the selected model from the sweep's own tracking store, as `raydp.load_model` does.

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raydp.analysis.selection.decision import Decision, chance
+from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
 
 
 class Words(Protocol):
-    """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`."""
+    """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`.
+
+    Attributes:
+        no_leak: the value of a model that leaks nothing.
+    """
+
+    @property
+    def no_leak(self) -> float: ...
 
     def say(self, value: float) -> str | None:
         """Say a value in a clause; None where no words hold."""
@@ -56,14 +64,11 @@ class Verdict:
             words: how a person says the score.
             guarantee: its guarantee in a few words; None if it has none, or it is not known.
         """
-        score = selection.score
-        leak = None if score is None else words.say(score)
         certainty, doubt = _certainty(selection)
-        worst = (selection.score_name or "").startswith("worst case of ")
         return cls(
             configuration=_name(selection.configuration),
             figures=_figures(selection, guarantee),
-            leak=f"at worst, {leak}" if leak is not None and worst else leak,
+            leak=_leak(selection, words),
             certainty=certainty,
             doubt=doubt,
             best_utility=None if best is None else _beside(best, selection, words),
@@ -72,10 +77,28 @@ class Verdict:
         )
 
 
+def _leak(selection: Selection, words: Words) -> str | None:
+    """Say what the score means, and whether its interval includes no leak; None without words."""
+    leak = None if selection.score is None else words.say(selection.score)
+    if leak is None:
+        return None
+    if (selection.score_name or "").startswith("worst case of "):
+        leak = f"at worst, {leak}"
+    # The interval is of the score, which may be at the end of what the words can say.
+    decision = selection.decision
+    if decision is not None and decision.interval is not None:
+        low, high = decision.interval
+        if low <= words.no_leak <= high:
+            leak += f"; no leak is within its {100 * decision.confidence:g} % interval"
+    return leak
+
+
 def _figures(selection: Selection, guarantee: str | None) -> tuple[str, ...]:
     """Return the utility loss, the score and the guarantee."""
     score = "no score" if selection.score is None else f"score {selection.score:.3g}"
-    loss = f"loss {selection.utility_loss:.4g}"
+    base = selection.base_utility_loss
+    untrained = "" if base is None else f" (untrained {base:.4g})"
+    loss = f"loss {selection.utility_loss:.4g}{untrained}"
     known = [loss, score] if guarantee is None else [loss, score, guarantee]
     if selection.own_score is not None:
         loaded = (
@@ -112,7 +135,8 @@ def _certainty(selection: Selection) -> tuple[str, str | None]:
         return least, None
     # The mean over what is not known decides, where another one is the lowest more often.
     rivals = [other["probability"] for other in decision.alternatives]
-    why = "; its expected score is lowest" if max(rivals, default=0) > decision.probability else ""
+    by_mean = selection.rule == DEFAULT_RULE and max(rivals, default=0) > decision.probability
+    why = "; its expected score is lowest" if by_mean else ""
     doubt = f"{least}{why}; {100 * decision.confidence:g} % decides"
     return f"not decided: {doubt}", doubt
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -394,9 +395,11 @@ def _converted_smollm2() -> Path:
 
 def _convert(gguf: Path, part: Path) -> None:
     """Write dequantised weights and the tokenizer into a folder."""
-    quantised = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
+    # Its bar is tqdm's own, which no setting of transformers hides.
+    with redirect_stderr(io.StringIO()):
+        quantised = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # save_pretrained refuses a model from a GGUF file.
     model = AutoModelForCausalLM.from_config(config)

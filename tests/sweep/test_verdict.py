@@ -142,7 +142,7 @@ def test_options_of_the_choice_are_those_of_the_commands(
     assert "--at-most epsilon=8 --rule best-utility --explain" in out
     best = done.result.best_utility
     assert best is not None
-    assert f"load_model('\"'\"'{best.model_uri}'\"'\"', tracking_uri=" in out
+    assert f'load_model("{best.model_uri}", tracking_uri=' in out
 
 
 OUTPUTS = {

@@ -15,7 +15,6 @@ from raydp.cli.registration import RUN, ExtraCommand
 from raydp.extensions.budget.survey import Survey, UserColumn, survey
 from raydp.models.lookup import check_found
 from raydp.plugins.registries import service
-from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.sections import ModelSpec
 from raydp.system.output import print_json, stderr, stdout
 from raydp.system.shell import shell_line
@@ -182,7 +181,7 @@ def _show(output: Path, wishes: Wishes, proposal: SpecProposal, *, json: bool) -
         markup=False,
     )
     # Doubts about the proposal go to stderr, so that stdout holds the answer alone.
-    for caution in cautions_of_few(facts.num_units, facts.num_examples):
+    for caution in proposal.warnings:
         stderr.print(f"warning: {caution}", markup=False)
     if not proposal.grid.fits:
         task = proposal.spec["task"]

@@ -52,7 +52,8 @@ class CostEstimate:
         if self.simulation is not None and not json:
             show_simulation(self.simulation)
         if self.measured is not None:
-            show_measured(self.measured)
+            unit = self.table.attrs["facts"].privacy_unit
+            show_measured(self.measured, float(self.table["hours"].sum()), unit)
 
 
 def estimate(

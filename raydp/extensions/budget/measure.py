@@ -5,12 +5,15 @@ No model is kept, and no sweep's key is used: the noise is drawn from the test k
 
 from __future__ import annotations
 
+import math
 import resource
+import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +38,10 @@ LIMIT_SECONDS = 60.0
 
 class _Timed(Exception):  # noqa: N818 - nothing is wrong
     """Enough steps are timed."""
+
+
+class _TooLong(BaseException):
+    """A time has passed. Code that expects errors must not catch it."""
 
 
 class _Timer:
@@ -97,6 +104,7 @@ def measure_cost(
     *,
     num_steps: int,
     limit_seconds: float = LIMIT_SECONDS,
+    score_limit_seconds: float = math.inf,
 ) -> MeasuredSteps:
     """Time steps of three batch sizes, and one scoring of the base model.
 
@@ -111,10 +119,12 @@ def measure_cost(
         num_steps: number of steps to time at each batch size. A slower first step runs before them
             and is not timed.
         limit_seconds: after this time at a batch size, fewer steps are timed, but at least one.
+        score_limit_seconds: largest time that utility and scores of one model may take.
 
     Raises:
         ValueError: the workers' device is not available here, the model is sharded, num_steps is
             below 1, or the method's cost is not the cost of its steps.
+        TimeoutError: utility and scores take longer than their limit.
     """
     # The frozen prefix pays for all runs of the plan, so it is told of all of them.
     whole, planned = spec, trials
@@ -141,7 +151,8 @@ def measure_cost(
     between = any(evaluations_between(spec, trial.num_steps) for trial in trials)
     utility_seconds = _measuring_seconds(runner, spec, "utility") if between else 0.0
     runner.turn_to(spec)
-    score_seconds = _measuring_seconds(runner, spec, "scores")
+    with _at_most(score_limit_seconds):
+        score_seconds = _measuring_seconds(runner, spec, "scores")
     return MeasuredSteps(
         law=StepLaw.fit([s["examples"] for s in steps], [s["seconds"] for s in steps]),
         score_seconds=score_seconds,
@@ -150,6 +161,31 @@ def measure_cost(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         steps=tuple(steps),
     )
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """End the block after a time, by an alarm, which the main thread alone can set.
+
+    Raises:
+        TimeoutError: the time has passed.
+    """
+    if math.isinf(seconds) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _TooLong:
+        raise TimeoutError from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _measuring_seconds(runner: TrialRunner, spec: SweepSpec, what: str) -> float:

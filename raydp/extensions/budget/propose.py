@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raydp.extensions.budget.grid import Grid, fitted
+from raydp.extensions.budget.grid import DESIGNS, USED, Grid, fitted
 from raydp.extensions.budget.measure import measure_cost
 from raydp.extensions.budget.survey import Survey, UserColumn
 from raydp.models.base_models import config_of, load_tokenizer, positions
@@ -22,6 +22,7 @@ from raydp.tasks.row_files import read_json_rows
 
 if TYPE_CHECKING:
     from raydp.extensions.budget.costs import MeasuredSteps
+    from raydp.privacy import Caution
     from raydp.tasks.task import TaskFacts
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
@@ -116,6 +117,8 @@ class SpecProposal:
         measured: seconds of steps and scores, measured here.
         grid: the grid.
         delta: δ.
+        room: number of positions of the model; None if it has no limit.
+        warnings: what makes the guarantee, the utility or the scores say little.
     """
 
     spec: dict[str, Any]
@@ -124,6 +127,8 @@ class SpecProposal:
     measured: MeasuredSteps
     grid: Grid
     delta: float
+    room: int | None
+    warnings: tuple[Caution, ...]
 
     @property
     def num_planted(self) -> int:
@@ -154,19 +159,26 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
     with stderr.status("counting tokens"):
         tokenizer = load_tokenizer(wishes.model)
         lengths = seen.lengths(tokenizer)
-    draft = _draft(
-        seen,
-        wishes,
-        _max_length(lengths, positions(config_of(wishes.model))),
-        seen.template(tokenizer),
-    )
+    room = positions(config_of(wishes.model))
+    draft = _draft(seen, wishes, _max_length(lengths, room), seen.template(tokenizer))
     num_units = wishes.users.num_users if wishes.users and wishes.unit == "user" else seen.num_rows
     # Time a few real steps at several batch sizes, with cheap noise: a step takes a + k·b seconds.
     sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], num_units)
     timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
     spec = load_spec({**timed, "privacy": {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}})
     plan, task = planned(spec)
-    measured = measure_cost(spec, task, plan.trials, num_steps=TIMED_STEPS)
+    runs = DESIGNS[-1].runs
+    limit = wishes.hours * 3600 * USED * wishes.slots / runs
+    try:
+        measured = measure_cost(
+            spec, task, plan.trials, num_steps=TIMED_STEPS, score_limit_seconds=limit
+        )
+    except TimeoutError:
+        raise ValueError(
+            f"--hours must leave time for the scores of {runs} models, got {wishes.hours:g} hours: "
+            f"those of one model take over {limit:.0f} s here. Give more --hours, a smaller "
+            "--model, or less held-out data and fewer secrets."
+        ) from None
     # Fit the grid to the time, by the law of a step.
     facts = task.facts()
     grid = fitted(
@@ -183,6 +195,8 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         measured=measured,
         grid=grid,
         delta=plan.delta,
+        room=room,
+        warnings=plan.warnings,
     )
 
 

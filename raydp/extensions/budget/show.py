@@ -9,16 +9,20 @@ from raydp.extensions.budget.costs import ASSUMED, MeasuredSteps
 from raydp.system.output import print_table, stderr, stdout
 
 
-def show_measured(measured: MeasuredSteps) -> None:
+def show_measured(measured: MeasuredSteps, hours: float, unit: str) -> None:
     """Print the measured steps, the fit of their time, and the assumptions of the estimates.
 
     The text goes to stderr, so that `--json` prints only its document to stdout.
+
+    Args:
+        hours: of all runs, one after the other.
+        unit: the unit of privacy, of which a batch is drawn.
     """
     law = measured.law
     for step in measured.steps:
         stderr.print(
             f"batch_size {step['batch_size']}: {step['seconds']:.4g} s a step of "
-            f"{step['examples']:.1f} examples, {step['num_steps']} steps on {measured.device}",
+            f"{step['examples']:.1f} {unit}s, {step['num_steps']} steps on {measured.device}",
             markup=False,
         )
     # One size gives no fit: then time in proportion to the batch size is an assumption, and said to
@@ -26,14 +30,14 @@ def show_measured(measured: MeasuredSteps) -> None:
     fit = "" if law.r_squared is None else f" (R² {law.r_squared:.4f})"
     if len(measured.steps) == 1:
         told = (
-            f"a step takes {law.seconds_per_example:.3g} s an example, if its time is in "
+            f"a step takes {law.seconds_per_example:.3g} s for each {unit}, if its time is in "
             "proportion to the batch size: one size was timed"
         )
     else:
         told = (
-            f"a step takes {law.step_seconds:.3g} s + {law.seconds_per_example:.3g} s an "
-            f"example{fit}; in proportion to C = b·T it would be "
-            f"{law.proportional_seconds_per_example:.3g} s an example, off by at most "
+            f"a step takes {law.step_seconds:.3g} s + {law.seconds_per_example:.3g} s for each "
+            f"{unit}{fit}; in proportion to C = b·T it would be "
+            f"{law.proportional_seconds_per_example:.3g} s for each {unit}, off by at most "
             f"{law.max_relative_deviation:.1%} (Hu et al. 2025, Table 14)"
         )
     stderr.print(told, markup=False)
@@ -42,6 +46,7 @@ def show_measured(measured: MeasuredSteps) -> None:
             f"measuring utility between steps takes {measured.utility_seconds:.3g} s", markup=False
         )
     stderr.print(f"scoring a model takes {measured.score_seconds:.3g} s", markup=False)
+    stderr.print(f"all runs, one after the other: about {hours:.2g} hours", markup=False)
     stderr.print(f"assumed: {'; '.join(ASSUMED)}", markup=False)
 
 

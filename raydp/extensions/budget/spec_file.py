@@ -50,11 +50,12 @@ def _of_task(seen: Survey, proposal: SpecProposal) -> list[str]:
     # A task with canaries wraps the task of the data.
     task = proposal.spec["task"]
     length = task.get("of", task)["max_length"]
+    of_room = f" The model reads no more than {length}." if length == proposal.room else ""
     what = "texts" if seen.form is None else f"conversations ({seen.form})"
     described = [
         f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated. "
         f"{proposal.share_of_rows(length):.0%} have at most {length} tokens; longer ones lose "
-        "their end."
+        f"their end.{of_room}"
     ]
     # Without a secrets file, canaries stand for secrets, which a reader must know.
     if "of" in task:

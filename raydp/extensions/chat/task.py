@@ -198,11 +198,11 @@ class ChatTask(RowsSection):
         remedy = f"{BY_COLUMN}, or leave unit out: it is then one conversation."
         return Users.named(names, "conversation", remedy=remedy)
 
-    def replies(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the distinct replies of the assistant in the training conversations.
+    def trained_messages(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return the distinct messages of the training conversations that `loss` trains on.
 
         Raises:
-            ValueError: the data are missing or malformed, or hold no reply.
+            ValueError: the data are missing or malformed, or hold no such message.
         """
         train, _ = self._split(ChatTemplate(tokenizer, self.template), {})
         said: list[str] = []
@@ -211,13 +211,12 @@ class ChatTask(RowsSection):
             said += [
                 m.content
                 for m in conversation.messages
-                if m.role == "assistant" and m.trained and m.content
+                if (m.role == "assistant" or self.loss == "all") and m.trained and m.content
             ]
-            said += conversation.texts[1:] if conversation.texts else ()
+            texts = conversation.texts or ()
+            said += texts if self.loss == "all" else texts[1:]
         if not any(said):
-            raise ValueError(
-                "DATA must hold replies of the assistant to train on, got none. Give more data."
-            )
+            raise ValueError("DATA must hold messages to train on, got none. Give more data.")
         # A dict keeps the order of first occurrence; a set would make the result depend on hashing.
         return list(dict.fromkeys(said))
 

@@ -5,6 +5,7 @@ The output shows counts and names, never a secret.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +31,7 @@ Data = Annotated[Path, typer.Argument(metavar="DATA", help="JSON Lines or CSV, g
 Source = Annotated[
     Literal["mail", "chat", "qa"],
     typer.Option(
-        help="Texts, conversations (what the assistant says), or question/answer rows by author."
+        help="Texts, conversations (what --loss trains on), or question/answer rows by author."
     ),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Model whose tokens are counted (mail, chat).")]
@@ -57,6 +58,10 @@ SplitSeed = Annotated[int, typer.Option(help="As in the task (mail, chat).")]
 Template = Annotated[
     str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")
 ]
+Loss = Annotated[
+    Literal["assistant", "all"],
+    typer.Option(help="As in the task: `all` reads what users say, too (chat)."),
+]
 RowsPerAuthor = Annotated[int, typer.Option(min=2, help="As in the task (qa).")]
 Review = Annotated[Path | None, typer.Option(help="Also a file for task.review, to complete (qa).")]
 
@@ -78,6 +83,7 @@ def extract(
     heldout_fraction: Heldout = 0.1,
     split_seed: SplitSeed = 0,
     template: Template = None,
+    loss: Loss = "assistant",
     rows_per_author: RowsPerAuthor = 20,
     review: Review = None,
     show: Show = False,
@@ -107,12 +113,24 @@ def extract(
         )
     if kind == "chat":
         split = {"heldout_fraction": heldout_fraction, "split_seed": split_seed}
-        of_task = {**split, "template": template}
-        answer = commands.extract_from_chat(data, output, tokenizer, options, of_task)
+        of_task = {**split, "template": template, "loss": loss}
+        try:
+            answer = commands.extract_from_chat(data, output, tokenizer, options, of_task)
+        except commands.NoSecretFoundError as error:
+            hint = " `--loss all` reads what users say, too." if loss == "assistant" else ""
+            raise ValueError(f"{error}{hint}") from None
+        except ValueError as error:
+            raise ValueError(_by_options(str(error))) from None
     else:
         texts = (column, heldout_fraction, split_seed)
         answer = commands.extract_from_mail(data, output, tokenizer, options, *texts)
     _answer(answer, output, show, json)
+
+
+def _by_options(message: str) -> str:
+    """Return a message of a task with its fields named as options, and its path as the argument."""
+    named = message.replace("task.path", "DATA")
+    return re.sub(r"task\.(\w+)", lambda found: f"--{found[1].replace('_', '-')}", named)
 
 
 def _kinds(detect: str) -> tuple[Kind, ...]:

@@ -48,7 +48,7 @@ def extract_from_mail(
 def extract_from_chat(
     data: Path, output: Path, tokenizer: str, options: MailOptions, parameters: Mapping[str, object]
 ) -> dict[str, object]:
-    """Write the file of `raydp secrets extract --kind chat`: secrets that the assistant says.
+    """Write the file of `raydp secrets extract --kind chat`: secrets that the task trains on.
 
     Args:
         parameters: of the task `chat`, as far as they decide what is trained on.
@@ -56,7 +56,7 @@ def extract_from_chat(
     from raydp.extensions.chat.task import ChatTask
 
     task = ChatTask.model_validate({"path": str(data), **parameters})
-    return _extracted(output, tokenizer, options, task.replies)
+    return _extracted(output, tokenizer, options, task.trained_messages)
 
 
 def _extracted(

@@ -20,6 +20,8 @@ FEW_HELD_OUT = 100
 The mean loss of m examples has a standard error of s/√m. Losses of texts have an s of about 0.5
 nats, so that 100 leave 0.05 nats, a tenth of a usual gain of half a nat.
 """
+MOST_CUT = 0.2
+"""Largest share of examples that lose their end without a warning."""
 LARGEST_ADAM_RATE = 0.1
 """Largest η of Adam without a warning.
 
@@ -113,23 +115,34 @@ def _of_guarantee(
 
 
 def _of_utility(facts: TaskFacts) -> list[Caution]:
-    """Warn if few held-out examples carry the utility, the threshold and the choice."""
-    notes = facts.notes
+    """Warn if few held-out examples carry the utility, or if many examples lose their end."""
+    notes, found = facts.notes, []
+    # Some tasks count the examples that are longer than task.max_length.
+    cut = notes.get("truncated", 0)
+    if isinstance(cut, int) and cut > MOST_CUT * facts.num_examples:
+        found.append(
+            Caution(
+                rule="task.max_length should hold most examples whole, because what follows is not trained on",
+                value=f"{cut} of {facts.num_examples} that are longer",
+                remedy="Raise it, with a model that has so many positions.",
+            )
+        )
     # Tasks name this number differently.
     held = next(
         (notes[name] for name in ("num_heldout_examples", "heldout_examples") if name in notes),
         None,
     )
     if not isinstance(held, int) or held >= FEW_HELD_OUT:
-        return []
+        return found
     removed = notes.get("heldout_with_secret_removed", 0)
     more = f" ({removed} others held a secret and were left out)" if removed else ""
     return [
+        *found,
         Caution(
             rule=f"task: held-out examples should be at least {FEW_HELD_OUT}, because they decide what may be selected",
             value=f"{held}{more}",
             remedy="Raise task.heldout_fraction, or give task.heldout_path.",
-        )
+        ),
     ]
 
 
