@@ -14,9 +14,13 @@ from raydp.tasks.task import Secret
 NEVER_TRAINED_ON = {
     "secrets_held_out": ("only in held-out rows", "Change task.split_seed, or give other secrets."),
     "secrets_cut_off": ("in no training example whole", "Raise task.max_length."),
+    "secrets_outside_loss": (
+        "only in messages that are not trained on",
+        "Set task.loss: all, or give secrets that the assistant says.",
+    ),
     "secrets_nowhere": ("in no row", "Take secrets from these data, with their white space."),
 }
-"""Name of a note on the secrets that are not scored -> where they are, and the remedy."""
+"""Name of a note on secrets that no loss is of -> where they are, and the remedy."""
 
 ChatTextsFn = Callable[[object, str, str], tuple[str, str]]
 """(list of messages, continuation or "", file and line) -> texts (prompt, continuation)."""

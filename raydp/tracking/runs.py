@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -24,6 +25,11 @@ from raydp.tracking.tracker import Tracker
 from raydp.tracking.trials import TrialWriter
 from raydp.tracking.views import NOTE_TAG, save_view, view_of
 
+LOGGER = logging.getLogger(__name__)
+MOVED = (
+    "the alias {alias} of the sweep {sweep} moves to this sweep, because both have "
+    "tracking.registered_model {name}. With another name each has its own"
+)
 SWEEP_ID_TAG = "raydp.sweep_id"
 MAX_PARAM_CHARS = 500
 MAX_DIGEST_CHARS = 36
@@ -169,6 +175,12 @@ class MLflowTracker:
     def set_alias(self, alias: str, model_uri: str, reason: str) -> None:
         """Point an alias at a version; see `Tracker.set_alias`. A long reason is shortened."""
         name, version = model_uri.removeprefix("models:/").rsplit("/", 1)
+        before, own = aliases_of(self.store, name).get(alias), self._open_sweep().sweep
+        # Two sweeps with one registered model share its aliases: the last one to end has them.
+        if before is not None and before != version:
+            other = self._client.get_model_version(name, before).tags.get("sweep")
+            if other != own:
+                LOGGER.warning(MOVED.format(alias=alias, sweep=other, name=name))
         set_alias(
             name, alias, version, tracking_uri=self.store.uri, reason=reason[:MAX_REASON_CHARS]
         )

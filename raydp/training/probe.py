@@ -337,14 +337,15 @@ def _long_rows(context: TrainingContext, width: int) -> float:
     """
     wide = torch.stack(_made_up_tokens(context.model, [width] * max(1, LONG_TOKENS // width)))
     in_wide, largest = _token_losses(context, wide), 0.0
+    # The size is of all tokens: the losses of a few happen to be close to each other.
+    spread = in_wide.double().std().clamp(min=1e-30)
     # Lengths near both ends and in the middle: some models change their attention at a certain
     # width.
     for length in {LENGTHS[-1], width // 2, width * 3 // 4, width - MORE_PADDING}:
         if 2 < length < width:
             alone = _token_losses(context, wide[:, :length])
-            # As one vector: unlike logits, losses count with their mean.
-            beside = in_wide[:, : length - 1].flatten()
-            largest = _larger(largest, _difference(beside, alone.flatten()))
+            apart = (in_wide[:, : length - 1] - alone).double().square().mean().sqrt()
+            largest = _larger(largest, float(apart / spread))
     return largest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -276,7 +277,10 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
     texts = screen_of(points, selection, InPercent(), base_score=selection.score / 2)
     share = f"{100 * selection.score:.3g}\u00a0%"
     assert texts["leak_figure"] == share
-    assert texts["leak_text"] == f"A secret is told in {share} of tries."
+    said = f"A secret is told in {share} of tries"
+    assert texts["leak_text"] == f"{said}; no leak is within its 95\u00a0% interval."
+    sure = replace(selection, decision=replace(selection.decision, interval=[0.01, 0.9]))
+    assert screen_of(points, sure, InPercent())["leak_text"] == f"{said}."
     assert " times as much (" in texts["leak_beside"]
     assert texts["leak_beside"].endswith(
         f"The pre-trained model leaks 0.5 times as much ({50 * selection.score:.3g}\u00a0%)."

@@ -129,7 +129,7 @@ def test_one_run_each_gives_no_probability_and_no_interval(rule, with_secrets, c
     words = " ".join(in_words(selected))
     assert "No configuration has two seeds" in words
     assert not any(word in words for word in ("%", "interval", "Decided", "expected"))
-    assert "interval" not in card(points, selected, {})
+    assert "interval" not in card(points, selected, {}, None)
 
 
 def test_equal_seeds_everywhere_give_no_interval_of_width_0():

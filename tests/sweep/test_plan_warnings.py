@@ -68,13 +68,25 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
         (
             {"secrets_held_out": ["secret-004", "secret-017"]},
             {},
-            "task.secrets should occur in training examples",
+            "task.secrets should occur in what is trained on",
             "2 only in held-out rows (lines 4, 17)",
+        ),
+        (
+            {"secrets_outside_loss": ["secret-002"]},
+            {},
+            "task.secrets should occur in what is trained on",
+            "1 only in messages that are not trained on (line 2)",
+        ),
+        (
+            {"truncated": 5},
+            {},
+            "task.max_length should hold most examples whole",
+            "5 of 20 that are longer",
         ),
         (
             {"secrets_nowhere": ["secret-100"]},
             {},
-            "task.secrets should occur in training examples",
+            "task.secrets should occur in what is trained on",
             "1 in no row (line 100)",
         ),
         (

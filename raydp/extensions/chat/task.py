@@ -21,7 +21,14 @@ from raydp.search_spaces.names import familiar, kind_of
 from raydp.system.locations import Location, local_copy
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.row_files import is_file_of_rows, read_rows
-from raydp.tasks.secret import counted, nearly_found, never_trained_on, occurs_in, read_secrets
+from raydp.tasks.secret import (
+    counted,
+    mentions,
+    nearly_found,
+    never_trained_on,
+    occurs_in,
+    read_secrets,
+)
 from raydp.tasks.task import Secret, TaskFacts
 from raydp.tasks.text.controls import controls_of
 from raydp.tasks.text.corpus import RowsSection, is_held_out
@@ -171,6 +178,7 @@ class ChatTask(RowsSection):
             **never_trained_on(
                 secrets, kept, training=texts, heldout=[row.text for row in heldout]
             ),
+            **self._outside_loss(kept, train),
         }
         return LanguageModelingTask(
             train=examples.examples,
@@ -190,6 +198,17 @@ class ChatTask(RowsSection):
             task_controls=tuple(controls),
             users=self._users(examples.users),
         )
+
+    def _outside_loss(self, kept: Sequence[Secret], train: Sequence[_Row]) -> dict[str, list[str]]:
+        """Return a note with the secrets that occur only in messages that are not trained on."""
+        said = [part.text for row in train for part in row.parts if part.is_target(self.loss)]
+        outside = [
+            secret.name
+            for secret in kept
+            if not any(secret.continuation.strip() in text for text in said)
+            and not any(mentions(text, secret.continuation) for text in said)
+        ]
+        return {"secrets_outside_loss": outside} if outside else {}
 
     def _users(self, names: Sequence[str]) -> Users:
         """Return the users of the examples. Without a column, a conversation is the unit."""

@@ -38,6 +38,7 @@ def delete(
             "--yes must be given where nobody can be asked, got neither it nor a terminal. Add it."
         )
     if not yes and not typer.confirm("Delete it?", err=True):
+        stdout.print("nothing is deleted")
         raise typer.Exit(1)
     with stderr.status("deleting") as status:
         remains.delete(lambda done, steps: status.update(f"deleting: {done} of {steps} steps"))

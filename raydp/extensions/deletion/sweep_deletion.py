@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from raydp.sweep.store.folder import SweepFolder
+from raydp.tracking.promotions import aliases_of
 from raydp.tracking.store import Store, open_store, pages
 
 _PARENT = "tags.`mlflow.parentRunId` = '{}'"
@@ -83,17 +84,32 @@ class SweepRemains:
         files = [path for path in self.folder.path.rglob("*") if path.is_file()]
         size = sum(path.lstat().st_size for path in files) / 2**20
         said = [
-            f"deleted: {len(self.versions)} registered models with their weights and aliases",
-            f"deleted: {len(self.going)} runs in the MLflow store {self.store.uri}, with their files",
-            f"deleted: the folder {self.folder.path} ({len(files)} files, {size:.1f} MiB), with the "
+            f"will be deleted: {len(self.versions)} registered models with their weights and aliases",
+            f"will be deleted: {len(self.going)} runs in the MLflow store {self.store.uri}, with their files",
+            f"will be deleted: the folder {self.folder.path} ({len(files)} files, {size:.1f} MiB), with the "
             "key of its noise; no run can be repeated or resumed without it",
         ]
-        said += [f"kept: {_uri(one)} and its run, the selected model" for one in self.kept]
+        said += [f"will stay: {_uri(one)} and its run, the selected model" for one in self.kept]
+        said += [
+            f"will be without a model: the alias {alias} of {name}. `raydp models promote` gives it "
+            "to another one"
+            for name, alias in self._lost_aliases()
+        ]
         return [
             *said,
-            "kept: the data, the MLflow experiment, and whatever was exported or pushed elsewhere",
-            "kept: in MLflow the parameters and metrics of deleted runs, until `mlflow gc`",
+            "will stay: the data, the MLflow experiment, and whatever was exported or pushed elsewhere",
+            "will stay: in MLflow the parameters and metrics of deleted runs, until `mlflow gc`",
             "The ε of a model that somebody has used or copied stays spent.",
+        ]
+
+    def _lost_aliases(self) -> list[tuple[str, str]]:
+        """Return the registered model and the name of each alias that goes with its version."""
+        going = {(one.name, str(one.version)) for one in self.versions}
+        return [
+            (name, alias)
+            for name in sorted({one.name for one in self.versions})
+            for alias, version in sorted(aliases_of(self.store, name).items())
+            if (name, version) in going
         ]
 
     def delete(self, progress: Callable[[int, int], None]) -> None:

@@ -157,7 +157,7 @@ def _of_secrets(facts: TaskFacts) -> list[Caution]:
             value = f"{len(lines)} {reason} (line{'s' if len(lines) > 1 else ''} {shown})"
             found.append(
                 Caution(
-                    rule="task.secrets should occur in training examples to be scored",
+                    rule="task.secrets should occur in what is trained on, because no other text leaks by training",
                     value=value,
                     remedy=remedy,
                 )

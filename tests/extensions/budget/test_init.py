@@ -8,13 +8,14 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from raydp.extensions.budget import propose
+from raydp.extensions.budget import measure, propose
 from raydp.extensions.budget.costs import StepLaw
 from raydp.extensions.budget.grid import fitted
 from raydp.extensions.budget.survey import survey
@@ -159,6 +160,21 @@ def test_few_users_without_a_secret_still_get_a_spec(
         "mia",
     )
     assert not Path("sweep-secrets.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_scores_that_take_longer_than_the_hours_allow_are_refused_in_that_time(
+    raydp: Callable[..., Answer], texts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measure, "_measuring_seconds", lambda *_: time.sleep(600))
+    began = time.monotonic()
+    answer = raydp(
+        "init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes"
+    )
+    assert answer.code == 2
+    assert "error: --hours must leave time for the scores of 8 models, got 0.01" in answer.err
+    assert time.monotonic() - began < 300
+    assert not (tmp_path / "sweep.yaml").exists()
 
 
 @pytest.mark.daily

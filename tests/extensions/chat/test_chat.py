@@ -498,3 +498,24 @@ def test_smollm2s_own_template_is_the_one_that_it_was_trained_with(tmp_path: Pat
         part.batch(np.array([i])).input_ids[0].tolist() for part in parts for i in range(len(part))
     ]
     assert ids in known, "a whole conversation has the tokens that transformers gives it"
+
+
+@pytest.mark.parametrize(("loss", "outside"), [("assistant", ["secret-001"]), ("all", None)])
+def test_secrets_that_no_loss_is_of_are_noted(
+    tmp_path: Path, tiny: Any, loss: str, outside: list[str] | None
+) -> None:
+    """A user says the first one, and the assistant the second."""
+    reply = {"role": "assistant", "content": "Your clerk is Mira Halborn."}
+    said = [[{"role": "user", "content": f"{i}: my code is 4711"}, reply] for i in range(40)]
+    rows = [{"messages": said[i // 2] if i % 2 else turns(i)} for i in range(80)]
+    secrets = [
+        {"prompt": "my code is", "continuation": " 4711"},
+        {"prompt": "Your clerk is", "continuation": " Mira Halborn"},
+    ]
+    task = ChatTask(
+        path=str(write_json_lines(tmp_path / "rows.jsonl", rows)),
+        secrets=str(write_json_lines(tmp_path / "secrets.jsonl", secrets)),
+        template="plain", loss=loss,
+    ).build(tiny)  # fmt: skip
+    assert [secret.name for secret in task.secrets()] == ["secret-001", "secret-002"]
+    assert task.facts().notes.get("secrets_outside_loss") == outside

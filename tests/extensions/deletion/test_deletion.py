@@ -17,6 +17,7 @@ from tests.sweep.without_ray import train_without_ray
 
 Raydp = Callable[..., Answer]
 pytestmark = pytest.mark.slow
+SPACE = {"batch_size": [32], "num_steps": [2], "learning_rate": [0.01, 0.02]}
 
 
 def store_of(folder: Path) -> str:
@@ -27,10 +28,9 @@ def store_of(folder: Path) -> str:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished sweep of two runs, with its store beside it."""
     folder = tmp_path_factory.mktemp("swept")
-    space = {"batch_size": [32], "num_steps": [2], "learning_rate": [0.01, 0.02]}
     with pytest.MonkeyPatch.context() as patch:
         train_without_ray(patch)
-        Sweep(small_spec(folder, space=space)).run()
+        Sweep(small_spec(folder, space=SPACE)).run()
     return folder
 
 
@@ -38,7 +38,7 @@ def test_a_deletion_needs_an_answer_or_yes(raydp: Raydp, swept: Path) -> None:
     answer = raydp("delete", swept / "runs/small")
     assert answer.code == 2
     assert "--yes must be given where nobody can be asked" in answer.err
-    assert "deleted: 2 registered models" in answer.out, "it says what would go"
+    assert "will be deleted: 2 registered models" in answer.out, "it says what would go"
     assert len(find_models(store_of(swept))) == 2
 
 
@@ -49,6 +49,25 @@ def test_a_running_sweep_is_not_deleted(raydp: Raydp, swept: Path) -> None:
     assert answer.code == 2
     assert "which another process runs" in answer.err
     assert len(find_models(store_of(swept))) == 2
+
+
+def test_aliases_that_another_sweep_takes_are_named_when_they_move_and_when_they_go(
+    raydp: Raydp, swept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both sweeps have one registered model, so that the second one takes its aliases."""
+    train_without_ray(monkeypatch)
+    space = {"batch_size": [32], "num_steps": [2], "learning_rate": [0.03]}
+    caplog.clear()
+    Sweep(small_spec(swept, name="second", space=space)).run()
+    moved = [r.getMessage() for r in caplog.records if "moves to this sweep" in r.getMessage()]
+    assert sorted(text.split()[2] for text in moved) == ["best-utility", "privacy-preferred"]
+    assert all("of the sweep small moves" in text for text in moved)
+    caplog.clear()
+    Sweep(small_spec(swept, name="second", space=space)).run(resume=True)
+    assert "moves to this sweep" not in caplog.text, "they are this sweep's own"
+    answer = raydp("delete", swept / "runs/second", "--yes")
+    assert "will be without a model: the alias privacy-preferred of" in answer.out
+    Sweep(small_spec(swept, space=SPACE)).run(resume=True)  # it has them again
 
 
 def test_a_deletion_that_the_store_refuses_keeps_the_folder_and_goes_on_later(

@@ -82,8 +82,26 @@ def test_only_replies_of_the_assistant_are_searched(raydp, tmp_path):
     assert not any("0777" in row["prompt"] + row["continuation"] for row in rows), (
         "the user's own words"
     )
+    answer = raydp("secrets", "extract", path, "-o", "all.jsonl", *options, "--loss", "all")
+    assert answer.code == 0, answer.err
+    assert "555-0777" in (tmp_path / "all.jsonl").read_text(), "with loss on all messages"
     task = ChatTask(path=str(path), secrets=str(tmp_path / "secrets.jsonl"), template="plain")
     assert task.build(load_tokenizer("tiny")).secrets(), "they stand in the training conversations"
+
+
+def test_mistakes_of_conversations_are_named_by_the_options(raydp, tmp_path):
+    """The task's own messages name fields of a spec, which the command does not have."""
+    said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Nobody."}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f"{json.dumps({'messages': said})}\n" * 3)
+    options = ["-o", "secrets.jsonl", "--kind", "chat", "--tokenizer", "tiny"]
+    answer = raydp("secrets", "extract", path, *options)
+    assert answer.code == 2
+    assert "error: --template must be given for a model without a chat template" in answer.err
+    answer = raydp("secrets", "extract", path, *options, "--template", "plain")
+    assert answer.code == 2
+    assert "task." not in answer.err
+    assert "`--loss all` reads what users say, too." in " ".join(answer.err.split())
 
 
 def test_planted_texts_are_found_with_their_counts(raydp, data, tmp_path):
