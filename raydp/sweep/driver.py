@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from raydp.plugins.registries import service
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
-from raydp.sweep.ending.webhook import announce
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.further_seeds import before_further_seeds
@@ -147,7 +146,7 @@ def _run(
         Interrupted: the user interrupted it anywhere.
     """
     folder, spec = context.folder, context.spec
-    tell = partial(announce, spec.tracking.webhook, spec.name, folder.disclosure())
+    tell = _announcer(spec, folder)
     try:
         finished = _train_and_finish(context, task, console, callbacks)
     except KeyboardInterrupt:
@@ -170,6 +169,14 @@ def _run(
     )
     tell(result)
     return result
+
+
+def _announcer(spec: SweepSpec, folder: SweepFolder) -> Callable[[SweepResult | None], object]:
+    """Return what tells the webhook, if there is one, how the sweep has ended."""
+    if (webhook := spec.tracking.webhook) is None:
+        return lambda result: None
+    announce = service("announce", needed_by="tracking.webhook")
+    return partial(announce, webhook, spec.name, folder.disclosure())
 
 
 def _train_and_finish(

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from raydp import Sweep
+from raydp.extensions.run_logs.webhook import announce
 from raydp.search_spaces import Configuration
 from raydp.sweep.ending.result import SweepResult
-from raydp.sweep.ending.webhook import announce
 from raydp.sweep.store.disclosure import Disclosure
 from raydp.sweep.store.summary import RunCounts, RunFailure
+from tests.builders.specs import small_spec
 from tests.conftest import Answer
+from tests.sweep.without_ray import train_without_ray
 
 SECRET_REASON = "ValueError: could not read 'Alice, 41'"
 CONFIGURATION = Configuration(batch_size=8, num_steps=4, learning_rate=0.1)
@@ -62,7 +65,6 @@ def test_an_end_is_told_without_reasons_of_failures(posted: list[dict[str, Any]]
     announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
     announce("$RAYDP_TEST_HOOK", "s", Disclosure(), replace(RESULT, interrupted=True))
     announce("$RAYDP_TEST_HOOK", "s", Disclosure(), None)
-    announce(None, "s", Disclosure(), RESULT)
     assert [document["state"] for document in posted] == ["finished", "interrupted", "failed"]
     assert posted[0]["text"] == (
         "raydp: the sweep s has finished; 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending"
@@ -99,3 +101,16 @@ def test_an_address_that_cannot_be_told_is_refused_before_training(
     answer = raydp("plan", write_spec(tracking={"webhook": webhook}))
     assert answer.code == 2
     assert "tracking.webhook must" in answer.err
+
+
+@pytest.mark.slow
+def test_a_sweep_tells_its_end_once(
+    posted: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_without_ray(monkeypatch)
+    spec = small_spec(tmp_path)
+    spec["tracking"] |= {"webhook": "$RAYDP_TEST_HOOK"}
+    result = Sweep(spec).run()
+    assert [(d["sweep"], d["state"], d["finished"]) for d in posted] == [
+        ("small", "finished", result.counts.finished)
+    ]

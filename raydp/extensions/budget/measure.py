@@ -131,14 +131,7 @@ def measure_cost(
     spec, trials = _of_one_kind(spec, trials)
     device = _device(spec, num_steps)
     torch.set_num_threads(max(1, int(spec.cluster.cpus_per_worker)))
-    # Prepare the model as a worker does.
-    with stderr.status("preparing the model") as status:
-        base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
-        runner = TrialRunner(
-            spec, task, base, LocalComm(device), TEST_KEY,
-            prepare=lambda work: status.update(f"preparing the model: the worker {work}"),
-            planned=runs_on(spec.model, whole, planned),
-        )  # fmt: skip
+    runner = _prepared(spec, task, device, runs_on(spec.model, whole, planned))
     # Time the steps alone.
     steps_alone = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
     runner.turn_to(steps_alone)
@@ -161,6 +154,18 @@ def measure_cost(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         steps=tuple(steps),
     )
+
+
+def _prepared(
+    spec: SweepSpec, task: Task, device: torch.device, planned: Sequence[TrialPlan]
+) -> TrialRunner:
+    """Prepare the model as a worker does."""
+    with stderr.status("preparing the model") as status:
+        base = models.load_base(spec.model, new_tokens=task.facts().num_new_tokens)
+        return TrialRunner(
+            spec, task, base, LocalComm(device), TEST_KEY, planned=planned,
+            prepare=lambda work: status.update(f"preparing the model: the worker {work}"),
+        )  # fmt: skip
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from raydp.plugins.parameters import light_model
 from raydp.plugins.registries import service
 from raydp.privacy.records.cautions import Caution
 from raydp.spec.document import SweepSpec
-from raydp.sweep.ending.webhook import address_of
 from raydp.sweep.engine.machine import check_address, check_machine
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.transfer import exchange_at
@@ -93,7 +92,11 @@ def _lasting(spec: SweepSpec, *, elsewhere: bool = False) -> list[Callable[[], N
         lambda: load_signer(spec.tracking.signing_key),
         lambda: _check_working_dir(spec.cluster.working_dir),
         *(driver if loggers else []),
-        *([] if elsewhere or hook is None else [lambda: address_of(hook)]),
+        *(
+            []
+            if elsewhere or hook is None
+            else [lambda: service("webhook_address", needed_by="tracking.webhook")(hook)]
+        ),
         *here,
     ]
 

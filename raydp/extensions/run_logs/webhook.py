@@ -33,22 +33,18 @@ def address_of(webhook: str) -> str:
     return address
 
 
-def announce(
-    webhook: str | None, sweep: str, disclosure: Disclosure, result: SweepResult | None
-) -> None:
+def announce(webhook: str, sweep: str, disclosure: Disclosure, result: SweepResult | None) -> None:
     """Post how a sweep has ended, as JSON. A failure is logged and changes nothing.
 
     The document holds the sweep's name, its state, the numbers of its runs and the selected
     configuration, and nothing of the data. `text` is what chat services show.
 
     Args:
-        webhook: `tracking.webhook`; None posts nothing.
+        webhook: `tracking.webhook`.
         sweep: the sweep's name.
         disclosure: whether the runs may be counted outside the folder.
         result: the result; None if an error ended the sweep.
     """
-    if webhook is None:
-        return
     state = "failed" if result is None else "interrupted" if result.interrupted else "finished"
     counts = {} if result is None or not disclosure.shows_runs else result.counts.numbers
     selected = None if result is None else result.selected
