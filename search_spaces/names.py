@@ -30,6 +30,8 @@ def count_in_words(key: str) -> str:
     return key.removeprefix("num_").replace("heldout", "held-out").replace("_", " ")
 
 
+_NEARLY = 0.8
+"""Least similarity of a name and what a user has written for it."""
 _FAMILIAR = """
 answer answers attribute audio audit author author_index base_utility_loss batch_size body
 category class classes completion content continuation conversation conversations date
@@ -97,14 +99,17 @@ def require_columns(field: str, required: Iterable[str], given: Iterable[object]
     )
 
 
-def columns_in_words(names: Iterable[object], also: Iterable[str] = ()) -> str:
+def columns_in_words(names: Iterable[object], also: Iterable[str] = (), near: str = "") -> str:
     """Describe a file's columns for a message: the familiar ones by name, the others by number.
 
     Args:
         names: the columns.
         also: those of them that the message shows in any case.
+        near: a name that the user has written. A column with nearly this name is shown, too: it
+            tells nothing that the user has not written.
     """
     given, shown = list(names), set(also)
+    shown |= set(difflib.get_close_matches(near, list(map(str, given)), cutoff=_NEARLY))
     known = [name for name in map(str, given) if name in shown or familiar([name])]
     others = len(given) - len(known)
     if not others:

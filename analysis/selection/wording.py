@@ -101,7 +101,9 @@ def _regret(decision: Decision) -> str:
     if not decision.expected_regret:
         return " It is expected to leak no more than the lowest does."
     relative = decision.relative_regret
-    share = "" if relative is None or relative > _LARGEST_SHARE else f" ({100 * relative:.2g} %)"
+    share = ""
+    if relative is not None and relative <= _LARGEST_SHARE:
+        share = f" ({100 * relative:.0f} %)" if relative >= 0.1 else f" ({100 * relative:.2g} %)"
     more = f"{decision.expected_regret:.3g}{share}"
     return f" As far as the scores leave it open, it leaks {more} more than the lowest on average."
 

@@ -175,7 +175,7 @@ def _require_column(
             return
     raise ValueError(
         f"{field} must be a column of the file, got {column!r}. The file has "
-        f"{columns_in_words(known)}. Choose one."
+        f"{columns_in_words(known, near=column)}. Choose one."
     )
 
 

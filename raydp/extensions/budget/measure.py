@@ -104,6 +104,7 @@ def measure_cost(
     *,
     num_steps: int,
     limit_seconds: float = LIMIT_SECONDS,
+    all_limit_seconds: float = math.inf,
     score_limit_seconds: float = math.inf,
 ) -> MeasuredSteps:
     """Time steps of three batch sizes, and one scoring of the base model.
@@ -119,6 +120,7 @@ def measure_cost(
         num_steps: number of steps to time at each batch size. A slower first step runs before them
             and is not timed.
         limit_seconds: after this time at a batch size, fewer steps are timed, but at least one.
+        all_limit_seconds: after this time no further batch size is timed.
         score_limit_seconds: largest time that utility and scores of one model may take.
 
     Raises:
@@ -136,10 +138,15 @@ def measure_cost(
     steps_alone = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
     runner.turn_to(steps_alone)
     with TemporaryDirectory(prefix="raydp-") as scratch:
-        steps = [
-            _timed(runner, trial, Path(scratch), num_steps=num_steps, limit_seconds=limit_seconds)
-            for trial in _chosen(trials)
-        ]
+        steps, began = list[dict[str, float]](), time.monotonic()
+        for trial in _chosen(trials):
+            if steps and time.monotonic() - began > all_limit_seconds:
+                break
+            steps.append(
+                _timed(
+                    runner, trial, Path(scratch), num_steps=num_steps, limit_seconds=limit_seconds
+                )
+            )
     # Time one utility, if runs measure it between their steps, and one scoring.
     between = any(evaluations_between(spec, trial.num_steps) for trial in trials)
     utility_seconds = _measuring_seconds(runner, spec, "utility") if between else 0.0

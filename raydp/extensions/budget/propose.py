@@ -43,6 +43,8 @@ FEWEST_FAMILIES = 4
 SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
 """Batch sizes that are timed."""
 TIMED_STEPS = 2
+TIMED_SHARE = 0.05
+"""Share of the user's time after which no further batch size is timed."""
 QUICK_ACCOUNTANT = "rdp"
 """Calibrates the noise of the timed steps, whose time does not depend on the noise.
 
@@ -171,7 +173,12 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
     limit = wishes.hours * 3600 * USED * wishes.slots / runs
     try:
         measured = measure_cost(
-            spec, task, plan.trials, num_steps=TIMED_STEPS, score_limit_seconds=limit
+            spec,
+            task,
+            plan.trials,
+            num_steps=TIMED_STEPS,
+            all_limit_seconds=TIMED_SHARE * wishes.hours * 3600,
+            score_limit_seconds=limit,
         )
     except TimeoutError:
         raise ValueError(

@@ -275,7 +275,7 @@ def _require_users(columns: Mapping[str, _Column], rows: int, given: str) -> Non
     if given not in columns:
         raise ValueError(
             f"--user-column must be a column of the data, got {given!r}. They have "
-            f"{columns_in_words(columns)}."
+            f"{columns_in_words(columns, near=given)}."
         )
     if (blank := rows - columns[given].named) > 0:
         raise ValueError(
@@ -294,7 +294,7 @@ def _text_column(columns: Mapping[str, _Column], rows: int, given: str | None) -
         if given not in columns:
             raise ValueError(
                 f"--column must be a column of the data, got {given!r}. They have "
-                f"{columns_in_words(columns)}."
+                f"{columns_in_words(columns, near=given)}."
             )
         if columns[given].texts < rows:
             raise ValueError(

@@ -88,7 +88,7 @@ class TabularTask(ClassificationSection):
         if not rows or self.label not in rows[0][1]:
             raise ValueError(
                 f"task.label must be a column of {self.path.name!r}, got {self.label!r}. It has "
-                f"{columns_in_words(rows[0][1]) if rows else 'no rows'}. Choose one."
+                f"{columns_in_words(rows[0][1], near=self.label) if rows else 'no rows'}. Choose one."
             )
         # Parse cell by cell, because a message must name the line.
         inputs = []

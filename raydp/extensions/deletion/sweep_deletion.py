@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
@@ -155,3 +156,9 @@ def _delete_files(store: Store, uri: str | None) -> None:
     with suppress(FileNotFoundError):
         files = get_artifact_repository(uri, tracking_uri=store.uri, registry_uri=store.uri)
         files.delete_artifacts()  # type: ignore[no-untyped-call]
+        # On disk the empty folders stay, up to that of the run or the model.
+        if (folder := getattr(files, "artifact_dir", None)) is not None:
+            with suppress(OSError):
+                Path(folder).rmdir()
+            with suppress(OSError):
+                Path(folder).parent.rmdir()

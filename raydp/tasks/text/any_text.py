@@ -146,7 +146,7 @@ def _read(
     if column not in data.column_names:
         raise ValueError(
             f"{column_field} must be a column of the data set, got {column!r}. It has "
-            f"{columns_in_words(data.column_names)}. Choose one."
+            f"{columns_in_words(data.column_names, near=column)}. Choose one."
         )
     texts = [str(value) if users and type(value) is int else value for value in data[column]]
     # Find the first row that is no text: a data set may hold None.

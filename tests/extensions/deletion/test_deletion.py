@@ -102,3 +102,5 @@ def test_the_selected_model_stays_if_that_is_asked_for_and_else_nothing(
     assert raydp("delete", folder, "--yes").code == 0
     assert find_models(store).empty
     assert not list((swept / "mlruns").rglob("*.safetensors"))
+    models = [path for path in (swept / "mlruns").rglob("m-*") if path.is_dir()]
+    assert not models, "no empty folders either"
