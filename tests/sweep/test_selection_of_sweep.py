@@ -77,7 +77,7 @@ def test_the_report_names_a_store_and_no_absolute_path(ended: Ended) -> None:
     assert ended.result.report is not None
     page = ended.result.report.read_text(encoding="utf-8")
     assert (
-        f"raydp.load_model({ended.selected.model_uri!r}, tracking_uri=...)".replace("'", "&#x27;")
+        f'raydp.load_model("{ended.selected.model_uri}", tracking_uri=...)'.replace('"', "&quot;")
         in page
     )
     assert str(ended.folder.path.parent) not in page
