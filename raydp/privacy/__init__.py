@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from raydp.privacy.records.cautions import cautions_together as cautions_together
     from raydp.privacy.records.cautions import stated as stated
     from raydp.privacy.records.cross_check import cross_check as cross_check
+    from raydp.privacy.records.guarantee import accounted as accounted
     from raydp.privacy.records.guarantee import attack_summary as attack_summary
     from raydp.privacy.records.guarantee import composed as composed
     from raydp.privacy.records.guarantee import guarantee as guarantee
@@ -65,7 +66,7 @@ _NAMES = {
     "records.card_content": "PrivacyCard ReleasedTogether Searched",
     "records.cautions": "Caution bound_in_words cautions_of cautions_together stated",
     "records.cross_check": "cross_check",
-    "records.guarantee": "attack_summary composed guarantee profile_rows",
+    "records.guarantee": "accounted attack_summary composed guarantee profile_rows",
     "records.record_check": "require_unedited",
     "records.parts": "AccountedEpsilon ChoiceRecord LedgerSummary Mechanism MethodPart MethodRecord "
     "Procedure ReleasedWeights",

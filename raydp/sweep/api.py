@@ -187,16 +187,16 @@ def plan(spec: str | Path | Mapping[str, object] | SweepSpec) -> pd.DataFrame:
 def planned(spec: SweepSpec) -> tuple[SweepPlan, Task]:
     """Return a sweep's plan and its task."""
     from raydp.sweep.planning.inputs import build_task
-    from raydp.sweep.planning.plan import make_plan
+    from raydp.sweep.planning.plan import make_plan, phase_of
 
     with stderr.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
-    with stderr.status("calibrating the noise") as status:
+    with stderr.status(what := phase_of(spec)) as status:
         made = make_plan(
             spec,
             task.facts(),
             weight_hash,
-            progress=lambda done, total: status.update(f"calibrating the noise {done}/{total}"),
+            progress=lambda done, total: status.update(f"{what} {done}/{total}"),
         )
     return made, task
 

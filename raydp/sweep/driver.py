@@ -20,7 +20,7 @@ from raydp.sweep.engine.further_seeds import before_further_seeds
 from raydp.sweep.engine.training import train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, plan_to_keep
+from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, phase_of, plan_to_keep
 from raydp.sweep.planning.resume_check import check_kept
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.policy import Ending, policy_of
@@ -71,12 +71,12 @@ def run_sweep(
     # Plan: read the data, calibrate the noise of every configuration, and name every run.
     with console.status("reading data and checking the model"):
         task, weight_hash = build_task(spec)
-    with console.status("calibrating the noise") as status:
+    with console.status(what := phase_of(spec)) as status:
         plan = make_plan(
             spec,
             task.facts(),
             weight_hash,
-            progress=lambda k, n: status.update(f"calibrating the noise {k}/{n}"),
+            progress=lambda k, n: status.update(f"{what} {k}/{n}"),
         )
     _print_plan(plan, console)
     # Open or create the folder. The lock keeps every other driver out until the end.

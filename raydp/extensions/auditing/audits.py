@@ -163,7 +163,7 @@ def audit_spec(
     measured = {"name": SCORE, "delta": delta, "confidence": confidence}
     # The stated ε is tested; a method without a guarantee has none to test.
     if spec.method.params.private or spec.method.params.states:
-        measured["epsilon"] = target.target_epsilon
+        measured["epsilon"] = target.require_target("for an audit")
     canaries = {"canary": canary, "num_canaries": num_canaries, "seed": coins}
     data.update(
         name=name,

@@ -84,10 +84,12 @@ def audit_own(source: AuditSubject) -> OwnAudit:
     pairs = score_correlations(measured)["pairs"] if len(measured) else []
     # Without a guarantee or a claim there is no ε to compare with.
     private = spec.method.params.private or spec.method.params.states
+    # With a given σ the models differ in their ε, and the largest bounds them all.
+    stated = spec.privacy.target_epsilon or folder.plan().record.accounted.epsilon
     return OwnAudit(
         audited=spec.name,
         folder=folder.path,
-        epsilon=spec.privacy.target_epsilon if private else None,
+        epsilon=stated if private else None,
         runs=tuple(
             {str(name): value for name, value in row.items()} for row in rows.to_dict("records")
         ),

@@ -76,7 +76,9 @@ class DPWeights(MethodSection):
 
     def planned(self, trial: TrialPlan, privacy: PrivacySpec) -> TrialPlan:
         """Return the run with the claim: ε and δ of the spec."""
-        claim = Statement(level=self.states, epsilon=privacy.target_epsilon)
+        claim = Statement(
+            level=self.states, epsilon=privacy.require_target("with method dp_weights")
+        )
         return replace(trial, stated=claim, delta=privacy.delta(trial.num_examples))
 
     def record_fields(self, plan: TrialPlan) -> MethodRecord:

@@ -91,12 +91,12 @@ class CalibrationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The solution of a request.
+    """A run with its noise, and its ε.
 
     Attributes:
-        event: the request's event with the solved noise multiplier σ.
-        epsilon: the accountant's ε of the event at delta; at most the target's.
-        delta: the target's δ.
+        event: the run with its noise multiplier σ, solved for a target or given.
+        epsilon: the accountant's ε of the event at delta; at most the target's, if there is one.
+        delta: δ of the run.
         accountant: the accountant's registry name.
         accountant_version: library and version.
     """

@@ -11,8 +11,14 @@ from raydp.plugins.registries import resolve
 from raydp.privacy.accounting.accountant import Accountant, AccountantError, merged
 from raydp.privacy.accounting.attack import attack_bounds
 from raydp.privacy.accounting.cache import SolutionCache
+from raydp.privacy.accounting.calibration import Calibration
 from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
-from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian
+from raydp.privacy.accounting.events import (
+    Event,
+    NonPrivateEvent,
+    PoissonGaussian,
+    check_num_steps,
+)
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu
 from raydp.privacy.records.record import composed_epsilon
 
@@ -91,6 +97,37 @@ def composed(
     if result["epsilon"] is not None and math.isfinite(result["epsilon"]):
         cache.save(problem, {"epsilon": result["epsilon"]})
     return result
+
+
+def accounted(
+    event: PoissonGaussian,
+    delta: float,
+    accountant_name: str,
+    *,
+    cache_dir: Path | str | None = None,
+) -> Calibration:
+    """Return a run whose noise is given, with its ε.
+
+    Args:
+        event: the run with its noise multiplier.
+        delta, accountant_name, cache_dir: as for `composed`.
+
+    Raises:
+        ValueError: there are too many steps, or the accountant is unknown.
+        AccountantError: the accountant has no answer.
+    """
+    check_num_steps(event.num_steps)
+    cost = composed([event], delta, accountant_name, cache_dir=cache_dir)
+    if not isinstance(cost["epsilon"], float):
+        raise AccountantError(cost["reason"])
+    accountant: Accountant = resolve("accountants", accountant_name)()
+    return Calibration(
+        event=event,
+        epsilon=cost["epsilon"],
+        delta=delta,
+        accountant=accountant.name,
+        accountant_version=accountant.version,
+    )
 
 
 def _composed(events: Sequence[Event], answer: ComposedCost) -> ComposedCost:

@@ -24,14 +24,19 @@ IGNORED = "ignored"
 
 
 class PrivacySpec(Section):
-    """The guarantee that every configuration is calibrated to.
+    """The guarantee that every configuration is calibrated to, or the noise that they all have.
 
     A policy of another tuning has a subclass with its own fields (see
     `raydp.sweep.policy.SweepPolicy`). A spec is read as the class of its tuning.
     """
 
-    target_epsilon: Annotated[float, Field(gt=0, le=1000)]
-    """ε of the guarantee: the noise of every configuration is calibrated to it."""
+    target_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """ε of the guarantee: the noise of every configuration is calibrated to it.
+
+    Give it or noise_multiplier.
+    """
+    noise_multiplier: Positive | None = None
+    """σ of every configuration, whose ε is then computed: configurations differ in their ε."""
     target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """δ of the guarantee as a number; give it or delta_exponent."""
     delta_exponent: Positive | None = None
@@ -102,9 +107,41 @@ class PrivacySpec(Section):
     def _without_what_does_not_apply(
         self, handler: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        """Leave out an ignored tuning, which is not part of a run's identity."""
+        """Leave out an ignored tuning and a σ that is not given: neither is part of a run's id."""
         values: dict[str, object] = handler(self)
-        return {k: v for k, v in values.items() if (k, v) != ("tuning", IGNORED)}
+        left_out = (("tuning", IGNORED), ("noise_multiplier", None))
+        return {k: v for k, v in values.items() if (k, v) not in left_out}
+
+    @model_validator(mode="after")
+    def _target_or_noise(self) -> PrivacySpec:
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            got = (
+                "neither. Add target_epsilon" if self.target_epsilon is None else "both. Remove one"
+            )
+            raise ValueError(f"takes target_epsilon or noise_multiplier, got {got}.")
+        if self.noise_multiplier is not None and self.tuning != IGNORED:
+            raise ValueError(
+                f"privacy.noise_multiplier must be left out with tuning {self.tuning}, got "
+                f"{self.noise_multiplier:g}: the noise is calibrated to the whole choice. Give "
+                "target_epsilon."
+            )
+        return self
+
+    def require_target(self, where: str) -> float:
+        """Return target_epsilon.
+
+        Args:
+            where: what needs a target, such as "for an audit".
+
+        Raises:
+            ValueError: the spec gives σ and no target.
+        """
+        if self.target_epsilon is None:
+            raise ValueError(
+                f"privacy.target_epsilon must be given {where}, got noise_multiplier "
+                f"{self.noise_multiplier:g}. Give the target in its place."
+            )
+        return self.target_epsilon
 
     @model_validator(mode="after")
     def _one_delta(self) -> PrivacySpec:

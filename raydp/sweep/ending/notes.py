@@ -188,8 +188,12 @@ def promise_of(record: PrivacyRecord) -> str:
     """Return the guarantee of a sweep's models in a sentence."""
     accounted = record.accounted
     model = "Each model" if record.choice is None else "The released model"
+    target = f"{accounted.target_epsilon or math.inf:g}"
+    # With a given σ, ε is what it comes to.
+    if accounted.target_epsilon is None and math.isfinite(accounted.epsilon):
+        target = stated(accounted.epsilon)
     return (
-        f"{model}: ε at most {accounted.target_epsilon or math.inf:g} at δ = {accounted.delta:.3g} "
+        f"{model}: ε at most {target} at δ = {accounted.delta:.3g} "
         f"for one {record.unit} added or removed, by accountant {accounted.accountant} "
         f"({accounted.accountant_version})."
     )

@@ -18,9 +18,11 @@ from raydp.privacy import (
     CalibrationRequest,
     Caution,
     ChoiceRecord,
+    Event,
     Mechanism,
     PrivacyRecord,
     PrivacyTarget,
+    accounted,
     privacy_record,
     remarks,
 )
@@ -119,6 +121,12 @@ class SweepPlan:
             **given(single_run_epsilon=choice and choice.single_run_epsilon),
             **({} if record.part is None else record.part.columns()),
         }
+
+
+def phase_of(spec: SweepSpec) -> str:
+    """Return in words what a plan takes its time for."""
+    given = spec.privacy.noise_multiplier is not None
+    return "computing ε of the given noise" if given else "calibrating the noise"
 
 
 def make_plan(
@@ -334,9 +342,18 @@ def _calibrations(
     """
     if not spec.method.params.private:
         return [None] * len(configurations), None
-    target = PrivacyTarget(epsilon=spec.privacy.target_epsilon, delta=delta)
     methods = {settings: own.method.params for settings, own in specs.items()}
     events = [methods[c.settings].event_fn(c, facts.num_units) for c in configurations]
+    # With a given σ nothing is calibrated, and ε is what it comes to.
+    privacy = spec.privacy
+    if (sigma := privacy.noise_multiplier) is not None:
+        cache, known = cache_dir() / "guarantee", dict[Event, Calibration]()
+        for event in dict.fromkeys(event.with_noise(sigma) for event in events):
+            known[event] = accounted(event, delta, privacy.accountant, cache_dir=cache)
+            if progress is not None:
+                progress(len(known), len(set(events)))
+        return [known[event.with_noise(sigma)] for event in events], None
+    target = PrivacyTarget(epsilon=privacy.require_target("for a calibration"), delta=delta)
     requests = [CalibrationRequest(event=event, target=target) for event in events]
     return policy.calibrate(requests, cache=cache_dir() / "calibration", progress=progress)
 
@@ -353,7 +370,7 @@ def _record(
     alone = calibration.epsilon if calibration else math.inf
     event = spec.method.params.event(trial, trial.noise_multiplier)
     # ε of the released model: of this run alone, or of the whole choice.
-    accounted = AccountedEpsilon(
+    own = AccountedEpsilon(
         epsilon=alone if tuned_epsilon is None else tuned_epsilon,
         delta=trial.delta or delta,  # who states an ε may state a δ of its own
         target_epsilon=spec.privacy.target_epsilon if calibration else None,
@@ -367,13 +384,13 @@ def _record(
         clipping=spec.method.params.traits.clipping,
     )
     return privacy_record(
-        accounted=accounted,
+        accounted=own,
         mechanism=mechanism,
         unit=facts.privacy_unit,
         noise_key=spec.privacy.noise_key,
         method=spec.method.params.record_fields(trial),
         stated=trial.stated,
-        part=spec.method.params.record_part(facts, event, replace(accounted, epsilon=alone)),
+        part=spec.method.params.record_part(facts, event, replace(own, epsilon=alone)),
         choice=choice,
     )
 
@@ -394,7 +411,12 @@ def _check_records(spec: SweepSpec, privacy: Mapping[str, PrivacyRecord]) -> Non
     bound = spec.select.at_most.get("epsilon", math.inf)
     lowest = min(record.accounted.epsilon for record in privacy.values())
     if bound < lowest:
-        remedy = f"Raise it to {spec.privacy.target_epsilon:g}, the target."
+        target = spec.privacy.target_epsilon
+        remedy = (
+            f"Raise it to {lowest:.6g}."
+            if target is None
+            else f"Raise it to {target:g}, the target."
+        )
         if math.isinf(lowest):
             remedy = f"Remove it: method {spec.method.name} has no guarantee."
         raise ValueError(

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 
 from raydp.models.precision import warning_of
-from raydp.privacy import Caution, PrivacyRecord, cautions_of, cautions_together, composed
+from raydp.privacy import (
+    Caution,
+    PrivacyRecord,
+    cautions_of,
+    cautions_together,
+    composed,
+    stated,
+)
 from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.document import SweepSpec
 from raydp.system.cache import cache_dir
@@ -82,16 +89,24 @@ def joint_warnings(trials: Sequence[TrialPlan], privacy: Sequence[PrivacyRecord]
 def _of_guarantee(
     spec: SweepSpec, facts: TaskFacts, privacy: Iterable[PrivacyRecord]
 ) -> list[Caution]:
-    found, each = (
-        [],
-        [cautions_of(epsilon=r.accounted.epsilon, delta=r.accounted.delta) for r in privacy],
-    )
+    accounted = [record.accounted for record in privacy]
+    found, each = [], [cautions_of(epsilon=a.epsilon, delta=a.delta) for a in accounted]
     # Runs of one configuration have equal cautions, which are said once.
     found += list(dict.fromkeys(caution for cautions in each for caution in cautions))
     private = spec.method.params.private
     delta, n = spec.privacy.delta(facts.num_units), facts.num_units
     if private:
         found += cautions_of_few(n, facts.num_examples)
+    # With a given σ, a lower score may come from a lower ε.
+    lowest, highest = (extreme(a.epsilon for a in accounted) for extreme in (min, max))
+    if spec.privacy.noise_multiplier is not None and lowest < highest:
+        found.append(
+            Caution(
+                rule="privacy: configurations should share one epsilon to be compared by their scores",
+                value=f"{lowest:.4g} to {stated(highest)}, by a given noise_multiplier",
+                remedy="Use target_epsilon, or bound ε by select.at_most.",
+            )
+        )
     # Publishing one record in the clear satisfies every δ >= 1/n, so such a δ promises nothing.
     if delta >= 1 / n:
         found.append(

@@ -65,16 +65,19 @@ class Plan:
 
     @property
     def record(self) -> PrivacyRecord:
-        """Return the privacy record of one run, for the entries that all runs share.
+        """Return the privacy record of the run with the largest ε.
+
+        It stands for all runs: its ε bounds theirs, and they share the other entries.
 
         Raises:
             ValueError: the sweep has no run.
         """
-        for record in self.privacy.values():
-            return record
-        raise ValueError(
-            "SWEEP must hold a run, got one whose number of runs was drawn as 0. Start a new sweep."
-        )
+        if not self.privacy:
+            raise ValueError(
+                "SWEEP must hold a run, got one whose number of runs was drawn as 0. Start a new "
+                "sweep."
+            )
+        return max(self.privacy.values(), key=lambda record: record.accounted.epsilon)
 
     def to_json(self) -> dict[str, object]:
         """Return the content of plan.json."""
