@@ -1,0 +1,1 @@
+"""Studies: one sweep for each value of ε, model, data or method, and what they show together."""

@@ -1,0 +1,258 @@
+"""A study: the content of a spec with outer axes, each combination of whose values is a sweep."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from raydp.plugins.described import listed, shown
+from raydp.search_spaces.names import unknown_name
+from raydp.search_spaces.settings import Settings, short_names, value_in_words
+from raydp.spec.document import SweepSpec
+from raydp.spec.reading import load_spec
+from raydp.system.yaml import read_yaml
+
+KEY = "axes"
+SECTIONS = ("task", "model", "method")
+"""Sections that may differ as a whole, by named blocks."""
+PATHS = ("task.", "model.", "method.", "privacy.")
+"""Beginnings of the paths of single fields that may differ."""
+EXCLUDES = {
+    "privacy.noise_multiplier": "target_epsilon",
+    "privacy.target_epsilon": "noise_multiplier",
+}
+"""Field of an axis -> the field of the same section that it takes the place of."""
+MOST_CELLS = 1000
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One sweep of a study.
+
+    Attributes:
+        values: path of the axis -> its value; of a section, the name of the block.
+        spec: the sweep.
+    """
+
+    values: Settings
+    spec: SweepSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study.
+
+    Attributes:
+        name: its name.
+        folder: the folder that holds the sweeps' folders and the study's own files.
+        axes: path -> values, or names of blocks.
+        cells: the sweeps, in the order of the axes' values.
+        seen: the content of the study's file.
+    """
+
+    name: str
+    folder: Path
+    axes: Mapping[str, Sequence[object]]
+    cells: tuple[Cell, ...]
+    content: Content
+
+    @classmethod
+    def read(cls, source: str | Path | Mapping[str, Any]) -> Study:
+        """Read and check a study: its axes, and the spec of each cell.
+
+        Args:
+            source: a YAML file, or its content.
+
+        Raises:
+            ValueError: the axes or a spec have mistakes. The message names the cell of a mistake
+                that not all have.
+        """
+        content = dict(source) if isinstance(source, Mapping) else read_yaml(Path(source), "STUDY")
+        if not isinstance(content, dict) or KEY not in content:
+            raise ValueError(
+                f"STUDY must have the section {KEY} beside those of a spec, got none. Give the path "
+                "of a study; a spec without axes is for `raydp sweep`."
+            )
+        base = {name: value for name, value in content.items() if name != KEY}
+        axes = _axes(content[KEY])
+        # The name and the storage of a spec that has other mistakes are still checked by the cells.
+        name, storage = str(base.get("name", "")), Path(str(base.get("storage", "raydp_runs")))
+        folder = storage / name
+        specs = dict(_cells(base, axes, folder))
+        cells = _checked(specs)
+        _require_different(cells)
+        return cls(
+            name=name,
+            folder=folder,
+            axes={path: list(values) for path, values in axes.items()},
+            cells=cells,
+            content=content,
+        )
+
+
+def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:
+    """Return the axes: path -> values of a field, or the blocks of a section.
+
+    Raises:
+        ValueError: an axis is unknown, empty, or has a value twice.
+    """
+    if not isinstance(written, Mapping) or not written:
+        raise ValueError(
+            f"{KEY} must name at least one axis, such as privacy.target_epsilon: [1, 2, 4], got "
+            f"{shown(written)}. Add one."
+        )
+    axes: dict[str, Mapping[str, object] | list[object]] = {}
+    for path, values in written.items():
+        field, place = str(path), f"{KEY}.{path}"
+        if field in SECTIONS:
+            blocks = isinstance(values, Mapping) and all(
+                isinstance(b, Mapping) for b in values.values()
+            )
+            if not blocks or not values:
+                raise ValueError(
+                    f"{place} must be named blocks, such as {{small: {{name: tiny}}}}, got "
+                    f"{shown(values)}. Give each block a name."
+                )
+            axes[field] = {str(name): block for name, block in values.items()}
+            continue
+        if not field.startswith(PATHS):
+            raise ValueError(
+                unknown_name(
+                    f"{KEY}: the axis",
+                    field,
+                    [*SECTIONS, *EXCLUDES, "privacy.unit", "task.num_examples"],
+                )
+            )
+        if not isinstance(values, list) or not values:
+            raise ValueError(
+                f"{place} must be a list of values, got {shown(values)}. Write [1, 2]."
+            )
+        texts = [value_in_words(value) for value in values]
+        if twice := [text for text in texts if texts.count(text) > 1]:
+            raise ValueError(
+                f"{place} must have each value once, got {twice[0]} twice. Remove one."
+            )
+        axes[field] = values
+    for path in axes:
+        if (section := path.split(".")[0]) != path and section in axes:
+            raise ValueError(
+                f"{KEY} must vary a section or its fields, got {section} and {path}. Write the field "
+                "into the blocks."
+            )
+    if len(both := [path for path in EXCLUDES if path in axes]) > 1:
+        raise ValueError(f"{KEY} must give ε or σ, got {' and '.join(both)}. Remove one.")
+    return axes
+
+
+def _cells(
+    base: Content, axes: Mapping[str, Mapping[str, object] | list[object]], folder: Path
+) -> Iterator[tuple[Settings, Content]]:
+    """Yield each combination of the axes' values, with the content of its spec."""
+    number = 1
+    for values in axes.values():
+        number *= len(values)
+    if number > MOST_CELLS:
+        raise ValueError(
+            f"{KEY} must give at most {MOST_CELLS:,} sweeps, got {number:,}. Give fewer values."
+        )
+    names = short_names(list(axes))
+    for combination in product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        content = copy.deepcopy(base)
+        for path, value in values.items():
+            section, _, field = path.partition(".")
+            own = content.get(section)
+            own = dict(own) if isinstance(own, Mapping) else {}
+            if field:
+                own.pop(EXCLUDES.get(path, ""), None)
+                _put(own, field.split("."), value)
+            else:
+                blocks: Any = axes[path]
+                own |= copy.deepcopy(dict(blocks[str(value)]))
+            content[section] = own
+        cell = "-".join(
+            f"{names[path]}-{_slug(value_in_words(value))}" for path, value in values.items()
+        )
+        tracking = content.get("tracking")
+        tracking = dict(tracking) if isinstance(tracking, Mapping) else {}
+        # Each cell has a registered model of its own, or the last one to end would have all aliases.
+        study = str(base.get("name", ""))
+        tracking["registered_model"] = f"{tracking.get('registered_model', study)}-{cell}"
+        tracking.setdefault("experiment", study)
+        tracking["experiment"] = f"{tracking['experiment']}-{cell}"
+        content |= {"name": cell, "storage": str(folder), "tracking": tracking}
+        yield Settings(values), content
+
+
+def _put(own: Content, path: list[str], value: object) -> None:
+    """Put a value into nested mappings, which other cells do not share."""
+    *sections, name = path
+    for section in sections:
+        inner = own.get(section)
+        own[section] = dict(inner) if isinstance(inner, Mapping) else {}
+        own = own[section]
+    own[name] = value
+
+
+def _slug(text: str) -> str:
+    """Return a text as a part of a name: letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "other"
+
+
+def _checked(contents: Mapping[Settings, Content]) -> tuple[Cell, ...]:
+    """Return the checked cells.
+
+    Raises:
+        ValueError: specs have mistakes. A mistake of all cells is named once.
+    """
+    cells, problems = list[Cell](), dict[str, list[Settings]]()
+    for values, content in contents.items():
+        try:
+            cells.append(Cell(values=values, spec=load_spec(content)))
+        except ValueError as error:
+            for problem in str(error).splitlines():
+                problems.setdefault(problem, []).append(values)
+    if problems:
+        raise ValueError(
+            listed(
+                [
+                    problem if len(where) == len(contents) else f"{in_words(where[0])}: {problem}"
+                    for problem, where in problems.items()
+                ]
+            )
+        )
+    return tuple(cells)
+
+
+def _require_different(cells: Sequence[Cell]) -> None:
+    """Raise ValueError if two cells are one sweep under two names."""
+    own = {"name", "storage", "tracking"}
+    seen: dict[str, Settings] = {}
+    for cell in cells:
+        text = cell.spec.model_dump_json(exclude=own)
+        if text in seen:
+            raise ValueError(
+                f"{KEY} must give different sweeps, got {in_words(seen[text])} and "
+                f"{in_words(cell.values)}, which are equal. Remove one."
+            )
+        seen[text] = cell.values
+    names = [cell.spec.name for cell in cells]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"{KEY} must give each sweep a name of its own, got {twice[0]} twice. Give the blocks "
+            "names of other letters."
+        )
+
+
+def in_words(values: Settings) -> str:
+    """Return the values of a cell, such as "target_epsilon = 8, model = small"."""
+    return ", ".join(
+        f"{name} = {value_in_words(values[path])}" for path, name in short_names(values).items()
+    )
