@@ -23,6 +23,7 @@ import yaml
 
 import raydp
 from raydp.cli.main import app
+from raydp.extensions.study.document import KEY, Study
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
 from raydp.tracking import export_model
@@ -100,14 +101,15 @@ def test_every_fence_is_of_a_form_that_is_checked() -> None:
 
 @pytest.mark.parametrize("block", of_form("yaml"))
 def test_a_spec_loads(block: Block) -> None:
-    """A part of a spec replaces these sections of the demo's."""
+    """A part of a spec replaces these sections of the demo's. Axes make it a study."""
     given = yaml.safe_load(block.text)
-    assert set(given) <= set(SweepSpec.model_fields)
+    assert set(given) <= {*SweepSpec.model_fields, KEY}
     required = {name for name, field in SweepSpec.model_fields.items() if field.is_required()}
     demo = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
     if "scores" in given:
         demo["select"]["score"] = given["scores"][0]["name"]
-    load_spec(given if required <= set(given) else {**demo, **given})
+    whole = given if required <= set(given) else {**demo, **given}
+    Study.read(whole) if KEY in given else load_spec(whole)
 
 
 @pytest.mark.parametrize("block", of_form("json"))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage
 from raydp.cli.registration import READ, RUN, ExtraCommand
+from raydp.privacy.records.card import bound
 from raydp.system.imports import imported
 from raydp.system.output import print_json, print_table, stderr, stdout
 
 if TYPE_CHECKING:
+    from raydp.extensions.study.document import Study
     from raydp.extensions.study.safe_epsilon import SafeEpsilon
 
 
@@ -41,16 +44,25 @@ def study(
     rows = run.cell_rows(ends)
     with stderr.status("adding up all models"):
         joint = run.joint_epsilon(chosen, points)
+    _tell(chosen, rows, joint, json=json)
+    # Exit code 1 for scripts: a sweep has failed, and can be run again by --resume.
+    if any(end.state != "finished" for end in ends):
+        raise typer.Exit(1)
+
+
+def _tell(
+    chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, Any], *, json: bool
+) -> None:
+    """Print the sweeps with what they selected, and what all models cost together."""
+    points = chosen.folder / "points.csv"
     if json:
-        print_json({"cells": rows, "points": chosen.folder / "points.csv", "joint": joint})
+        print_json({"cells": rows, "points": points, "joint": joint})
         return
     print_table(chosen.name, rows)
     for cost in joint.values():
-        stdout.print(
-            f"all {cost['models']} models on these data together: ε ≤ {cost['epsilon']}",
-            markup=False,
-        )
-    stdout.print(f"Points     {chosen.folder / 'points.csv'}", markup=False, soft_wrap=True)
+        total = f"all {cost['models']} models on these data together"
+        stdout.print(f"{total}: ε ≤ {bound(cost['epsilon'])}", markup=False)
+    stdout.print(f"Points     {points}", markup=False, soft_wrap=True)
 
 
 def epsilon(
@@ -90,8 +102,12 @@ def _show(answer: SafeEpsilon) -> None:
             style="bold",
             markup=False,
         )
-    gold = "none of the measured ε" if answer.gold is None else f"ε = {answer.gold:g}"
-    stdout.print(f"Up to {gold} every useful configuration keeps to it (ε^gold).", markup=False)
+    gold = (
+        "At no measured ε does every useful configuration keep to it"
+        if answer.gold is None
+        else f"Up to ε = {answer.gold:g} every useful configuration keeps to it"
+    )
+    stdout.print(f"{gold} (ε^gold).", markup=False)
     rows = []
     for level in answer.levels:
         safest, interval = level["safest"], level["highest_interval"]

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.selection.equivalents import unknown_errors
 from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configurations
@@ -101,7 +102,7 @@ def safe_epsilon(
     all configurations share counts.
 
     Raises:
-        ValueError: the table has no ε, or one alone.
+        ValueError: the table has no ε, or one alone, or does not tell the errors of its scores.
 
     Source: Hu et al. 2025, section 3.3 and Figure 4 (ε^gold).
     """
@@ -113,6 +114,11 @@ def safe_epsilon(
         raise ValueError(
             "POINTS must have runs at two values of ε or more, got one. Run a study with "
             "axes: {privacy.target_epsilon: [1, 2, 4]}."
+        )
+    # Without errors no probability is known, as for `select`.
+    if (unknown := unknown_errors(means)) is not None:
+        raise ValueError(
+            f"POINTS must tell the errors of the scores, got a table where {unknown}. Run another seed."
         )
     threshold = loss_threshold(means, max_loss=max_loss, min_gain_share=min_gain_share)
     useful = np.ones(len(means), dtype=np.bool_)
