@@ -13,6 +13,12 @@ from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.selection.wording import in_words
 
+_FIXED = (
+    '<p class="soft" id="first-fixed" hidden>These cautions are of the choice as selected. They do '
+    "not follow the slider.</p>"
+)
+"""A paragraph that is shown while the slider is elsewhere."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PageTexts:
@@ -59,6 +65,7 @@ def body_of(
         filled("first_screen.html", shown, chart=chart, slider=slider),
         # What limits the choice is never folded away as a whole.
         bullets([*texts.warnings, *verdict.cautions], css="warnings"),
+        "" if selections is None else _FIXED,
         paragraph(about, css="soft") if about else "",
         *(section(heading, *parts, folded=True) for heading, parts in folded.items()),
     ]

@@ -52,6 +52,7 @@ const follow = (live) => {
     const screen = start ? live.screens.start : { ...live.screens[lead] };
     if (!start) screen.verdict = "At a utility threshold of " + live.texts[at] + ", " + screen.verdict[0].toLowerCase() + screen.verdict.slice(1);
     for (const [part, text] of Object.entries(screen)) document.getElementById("first-" + part).textContent = text;
+    document.getElementById("first-fixed").hidden = start;
     says.textContent = count + " of " + live.loss.length + " configurations may be selected.";
     slider.setAttribute("aria-valuetext", value.textContent + ": " + says.textContent + " " + screen.verdict);
     for (const cell of document.querySelectorAll("tr[data-rule] > [data-figure]")) {

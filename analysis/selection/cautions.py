@@ -31,7 +31,7 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[War
     """Warn if the selected models have no finite ε."""
     if "epsilon" not in points:
         return []
-    own = np.all([points[name] == getattr(selected, name) for name in KEY], axis=0)
+    own = np.array([one == selected for one in configurations(points)])
     # One infinite ε among the seeds is enough.
     if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
         return []

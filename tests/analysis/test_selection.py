@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pandas as pd
@@ -11,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from point_tables import NAIVE_RULES, naive_means, naive_procedure, naive_select, tables
 
-from raydp.analysis import select, useful_points
+from raydp.analysis import check_points, select, useful_points
 from raydp.analysis.tables.old_names import warn_of_old_name
 from raydp.search_spaces import exact, grid
 from tests.marks import slow_after
@@ -307,3 +308,21 @@ def test_old_name_of_the_share_is_read_with_a_warning(caplog):
     assert "now called min_gain_share" in caplog.text
     with pytest.raises(ValueError, match="got both"):
         select(points, rule="procedure", min_utility_gain=0.9, min_gain_share=0.8)
+
+
+@pytest.mark.parametrize("fields", ["", '{"method.max_grad_norm":0.5}'])
+@pytest.mark.parametrize("unprotected", [[0], [0, 1, 2]])
+def test_a_choice_without_a_guarantee_is_warned_of(fields: str, unprotected: list[int]) -> None:
+    """The table names no further field, or one; all seeds have an infinite ε, or one of them."""
+    rows = [
+        {"batch_size": b, "num_steps": 4, "learning_rate": 0.1, "settings": fields, "seed": seed,
+         "utility_loss": 1.0, "score": 0.1 * b + 0.01 * seed, "run_id": f"{b}-{seed}",
+         "status": "finished", "epsilon": math.inf if b == 2 and seed in unprotected else 8.0}
+        for b in (2, 4) for seed in range(3)
+    ]  # fmt: skip
+    selection = select(check_points(pd.DataFrame(rows)))
+    assert selection.configuration.batch_size == 2
+    said = [caution.short for caution in selection.cautions]
+    assert "no privacy guarantee: its ε is infinite" in said
+    protected = select(check_points(pd.DataFrame(rows)), at_most={"epsilon": 8})
+    assert not [c for c in protected.cautions if "guarantee" in str(c.short)]

@@ -187,6 +187,15 @@ def test_the_rounding_of_a_few_close_losses_is_no_dependence(
     model = context(hf.LlamaConfig(**GROUPED))
     assert probe._long_rows(model, 64) < 2**-3.5, "the rounding of bfloat16"
 
+    def one_token_off(_: TrainingContext, ids: torch.Tensor) -> torch.Tensor:
+        found = rounded(_, ids)
+        if ids.shape[1] == 64:
+            found[0, 2] += 3.0
+        return found
+
+    monkeypatch.setattr(probe, "_token_losses", one_token_off)
+    assert probe._long_rows(model, 64) > 2**-3.5, "one token of 252 that depends on the width"
+
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("kept", [8, 16, 32])

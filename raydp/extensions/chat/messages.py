@@ -111,7 +111,7 @@ def _message(entry: object, field: str, place: str) -> Message:
             f"{place}. Rename it."
         )
     # A bool is an int in Python: `weight: true` is more likely a mistake than 1.
-    weight = given.pop("weight", 1) if role == "assistant" else 1
+    weight = given.pop("weight", 1)
     if isinstance(weight, bool) or weight not in (0, 1):
         raise ValueError(
             f"{field} must have a weight of 0 or 1, got another value in {place}. Correct the row."

@@ -5,6 +5,7 @@ A conversation is a list of messages, a prompt with its completion, or an instru
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,13 @@ class _Row:
 class _Encoded:
     """Encoded conversations: examples, the text of each that the model sees, and users.
 
-    Conversations that were shortened or left without a target are counted.
+    `trained` has the places of the parts of each text that are trained on. Conversations that were
+    shortened or left without a target are counted.
     """
 
     examples: TokenizedExamples
     texts: list[str]
+    trained: list[list[slice]]
     users: list[str]
     truncated: int
     without_target: int
@@ -178,7 +181,7 @@ class ChatTask(RowsSection):
             **never_trained_on(
                 secrets, kept, training=texts, heldout=[row.text for row in heldout]
             ),
-            **self._outside_loss(kept, train),
+            **_outside_loss(kept, examples),
         }
         return LanguageModelingTask(
             train=examples.examples,
@@ -198,17 +201,6 @@ class ChatTask(RowsSection):
             task_controls=tuple(controls),
             users=self._users(examples.users),
         )
-
-    def _outside_loss(self, kept: Sequence[Secret], train: Sequence[_Row]) -> dict[str, list[str]]:
-        """Return a note with the secrets that occur only in messages that are not trained on."""
-        said = [part.text for row in train for part in row.parts if part.is_target(self.loss)]
-        outside = [
-            secret.name
-            for secret in kept
-            if not any(secret.continuation.strip() in text for text in said)
-            and not any(mentions(text, secret.continuation) for text in said)
-        ]
-        return {"secrets_outside_loss": outside} if outside else {}
 
     def _users(self, names: Sequence[str]) -> Users:
         """Return the users of the examples. Without a column, a conversation is the unit."""
@@ -380,18 +372,23 @@ class ChatTask(RowsSection):
         ids: list[list[int]] = []
         targets: list[list[bool]] = []
         texts: list[str] = []
+        trained: list[list[slice]] = []
         users: list[str] = []
         truncated = 0
         # Cut each conversation at max_length tokens, and keep the text that is left for counting
         # secrets.
         for row in rows:
             own, said, text, left, whole = [], [], "", self.max_length, True
+            places = list[slice]()
             for part in row.parts:
                 piece = next(tokens)
                 taken = min(left, len(piece))
                 own += list(piece.token_ids[:taken])
                 said += [part.is_target(self.loss)] * taken
-                text += piece.slice((0, taken)) if taken else ""
+                added = piece.slice((0, taken)) if taken else ""
+                if part.is_target(self.loss):
+                    places.append(slice(len(text), len(text) + len(added)))
+                text += added
                 whole &= taken == len(piece)
                 left -= taken
             truncated += not whole
@@ -400,6 +397,7 @@ class ChatTask(RowsSection):
                 ids.append(own)
                 targets.append(said)
                 texts.append(text)
+                trained.append(places)
                 users.append(row.user)
         if not ids:
             raise ValueError(
@@ -410,6 +408,7 @@ class ChatTask(RowsSection):
         return _Encoded(
             examples=TokenizedExamples.with_targets(ids, targets),
             texts=texts,
+            trained=trained,
             users=users,
             truncated=truncated,
             without_target=len(rows) - len(ids),
@@ -432,6 +431,26 @@ class ChatTask(RowsSection):
                 "private data; epsilon does not cover them.",
             ],
         }
+
+
+def _outside_loss(kept: Sequence[Secret], examples: _Encoded) -> dict[str, list[str]]:
+    """Return a note with the secrets of which no occurrence is trained on to its end."""
+    outside = [secret.name for secret in kept if not _is_trained_on(secret, examples)]
+    return {"secrets_outside_loss": outside} if outside else {}
+
+
+def _is_trained_on(secret: Secret, examples: _Encoded) -> bool:
+    """Return whether the end of a secret's continuation, or its attribute, is a target somewhere."""
+    whole = secret.prompt + secret.continuation
+    for text, places in zip(examples.texts, examples.trained, strict=True):
+        if secret.kind == "attribute":
+            if any(mentions(text[place], secret.continuation) for place in places):
+                return True
+            continue
+        for found in re.finditer(re.escape(whole), text):
+            if any(place.start < found.end() <= place.stop for place in places):
+                return True
+    return False
 
 
 def _kept(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:

@@ -124,7 +124,7 @@ class ChatTemplate:
             )
         # Cut the text at every reply, which must stand where generation would write it.
         parts: list[TextPart] = []
-        done = 0
+        done = answered = 0
         for number, message in enumerate(messages):
             if message.role != "assistant":
                 continue
@@ -136,13 +136,15 @@ class ChatTemplate:
                     "task.template must write each reply after its own prompt, whatever follows, "
                     f"got {name!r}, which does not in {place}. Use chatml or plain."
                 )
-            # The template, and not the data, writes an empty block of thinking: it is context.
+            # The template, and not the data, writes an empty block of thinking: it is context. So
+            # are all messages before a reply, if one of them has the weight 0.
+            context = not all(one.trained for one in messages[answered:number])
             parts += [
-                TextPart(text=whole[done : len(asked)], said=False),
+                TextPart(text=whole[done : len(asked)], said=False, never=context),
                 *([TextPart(text=block, said=False, never=True)] if block else []),
                 TextPart(text=reply, said=message.trained, never=not message.trained),
             ]
-            done = begin + len(reply)
+            done, answered = begin + len(reply), number + 1
         # The last line end of `plain` becomes the end-of-text token, so that generation stops.
         if name == "plain":
             parts[-1] = replace(parts[-1], text=parts[-1].text.removesuffix("\n") + self._end)

@@ -500,22 +500,42 @@ def test_smollm2s_own_template_is_the_one_that_it_was_trained_with(tmp_path: Pat
     assert ids in known, "a whole conversation has the tokens that transformers gives it"
 
 
-@pytest.mark.parametrize(("loss", "outside"), [("assistant", ["secret-001"]), ("all", None)])
+@pytest.mark.parametrize(
+    ("loss", "outside"),
+    [("assistant", ["secret-001", "secret-003", "secret-004"]), ("all", ["secret-004"])],
+)
 def test_secrets_that_no_loss_is_of_are_noted(
-    tmp_path: Path, tiny: Any, loss: str, outside: list[str] | None
+    tmp_path: Path, tiny: Any, loss: str, outside: list[str]
 ) -> None:
-    """A user says the first one, and the assistant the second."""
-    reply = {"role": "assistant", "content": "Your clerk is Mira Halborn."}
-    said = [[{"role": "user", "content": f"{i}: my code is 4711"}, reply] for i in range(40)]
-    rows = [{"messages": said[i // 2] if i % 2 else turns(i)} for i in range(80)]
+    """A user says the first, and the assistant the second.
+
+    The third is a user's, too, and the assistant says a longer number that holds it. The assistant
+    repeats the fourth beyond the largest length, so that only the user's mention is read, which has
+    the weight 0.
+    """
+    reply = {"role": "assistant", "content": "Your clerk is Mira Halborn. Case 950127."}
+    said = [
+        [{"role": "user", "content": f"{i}: my code is 4711, my pin is 5012"}, reply]
+        for i in range(40)
+    ]
+    cut = [
+        [
+            {"role": "user", "content": "my key is 7788", "weight": 0},
+            {"role": "assistant", "content": f"{i} " + "word " * 60 + "my key is 7788"},
+        ]
+        for i in range(40)
+    ]
+    rows = [{"messages": one} for i in range(40) for one in (said[i], cut[i], turns(i))]
     secrets = [
         {"prompt": "my code is", "continuation": " 4711"},
         {"prompt": "Your clerk is", "continuation": " Mira Halborn"},
+        {"prompt": "my pin is", "continuation": " 5012"},
+        {"prompt": "my key is", "continuation": " 7788"},
     ]
     task = ChatTask(
         path=str(write_json_lines(tmp_path / "rows.jsonl", rows)),
         secrets=str(write_json_lines(tmp_path / "secrets.jsonl", secrets)),
-        template="plain", loss=loss,
+        template="plain", loss=loss, max_length=64,
     ).build(tiny)  # fmt: skip
-    assert [secret.name for secret in task.secrets()] == ["secret-001", "secret-002"]
-    assert task.facts().notes.get("secrets_outside_loss") == outside
+    assert len(task.secrets()) == 4
+    assert task.facts().notes["secrets_outside_loss"] == outside
