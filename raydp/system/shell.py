@@ -16,6 +16,11 @@ def shell_line(*words: object) -> str:
     return shlex.join(str(word) for word in words)
 
 
+def command_line(*words: object) -> str:
+    """Return a command of raydp that can be pasted into a shell here."""
+    return f"{program('raydp')} {shell_line(*words)}"
+
+
 def program(name: str) -> str:
     """Return the shell command of a program of this environment: its name, or else its path.
 

@@ -37,7 +37,7 @@ from raydp.sweep.store.summary import (
     SweepSummary,
 )
 from raydp.system import output
-from raydp.system.shell import shell_line
+from raydp.system.shell import command_line, shell_line
 from raydp.tasks.task import TaskFacts
 from tests.builders.plans import plan_of_runs, record_of
 from tests.builders.specs import small_spec
@@ -246,10 +246,8 @@ def test_a_status_names_the_next_command_or_the_result(
     out = capsys.readouterr().out
     assert f"{tmp_path}: 3 runs, 1 finished, 1 failed, 0 stopped, 1 pending" in out
     assert "a [reason]" in out
-    assert (
-        f"If no process runs this sweep, go on with: raydp sweep {tmp_path / 'spec.yaml'} --resume"
-        in out
-    )
+    command = command_line("sweep", tmp_path / "spec.yaml", "--resume")
+    assert f"If no process runs this sweep, go on with: {command}" in out
     assert "1 of 3 runs are done; all of this is kept." in out
     for run_id, steps in (("cd34", (2, 3)), ("ef56", (1,))):
         checkpoints = folder.trial(run_id) / "checkpoints"

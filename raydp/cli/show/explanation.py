@@ -18,7 +18,7 @@ from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.sweep.ending.notes import promise_of, together_notes
 from raydp.sweep.store.points import points_table
 from raydp.system.output import print_table, print_warning, stdout
-from raydp.system.shell import program, shell_line
+from raydp.system.shell import command_line, program, shell_line
 from raydp.tracking.records import PRIVACY_PREFERRED
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def lookup_commands(tracking: TrackingSpec, method: str) -> list[str]:
     load = f"import raydp; m = raydp.load_model({uri}, tracking_uri={store}); print(m)"
     found = ("--uri", tracking.uri, "--registered-model", tracking.registered_model)
     return [
-        f"{program('raydp')} {shell_line('models', 'find', *found)}",
+        command_line("models", "find", *found),
         f"{program('python')} {shell_line('-c', load)}",
     ]
 

@@ -12,7 +12,7 @@ from raydp.cli.show.verdict import head_of, show_verdict, source_of
 from raydp.plugins.registries import service
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 from raydp.system.output import print_table, print_warning, stdout
-from raydp.system.shell import shell_line
+from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
     from raydp.sweep.api import Sweep
@@ -132,7 +132,7 @@ def _show_kept(folder: SweepFolder, counts: RunCounts, go_on: str) -> None:
         stdout.print(
             f"{kept}; all of this is kept. Other runs begin at their first step.", markup=False
         )
-    command = shell_line("raydp", "sweep", folder.spec_file, "--resume")
+    command = command_line("sweep", folder.spec_file, "--resume")
     stdout.print(f"{go_on}: {command}", markup=False, soft_wrap=True)
 
 
@@ -162,7 +162,7 @@ def show_result(sweep: Sweep, result: SweepResult, *, seconds: float | None = No
     failures = result.counts.failures if shows_runs else ()
     if selected is not None and not result.interrupted:
         best, name = result.best_utility if shows_runs else None, source_of(folder)
-        more = [f"{len(failures)} runs failed: {shell_line('raydp', 'status', name)}"]
+        more = [f"{len(failures)} runs failed: {command_line('status', name)}"]
         first = more if failures else []
         show_verdict(selected, best, source=name, folder=folder, head=head, first=first)
     else:

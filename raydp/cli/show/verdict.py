@@ -14,7 +14,7 @@ from raydp.privacy import bound_in_words, stated
 from raydp.sweep.ending.notes import cautions_about
 from raydp.sweep.store.measurements import words_of
 from raydp.system.output import stderr, stdout
-from raydp.system.shell import program, shell_line
+from raydp.system.shell import command_line, program, shell_line
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection
@@ -66,7 +66,7 @@ def show_verdict(
     cautions = verdict.cautions if folder is None else _of_sweep(folder, verdict.cautions)
     if not stderr.quiet:
         room = MOST_LINES - len(lines) - len(commands)
-        lines += _cautions([*first, *cautions], room, shell_line("raydp", *why))
+        lines += _cautions([*first, *cautions], room, command_line(*why))
     for line in lines:
         stdout.print(line, markup=False, style="bold" if line == lines[0] else None)
     for label, command in commands.items():
@@ -151,7 +151,9 @@ def _cautions(cautions: Sequence[str], room: int, others: str) -> list[str]:
 
 def _why(source: str, *options: str) -> list[str]:
     """Return the words after `raydp` of the command that explains a selection."""
-    return ["select", source, *options, "--explain"]
+    # A name that begins with a dash would be read as an option.
+    named = f"./{source}" if source.startswith("-") else source
+    return ["select", named, *options, "--explain"]
 
 
 def _commands(
@@ -161,7 +163,7 @@ def _commands(
     commands = {}
     if folder is not None and folder.report.exists():
         commands["Report"] = str(folder.report)
-    commands["Why"] = f"{program('raydp')} {shell_line(*why)}"
+    commands["Why"] = command_line(*why)
     if selection.model_uri is not None:
         # Without options a sweep selects the same model again.
         again = folder is not None and len(why) == len(_why(""))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from raydp.cli.show.scores import pair_row
 from raydp.cli.show.sweeps import show_failures
 from raydp.system.output import print_table, stdout
-from raydp.system.shell import shell_line
+from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
     from raydp.extensions.auditing.correlations import AuditCorrelations
@@ -63,7 +63,7 @@ def show_audit(report: AuditReport) -> None:
         stdout.print(
             f"ALARM: the {word} ε is refuted. privacy-preferred is refused for these "
             "configurations until a new audit finds nothing: "
-            f"{shell_line('raydp', 'audit', report.audited, '--new')}",
+            f"{command_line('audit', report.audited, '--new')}",
             style="bold red",
             markup=False,
         )
@@ -85,7 +85,7 @@ def show_own_audit(audit: OwnAudit) -> None:
     if audit.interrupted:
         stdout.print("interrupted: go on with the same command", style="bold")
     if audit.above:
-        again = shell_line("raydp", "audit", audit.audited, "--canary", "new_token")
+        again = command_line("audit", audit.audited, "--canary", "new_token")
         stdout.print(
             f"{audit.above} of {len(audit.runs)} models have an ε̂ above the stated ε, each at 95 "
             f"% for itself. Test all together: {again}",

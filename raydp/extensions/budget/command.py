@@ -17,7 +17,7 @@ from raydp.models.lookup import check_found
 from raydp.plugins.registries import service
 from raydp.spec.sections import ModelSpec
 from raydp.system.output import print_json, stderr, stdout
-from raydp.system.shell import shell_line
+from raydp.system.shell import command_line
 from raydp.tasks.secret import read_secrets
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _show(output: Path, wishes: Wishes, proposal: SpecProposal, *, json: bool) -
     """Print what was proposed, a warning if it does not fit the time, and the next commands."""
     # The next commands, as one would type them.
     facts, words = proposal.facts, (("plan", output), ("sweep", output), ("select", wishes.name))
-    commands = [shell_line("raydp", command, of) for command, of in words]
+    commands = [command_line(command, of) for command, of in words]
     if json:
         document = {
             "output": output, "num_units": facts.num_units, "delta": proposal.delta,
