@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -137,16 +138,12 @@ def measure_cost(
     # Time the steps alone.
     steps_alone = spec.model_copy(update={"stopping": None, "evaluate_every": None, "scores": ()})
     runner.turn_to(steps_alone)
+    timed = partial(_timed, runner, num_steps=num_steps, limit_seconds=limit_seconds)
+    steps, began = list[dict[str, float]](), time.monotonic()
     with TemporaryDirectory(prefix="raydp-") as scratch:
-        steps, began = list[dict[str, float]](), time.monotonic()
         for trial in _chosen(trials):
-            if steps and time.monotonic() - began > all_limit_seconds:
-                break
-            steps.append(
-                _timed(
-                    runner, trial, Path(scratch), num_steps=num_steps, limit_seconds=limit_seconds
-                )
-            )
+            if not steps or time.monotonic() - began <= all_limit_seconds:
+                steps.append(timed(trial, Path(scratch)))
     # Time one utility, if runs measure it between their steps, and one scoring.
     between = any(evaluations_between(spec, trial.num_steps) for trial in trials)
     utility_seconds = _measuring_seconds(runner, spec, "utility") if between else 0.0

@@ -114,17 +114,15 @@ class ChatTemplate:
         # A template that drops a part would train on another conversation than the row's.
         write = self._writer(name, conversation.tools, place)
         whole = write(messages, False)
-        if not _holds_everything(whole, messages) or not self._holds_calls(
-            name, messages, conversation.tools, place
-        ):
+        calls = self._holds_calls(name, messages, conversation.tools, place)
+        if not _holds_everything(whole, messages) or not calls:
             raise ValueError(
                 f"task.template must write every message, tool call and tool, got {name!r}, which "
                 f"leaves one out in {place}. Choose a model whose template writes it, or remove it "
                 "from the row."
             )
         # Cut the text at every reply, which must stand where generation would write it.
-        parts: list[TextPart] = []
-        done = answered = 0
+        parts, done, answered = list[TextPart](), 0, 0
         for number, message in enumerate(messages):
             if message.role != "assistant":
                 continue
@@ -136,11 +134,11 @@ class ChatTemplate:
                     "task.template must write each reply after its own prompt, whatever follows, "
                     f"got {name!r}, which does not in {place}. Use chatml or plain."
                 )
-            # The template, and not the data, writes an empty block of thinking: it is context. So
-            # are all messages before a reply, if one of them has the weight 0.
-            context = not all(one.trained for one in messages[answered:number])
+            # An empty block of thinking is the template's, so it is context. So are all messages
+            # before a reply if one of them has the weight 0.
+            never = not all(one.trained for one in messages[answered:number])
             parts += [
-                TextPart(text=whole[done : len(asked)], said=False, never=context),
+                TextPart(text=whole[done : len(asked)], said=False, never=never),
                 *([TextPart(text=block, said=False, never=True)] if block else []),
                 TextPart(text=reply, said=message.trained, never=not message.trained),
             ]

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage
 from raydp.cli.registration import READ, RUN, ExtraCommand
+from raydp.plugins.registries import service
 from raydp.privacy.records.card import bound
 from raydp.system.imports import imported
 from raydp.system.output import print_json, print_table, stderr, stdout
+from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
     from raydp.extensions.study.document import Study
+    from raydp.extensions.study.run import JointCost
     from raydp.extensions.study.safe_epsilon import SafeEpsilon
 
 
@@ -38,10 +41,22 @@ def study(
         rows = [cell.row() for cell in cells]
         print_json(rows) if json else print_table(f"{len(rows)} sweeps, the largest first", rows)
         return
-    ends = run.run_study(chosen, resume=resume, console=stderr)
+    try:
+        ends = run.run_study(chosen, resume=resume, console=stderr)
+    except KeyboardInterrupt:
+        go_on = command_line("study", file, "--resume")
+        stderr.print(
+            f"All that has ended is kept. Go on with: {go_on}", markup=False, soft_wrap=True
+        )
+        raise
     with stderr.status("writing the points of all sweeps"):
         points = imported("raydp.extensions.study.points").write_study_tables(chosen)
-    rows = run.cell_rows(ends)
+    rows, report = run.cell_rows(ends), chosen.folder / "report.html"
+    # Without results of every sweep there is nothing to compare.
+    compare = service("comparison", needed_by=None)
+    if compare is not None and all(end.state == "finished" for end in ends):
+        with stderr.status("writing the report"):
+            compare([str(chosen.folder / "points.csv")], report, by="cell")
     with stderr.status("adding up all models"):
         joint = run.joint_epsilon(chosen, points)
     _tell(chosen, rows, joint, json=json)
@@ -51,18 +66,20 @@ def study(
 
 
 def _tell(
-    chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, Any], *, json: bool
+    chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, JointCost], *, json: bool
 ) -> None:
     """Print the sweeps with what they selected, and what all models cost together."""
-    points = chosen.folder / "points.csv"
+    files = {name: chosen.folder / name for name in ("points.csv", "report.html")}
+    files = {name.partition(".")[0]: file for name, file in files.items() if file.exists()}
     if json:
-        print_json({"cells": rows, "points": points, "joint": joint})
+        print_json({"cells": rows, **files, "joint": joint})
         return
     print_table(chosen.name, rows)
     for cost in joint.values():
         total = f"all {cost['models']} models on these data together"
         stdout.print(f"{total}: ε ≤ {bound(cost['epsilon'])}", markup=False)
-    stdout.print(f"Points     {points}", markup=False, soft_wrap=True)
+    for name, file in files.items():
+        stdout.print(f"{name.capitalize():<11}{file}", markup=False, soft_wrap=True)
 
 
 def epsilon(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from raydp.plugins.described import listed, shown
 from raydp.search_spaces.names import unknown_name
@@ -29,7 +28,7 @@ EXCLUDES = {
 """Field of an axis -> the field of the same section that it takes the place of."""
 MOST_CELLS = 1000
 
-Content = dict[str, Any]
+Content = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class Study:
     content: Content
 
     @classmethod
-    def read(cls, source: str | Path | Mapping[str, Any]) -> Study:
+    def read(cls, source: str | Path | Mapping[str, object]) -> Study:
         """Read and check a study: its axes, and the spec of each cell.
 
         Args:
@@ -174,8 +173,7 @@ def _cells(
                 own.pop(EXCLUDES.get(path, ""), None)
                 _put(own, field.split("."), value)
             else:
-                blocks: Any = axes[path]
-                own |= copy.deepcopy(dict(blocks[str(value)]))
+                own |= copy.deepcopy(_block(axes[path], str(value)))
             content[section] = own
         cell = "-".join(
             f"{names[path]}-{_slug(value_in_words(value))}" for path, value in values.items()
@@ -191,13 +189,22 @@ def _cells(
         yield Settings(values), content
 
 
+def _block(axis: Mapping[str, object] | list[object], name: str) -> dict[object, object]:
+    """Return a named block of an axis of sections."""
+    assert isinstance(axis, Mapping), "a section has named blocks"
+    block = axis[name]
+    assert isinstance(block, Mapping), "a block is a mapping"
+    return dict(block)
+
+
 def _put(own: Content, path: list[str], value: object) -> None:
     """Put a value into nested mappings, which other cells do not share."""
     *sections, name = path
     for section in sections:
         inner = own.get(section)
-        own[section] = dict(inner) if isinstance(inner, Mapping) else {}
-        own = own[section]
+        within: Content = dict(inner) if isinstance(inner, Mapping) else {}
+        own[section] = within
+        own = within
     own[name] = value
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from raydp.extensions.study.document import Cell, Study, in_words
 from raydp.extensions.study.points import folder_of
-from raydp.privacy import composed
+from raydp.privacy import Event, composed
+from raydp.privacy.accounting.documents import ComposedCost
 from raydp.sweep.api import Sweep, planned
 from raydp.sweep.driver import run_sweep
 from raydp.sweep.planning.plan import SweepPlan
@@ -48,6 +49,12 @@ class PlannedCell:
             "largest ε": max(epsilons),
             "cost_tokens": round(self.compute * facts.num_tokens / facts.num_units),
         }
+
+
+class JointCost(ComposedCost):
+    """The joint cost of all models on the same data, and their number."""
+
+    models: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +155,13 @@ def cell_rows(ends: Sequence[CellEnd]) -> list[dict[str, object]]:
     return rows
 
 
-def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, object]:
+def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointCost]:
     """Return ε of all models of cells that share their data, by the digest of the data.
 
     Returns:
-        digest -> {"models", "epsilon", "delta", "accountant"}. δ is the largest of the cells.
+        digest -> joint cost. δ is the largest of the cells.
     """
-    found: dict[str, list[tuple[object, float, str]]] = {}
+    found: dict[str, list[tuple[Event, float, str]]] = {}
     for cell in study.cells:
         if not SweepFolder.exists(cell.spec):
             continue
@@ -164,11 +171,11 @@ def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, object]:
             event = plan.privacy[run_id].mechanism.event
             entry = (event, plan.delta, cell.spec.privacy.accountant)
             found.setdefault(plan.facts.content_hash, []).append(entry)
-    joint: dict[str, object] = {}
+    joint: dict[str, JointCost] = {}
     for digest, entries in found.items():
         events, deltas, accountants = zip(*entries, strict=True)
         cost = composed(
             list(events), max(deltas), accountants[0], cache_dir=cache_dir() / "guarantee"
         )
-        joint[digest] = {"models": len(events), **cost}
+        joint[digest] = {**cost, "models": len(events)}
     return joint

@@ -103,6 +103,8 @@ def test_a_study_goes_on_with_one_more_epsilon_and_repeats_nothing(
     assert joint["epsilon"] > 8
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert len(pd.read_csv(folder / "points.csv")) == 6
+    page = Path(told["report"]).read_text()
+    assert all(f"target_epsilon-{epsilon}" in page for epsilon in (1, 2, 8))
 
 
 def test_a_sweep_that_fails_does_not_end_the_study_and_is_run_again(
@@ -127,6 +129,27 @@ def test_a_sweep_that_fails_does_not_end_the_study_and_is_run_again(
     answer = raydp("study", study, "--resume", "--json")
     assert answer.code == 0, answer.err
     assert {cell["state"] for cell in json.loads(answer.out)["cells"]} == {"finished"}
+
+
+def test_an_interruption_names_the_command_that_goes_on(
+    raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_without_ray(monkeypatch)
+    own = run_sweep
+
+    def interrupted(spec: Any, **options: Any) -> Any:
+        if spec.name == "target_epsilon-8":
+            raise KeyboardInterrupt
+        return own(spec, **options)
+
+    monkeypatch.setattr("raydp.extensions.study.run.run_sweep", interrupted)
+    study = written(tmp_path, {"privacy.target_epsilon": [1, 8]})
+    answer = raydp("study", study)
+    assert answer.code != 0
+    assert f"study {study} --resume" in answer.err
+    monkeypatch.undo()
+    train_without_ray(monkeypatch)
+    assert raydp("study", study, "--resume", "--json").code == 0
 
 
 def test_a_cell_that_cannot_run_is_named_before_any_training(raydp: Raydp, tmp_path: Path) -> None:
