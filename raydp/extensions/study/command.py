@@ -19,7 +19,7 @@ from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
     from raydp.extensions.study.document import Study
-    from raydp.extensions.study.run import JointCost
+    from raydp.extensions.study.run import JointModels
     from raydp.extensions.study.safe_epsilon import SafeEpsilon
 
 
@@ -66,7 +66,7 @@ def study(
 
 
 def _tell(
-    chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, JointCost], *, json: bool
+    chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, JointModels], *, json: bool
 ) -> None:
     """Print the sweeps with what they selected, and what all models cost together."""
     files = {name: chosen.folder / name for name in ("points.csv", "report.html")}

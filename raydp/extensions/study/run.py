@@ -51,7 +51,7 @@ class PlannedCell:
         }
 
 
-class JointCost(ComposedCost):
+class JointModels(ComposedCost):
     """The joint cost of all models on the same data, and their number."""
 
     models: int
@@ -155,7 +155,7 @@ def cell_rows(ends: Sequence[CellEnd]) -> list[dict[str, object]]:
     return rows
 
 
-def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointCost]:
+def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointModels]:
     """Return ε of all models of cells that share their data, by the digest of the data.
 
     Returns:
@@ -171,7 +171,7 @@ def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointCost]:
             event = plan.privacy[run_id].mechanism.event
             entry = (event, plan.delta, cell.spec.privacy.accountant)
             found.setdefault(plan.facts.content_hash, []).append(entry)
-    joint: dict[str, JointCost] = {}
+    joint: dict[str, JointModels] = {}
     for digest, entries in found.items():
         events, deltas, accountants = zip(*entries, strict=True)
         cost = composed(
