@@ -13,6 +13,7 @@ from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage
 from raydp.cli.registration import READ, RUN, ExtraCommand
 from raydp.plugins.registries import service
 from raydp.privacy.records.card import bound
+from raydp.sweep.store.points import POINTS_FILE
 from raydp.system.imports import imported
 from raydp.system.output import print_json, print_table, stderr, stdout
 from raydp.system.shell import command_line
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from raydp.extensions.study.document import Study
     from raydp.extensions.study.run import JointModels
     from raydp.extensions.study.safe_epsilon import SafeEpsilon
+
+
+COMPARISON_FILE = "comparison.html"
 
 
 def study(
@@ -51,12 +55,12 @@ def study(
         raise
     with stderr.status("writing the points of all sweeps"):
         points = imported("raydp.extensions.study.points").write_study_tables(chosen)
-    rows, report = run.cell_rows(ends), chosen.folder / "report.html"
+    rows, report = run.cell_rows(ends), chosen.folder / COMPARISON_FILE
     # Without results of every sweep there is nothing to compare.
     compare = service("comparison", needed_by=None)
     if compare is not None and all(end.state == "finished" for end in ends):
         with stderr.status("writing the report"):
-            compare([str(chosen.folder / "points.csv")], report, by="cell")
+            compare([str(chosen.folder / POINTS_FILE)], report, by="cell")
     with stderr.status("adding up all models"):
         joint = run.joint_epsilon(chosen, points)
     _tell(chosen, rows, joint, json=json)
@@ -69,7 +73,7 @@ def _tell(
     chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, JointModels], *, json: bool
 ) -> None:
     """Print the sweeps with what they selected, and what all models cost together."""
-    files = {name: chosen.folder / name for name in ("points.csv", "report.html")}
+    files = {name: chosen.folder / name for name in (POINTS_FILE, COMPARISON_FILE)}
     files = {name.partition(".")[0]: file for name, file in files.items() if file.exists()}
     if json:
         print_json({"cells": rows, **files, "joint": joint})

@@ -103,7 +103,7 @@ def test_a_study_goes_on_with_one_more_epsilon_and_repeats_nothing(
     assert joint["epsilon"] > 8
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert len(pd.read_csv(folder / "points.csv")) == 6
-    page = Path(told["report"]).read_text()
+    page = Path(told["comparison"]).read_text()
     assert all(f"target_epsilon-{epsilon}" in page for epsilon in (1, 2, 8))
 
 
