@@ -13,18 +13,13 @@ from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage
 from raydp.cli.registration import READ, RUN, ExtraCommand
 from raydp.plugins.registries import service
 from raydp.privacy.records.card import bound
-from raydp.sweep.store.points import POINTS_FILE
 from raydp.system.imports import imported
 from raydp.system.output import print_json, print_table, stderr, stdout
 from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
-    from raydp.extensions.study.document import Study
     from raydp.extensions.study.run import JointModels
     from raydp.extensions.study.safe_epsilon import SafeEpsilon
-
-
-COMPARISON_FILE = "comparison.html"
 
 
 def study(
@@ -53,37 +48,43 @@ def study(
             f"All that has ended is kept. Go on with: {go_on}", markup=False, soft_wrap=True
         )
         raise
+    tables = imported("raydp.extensions.study.points")
+    files = tables.files_of(chosen)
     with stderr.status("writing the points of all sweeps"):
-        points = imported("raydp.extensions.study.points").write_study_tables(chosen)
-    rows, report = run.cell_rows(ends), chosen.folder / COMPARISON_FILE
+        points = tables.write_study_tables(chosen)
+    rows = run.cell_rows(ends)
     # Without results of every sweep there is nothing to compare.
     compare = service("comparison", needed_by=None)
     if compare is not None and all(end.state == "finished" for end in ends):
         with stderr.status("writing the report"):
-            compare([str(chosen.folder / POINTS_FILE)], report, by="cell")
+            compare([str(files["points"])], files["comparison"], by="cell")
     with stderr.status("adding up all models"):
         joint = run.joint_epsilon(chosen, points)
-    _tell(chosen, rows, joint, json=json)
+    files = {name: file for name, file in files.items() if file.exists()}
+    _tell(chosen.name, rows, files, joint, json=json)
     # Exit code 1 for scripts: a sweep has failed, and can be run again by --resume.
     if any(end.state != "finished" for end in ends):
         raise typer.Exit(1)
 
 
 def _tell(
-    chosen: Study, rows: list[dict[str, object]], joint: Mapping[str, JointModels], *, json: bool
+    name: str,
+    rows: list[dict[str, object]],
+    files: Mapping[str, Path],
+    joint: Mapping[str, JointModels],
+    *,
+    json: bool,
 ) -> None:
     """Print the sweeps with what they selected, and what all models cost together."""
-    files = {name: chosen.folder / name for name in (POINTS_FILE, COMPARISON_FILE)}
-    files = {name.partition(".")[0]: file for name, file in files.items() if file.exists()}
     if json:
         print_json({"cells": rows, **files, "joint": joint})
         return
-    print_table(chosen.name, rows)
+    print_table(name, rows)
     for cost in joint.values():
         total = f"all {cost['models']} models on these data together"
         stdout.print(f"{total}: ε ≤ {bound(cost['epsilon'])}", markup=False)
-    for name, file in files.items():
-        stdout.print(f"{name.capitalize():<11}{file}", markup=False, soft_wrap=True)
+    for kind, file in files.items():
+        stdout.print(f"{kind.capitalize():<11}{file}", markup=False, soft_wrap=True)
 
 
 def epsilon(

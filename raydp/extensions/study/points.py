@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pandas as pd
 
@@ -12,6 +13,11 @@ from raydp.search_spaces.settings import Settings
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE, points_table, secrets_table
 from raydp.system.files import write_atomically
+
+
+def files_of(study: Study) -> dict[str, Path]:
+    """Return the files of a study's folder: its points, and the page that compares its sweeps."""
+    return {"points": study.folder / POINTS_FILE, "comparison": study.folder / "comparison.html"}
 
 
 def begun(study: Study) -> list[Cell]:
