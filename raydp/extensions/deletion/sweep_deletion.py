@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking.promotions import aliases_of
-from raydp.tracking.store import Store, open_store, pages
+from raydp.tracking.store import MODEL_ID_TAG, Store, open_store, pages
 
 _PARENT = "tags.`mlflow.parentRunId` = '{}'"
 
@@ -29,8 +29,8 @@ class SweepRemains:
         folder: the sweep's folder.
         store: its MLflow store.
         runs: its runs in MLflow, the sweep's own last.
-        versions: its registered models.
-        kept: the versions that will stay, with their runs.
+        versions: its registered models, under whatever name, that will be deleted.
+        kept: the versions that will stay, with their runs and files.
     """
 
     folder: SweepFolder
@@ -47,7 +47,7 @@ class SweepRemains:
             ValueError: there is no store at the sweep's address, or no server answers.
         """
         store, parent = open_store(folder.tracking().uri), folder.tracking_run()
-        runs, versions = list[Run](), list[ModelVersion]()
+        runs = list[Run]()
         if parent is not None:
             own = store.client.get_run(parent)
             search = partial(
@@ -56,15 +56,14 @@ class SweepRemains:
                 filter_string=_PARENT.format(parent),
             )
             runs = [*pages(search), *([own] if own.info.lifecycle_stage == "active" else [])]
-        # A version names its run, whatever registered model it was put under.
-        for run in runs:
-            of_run = partial(
-                store.client.search_model_versions, filter_string=f"run_id = '{run.info.run_id}'"
-            )
-            versions += pages(of_run)
+        # A version of another name belongs to the sweep by its run, or by a source in the sweep.
+        every = pages(store.client.search_model_versions)
+        versions = _with_copies(every, {run.info.run_id for run in runs})
+        # What has the run or the source of the selected version is the same model.
         summary = folder.summary()
         selected = None if summary is None else summary.selected.model_uri
-        kept = [one for one in versions if keep_selected and _uri(one) == selected]
+        its = {str(one.run_id) for one in versions if keep_selected and _uri(one) == selected}
+        kept = _with_copies(versions, its)
         return cls(
             folder=folder,
             store=store,
@@ -89,6 +88,12 @@ class SweepRemains:
             f"will be deleted: {len(self.going)} runs in the MLflow store {self.store.uri}, with their files",
             f"will be deleted: the folder {self.folder.path} ({len(files)} files, {size:.1f} MiB), with the "
             "key of its noise; no run can be repeated or resumed without it",
+        ]
+        usual = self.folder.tracking().registered_model
+        said += [
+            f"will be deleted: {_uri(one)}, a model of the sweep under another name"
+            for one in self.versions
+            if one.name != usual
         ]
         said += [f"will stay: {_uri(one)} and its run, the selected model" for one in self.kept]
         said += [
@@ -123,16 +128,15 @@ class SweepRemains:
             ValueError: another process runs the sweep, or the store has refused a deletion.
         """
         client, steps = self.store.client, list[Callable[[], object]]()
+        staying = {_files(self.store, version) for version in self.kept}
+        # Files come first: what is broken off between the two is found again.
         for version in self.versions:
-            steps += [
-                partial(client.delete_model_version, version.name, version.version),
-                partial(_delete_files, self.store, version.source),
-            ]
+            if (files := _files(self.store, version)) not in staying:
+                steps.append(partial(_delete_files, self.store, files))
+            steps.append(partial(client.delete_model_version, version.name, version.version))
         for run in self.going:
-            steps += [
-                partial(_delete_files, self.store, run.info.artifact_uri),
-                partial(client.delete_run, run.info.run_id),
-            ]
+            steps.append(partial(_delete_files, self.store, run.info.artifact_uri))
+            steps.append(partial(client.delete_run, run.info.run_id))
         with self.folder.locked():
             for done, step in enumerate(steps):
                 progress(done, len(steps))
@@ -141,24 +145,40 @@ class SweepRemains:
                 except (MlflowException, OSError) as error:
                     raise ValueError(
                         f"the store {self.store.uri} must delete what it holds of the sweep, got: "
-                        f"{error}. The rest is as it was. Mend it, and repeat the command."
+                        f"{str(error).rstrip('.')}. {done} of {len(steps)} steps are done and stay "
+                        "so. Mend it, and repeat the command for the rest."
                     ) from error
-            shutil.rmtree(self.folder.path)
+            # The folder may be a link, which rmtree refuses.
+            shutil.rmtree(self.folder.path.resolve())
+            self.folder.path.unlink(missing_ok=True)
 
 
 def _uri(version: ModelVersion) -> str:
     return f"models:/{version.name}/{version.version}"
 
 
-def _delete_files(store: Store, uri: str | None) -> None:
+def _with_copies(versions: Sequence[ModelVersion], runs: set[str]) -> list[ModelVersion]:
+    """Return the versions of these runs, and those with a source of theirs or one of them as it."""
+    of_runs = [one for one in versions if one.run_id in runs]
+    sources = {one.source for one in of_runs} | {_uri(one) for one in of_runs}
+    sources |= {f"models:/{one.tags.get(MODEL_ID_TAG)}" for one in of_runs}
+    return [one for one in versions if one.run_id in runs or one.source in sources]
+
+
+def _files(store: Store, version: ModelVersion) -> str:
+    """Return where the files of a version lie."""
+    # MLflow would look `models:/...` up in its default store; this store knows where it leads.
+    if str(version.source).startswith("models:/"):
+        return str(store.client.get_model_version_download_uri(version.name, version.version))
+    return str(version.source)
+
+
+def _delete_files(store: Store, uri: str) -> None:
     """Delete the files of a run or a model. They may have been deleted before."""
-    assert uri is not None, "raydp registers models with a source"
     with suppress(FileNotFoundError):
         files = get_artifact_repository(uri, tracking_uri=store.uri, registry_uri=store.uri)
         files.delete_artifacts()  # type: ignore[no-untyped-call]
-        # On disk the empty folders stay, up to that of the run or the model.
+        # On disk the empty folder of the run or the model stays.
         if (folder := getattr(files, "artifact_dir", None)) is not None:
-            with suppress(OSError):
-                Path(folder).rmdir()
             with suppress(OSError):
                 Path(folder).parent.rmdir()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
+from mlflow import MlflowClient
 
 from raydp import Sweep, find_models, load_model
 from raydp.extensions.deletion.sweep_deletion import SweepRemains
@@ -79,7 +82,7 @@ def test_a_deletion_that_the_store_refuses_keeps_the_folder_and_goes_on_later(
         raise OSError("no disk")
 
     monkeypatch.setattr(remains.store.client, "delete_run", refuse)
-    with pytest.raises(ValueError, match=r"got: no disk\. The rest is as it was"):
+    with pytest.raises(ValueError, match=r"got: no disk\. 3 of 6 steps are done and stay so\."):
         remains.delete(lambda done, steps: None)
     assert SweepFolder.open(remains.folder.path).tracking_run() is not None
 
@@ -104,3 +107,64 @@ def test_the_selected_model_stays_if_that_is_asked_for_and_else_nothing(
     assert not list((swept / "mlruns").rglob("*.safetensors"))
     models = [path for path in (swept / "mlruns").rglob("m-*") if path.is_dir()]
     assert not models, "no empty folders either"
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a sweep whose two models were also registered under other names.
+
+    MLflow's default store is another one, which nothing may create.
+    """
+    train_without_ray(monkeypatch)
+    Sweep(small_spec(tmp_path, space=SPACE)).run()
+    client = MlflowClient(store_of(tmp_path), store_of(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_of(tmp_path))
+    summary = SweepFolder.open(tmp_path / "runs/small").summary()
+    assert summary is not None
+    for one in client.search_model_versions():
+        uri = f"models:/{one.name}/{one.version}"
+        kind = "kept" if uri == summary.selected.model_uri else "left"
+        sources = {
+            f"{kind}-source": (one.source, None),
+            f"{kind}-run": (one.source, one.run_id),
+            f"{kind}-model": (f"models:/{one.tags['model_id']}", one.run_id),
+            f"{kind}-version": (uri, None),
+        }
+        for name, (source, run_id) in sources.items():
+            client.create_registered_model(name)
+            client.create_model_version(name, source, run_id)
+        client.copy_model_version(uri, f"{kind}-copy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other/mlflow.db")
+    return tmp_path
+
+
+def test_the_files_of_a_version_that_stays_are_not_deleted_whatever_its_name(
+    raydp: Raydp, copied: Path
+) -> None:
+    store = store_of(copied)
+    answer = raydp("delete", copied / "runs/small", "--keep-selected", "--yes")
+    assert answer.code == 0, answer.err
+    client = MlflowClient(store, store)
+    left = {one.name: one for one in client.search_model_versions()}
+    copies = ("copy", "model", "run", "source", "version")
+    assert set(left) == {f"kept-{kind}" for kind in copies} | {"small"}
+    for name, one in left.items():
+        place = client.get_model_version_download_uri(name, one.version)
+        assert list(Path(url2pathname(urlsplit(place).path)).rglob("*.safetensors")), name
+        assert f"will stay: models:/{name}/1" in answer.out or name == "small"
+    for kind in copies:
+        assert f"will be deleted: models:/left-{kind}/1, a model of the sweep" in answer.out
+    assert len(list((copied / "mlruns").rglob("*.safetensors"))) == 1
+    assert not (copied / "other").exists()
+
+
+def test_a_sweep_behind_a_link_is_deleted_with_every_copy(raydp: Raydp, copied: Path) -> None:
+    folder, elsewhere = copied / "runs/small", copied / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    answer = raydp("delete", folder, "--yes")
+    assert answer.code == 0, answer.err
+    assert not list(MlflowClient(store_of(copied), store_of(copied)).search_model_versions())
+    assert not list((copied / "mlruns").rglob("*.safetensors"))
+    assert not elsewhere.exists()
+    assert not folder.is_symlink()
