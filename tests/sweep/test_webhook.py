@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from raydp import Sweep
-from raydp.extensions.run_logs.webhook import announce
+from raydp.extensions.run_logs.webhook import address_of, announce
 from raydp.search_spaces import Configuration
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.store.disclosure import Disclosure
@@ -92,6 +95,83 @@ def test_a_server_that_is_away_is_a_warning_without_the_address(
     announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
     assert "the webhook did not take the end of the sweep: URLError" in caplog.text
     assert "token-of-a-channel" not in caplog.text
+
+
+@pytest.fixture
+def speaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Iterable[bytes]], None]]:
+    """Let a server at $RAYDP_TEST_HOOK send these bytes, whatever it is told."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak(parts: Iterable[bytes]) -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                for part in parts:
+                    connection.sendall(part)
+
+        def start(parts: Iterable[bytes]) -> None:
+            threading.Thread(target=speak, args=(parts,), daemon=True).start()
+
+        port = server.getsockname()[1]
+        monkeypatch.setenv("RAYDP_TEST_HOOK", f"http://127.0.0.1:{port}/token-of-a-channel")
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "BadStatusLine"),
+        (b"", "RemoteDisconnected"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\n\r\n", "HTTPError 302"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "HTTPError 404"),
+    ],
+)
+def test_a_server_that_takes_nothing_is_a_warning_without_the_address(
+    speaking: Callable[[Iterable[bytes]], None],
+    caplog: pytest.LogCaptureFixture,
+    answer: bytes,
+    reason: str,
+) -> None:
+    speaking([answer])
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
+    assert f"the webhook did not take the end of the sweep: {reason}" in caplog.text
+    assert "token-of-a-channel" not in caplog.text
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(
+    speaking: Callable[[Iterable[bytes]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("raydp.extensions.run_logs.webhook._SECONDS", 0.5)
+    speaking(b"H" for _ in range(20) if not time.sleep(0.2))
+    begun = time.monotonic()
+    announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
+    assert time.monotonic() - begun < 2
+    assert "no answer within 0.5 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://h/T000/SECRET x", "https://h/SECRET\x07", "https://h/SECRET\n", "https://h:abc/SECRET",
+        "https://h:99999/SECRET", "https://h:0/SECRET", "https://[::1/SECRET", "https:///SECRET",
+        "https://u:p@h/SECRET", "https://h/SECRET\u00fc", "https://h x/SECRET", "", "file:///SECRET",
+    ],
+)  # fmt: skip
+def test_an_impossible_address_is_refused_without_being_repeated(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("RAYDP_TEST_HOOK", address)
+    for webhook in ("$RAYDP_TEST_HOOK", address):
+        with pytest.raises(ValueError, match=r"tracking\.webhook must be") as refused:
+            address_of(webhook)
+        assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["https://h", "http://h:80/a@b?c=%20", "https://[::1]:5/x#y"])
+def test_a_possible_address_is_taken(address: str) -> None:
+    assert address_of(address) == address
 
 
 @pytest.mark.parametrize("webhook", ["$RAYDP_NOT_SET", "ftp://a/b", "https://u:p@a/b", "file:///x"])

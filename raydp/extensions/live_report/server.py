@@ -152,9 +152,9 @@ def open_server(page: LivePage, port: int) -> ThreadingHTTPServer:
 
     try:
         return ThreadingHTTPServer((HOST, port), Handler)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ValueError(
-            f"--port must be a free port, got {port} ({error.strerror}). Leave it out."
+            f"--port must be a free port up to 65535, got {port} ({error}). Leave it out."
         ) from error
 
 

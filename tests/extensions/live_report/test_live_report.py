@@ -57,6 +57,12 @@ def test_a_port_that_is_taken_is_refused(served: tuple[LivePage, int]) -> None:
         open_server(LivePage(), served[1])
 
 
+@pytest.mark.parametrize("port", [-5, 65536, 99999])
+def test_a_port_that_no_machine_has_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=f"--port must be a free port up to 65535, got {port} "):
+        open_server(LivePage(), port)
+
+
 def test_the_report_is_made_again_only_when_a_run_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
