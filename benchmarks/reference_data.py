@@ -45,7 +45,6 @@ from raydp.extensions.reference_data.settings import (
     EQUAL_PRIVACY,
     PRIVATE_REFERENCE,
     PUBLIC_REFERENCE,
-    best_instance,
 )
 from raydp.extensions.reference_data.task import WithReferenceTask
 from raydp.extensions.reference_data.weighted import WeightedDPSGD
@@ -251,11 +250,11 @@ def correlation(rows: list[dict[str, Any]], defense: str) -> float:
 
 def selected(rows: list[dict[str, Any]], setting: str, defense: str) -> dict[str, Any] | None:
     own = [r for r in rows if r["defense"] == defense]
-    loss, training, reference = (
+    accuracy, training, reference = (
         np.array([r[k] for r in own]) for k in ("test_accuracy", "mia_training", "mia_reference")
     )
-    position = best_instance(SETTINGS[setting], 1 - loss, training, reference)
-    return None if position is None else own[position]
+    kept = SETTINGS[setting].keeps(training, reference)
+    return own[int(np.where(kept, accuracy, -np.inf).argmax())] if kept.any() else None
 
 
 def tables(found: dict[str, Any]) -> str:

@@ -82,22 +82,6 @@ PRIVATE_REFERENCE = ReferenceSetting(
 )
 
 
-def best_instance(
-    setting: ReferenceSetting, utility_loss: Array, training: Array, reference: Array
-) -> int | None:
-    """Return the position of the lowest utility loss among models that meet a setting's bound.
-
-    The first of several is returned, or None if no model meets the bound (the dash in the paper's
-    Table 2).
-
-    Args:
-        utility_loss, training, reference: [m] each model's loss and its two scores, which are
-            accuracies.
-    """
-    kept = setting.keeps(training, reference)
-    return int(np.where(kept, utility_loss, np.inf).argmin()) if kept.any() else None
-
-
 def score_columns(points: pd.DataFrame) -> tuple[str, str]:
     """Return the names of the columns with the scores of training and of reference data.
 
