@@ -147,12 +147,17 @@ def _run(
     """
     folder, spec = context.folder, context.spec
     tell = _announcer(spec, folder)
+
+    def result(end: Finish, *, interrupted: bool) -> SweepResult:
+        numbers = counts(folder)
+        return SweepResult(folder=folder.path, counts=numbers, interrupted=interrupted, **vars(end))
+
     try:
         finished = _train_and_finish(context, task, console, callbacks)
-    except KeyboardInterrupt:
-        stopped = SweepResult(
-            folder=folder.path, counts=counts(folder), interrupted=True, **vars(NOT_FINISHED)
-        )
+    except KeyboardInterrupt as stop:
+        # After the selection, an interruption carries it.
+        end = getattr(stop, "partial", None)
+        stopped = result(end if isinstance(end, Finish) else NOT_FINISHED, interrupted=True)
         tell(stopped)
         raise Interrupted(stopped) from None
     except Exception:
@@ -164,11 +169,8 @@ def _run(
         remove_abandoned(prefix_folder())
         if (remove_shares := service("remove_abandoned_shares", needed_by=None)) is not None:
             remove_shares(prefix_folder())
-    result = SweepResult(
-        folder=folder.path, counts=counts(folder), interrupted=False, **vars(finished)
-    )
-    tell(result)
-    return result
+    tell(ended := result(finished, interrupted=False))
+    return ended
 
 
 def _announcer(spec: SweepSpec, folder: SweepFolder) -> Callable[[SweepResult | None], object]:

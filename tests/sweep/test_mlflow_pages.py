@@ -11,6 +11,8 @@ import pytest
 
 from raydp.spec.reading import load_spec
 from raydp.sweep.descriptions import adapter_in_words
+from raydp.sweep.ending.notes import limits_of
+from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking.store import open_store
 from raydp.tracking.views import NOTE_TAG, VIEW_TAG
 from tests.builders.specs import small_spec
@@ -34,7 +36,7 @@ def test_the_pages_of_a_sweep(tmp_path: Path) -> None:
     assert finish.selected is not None
     client = open_store(sweep.uri).client
     parent = client.get_run(str(sweep.folder.tracking_run()))
-    check_parent(client, parent, finish.selected)
+    check_parent(client, parent, finish.selected, sweep.folder)
     check_children(client, parent)
     check_versions(client, finish.selected)
     # A second end says the same once.
@@ -50,11 +52,16 @@ def test_the_pages_of_a_sweep(tmp_path: Path) -> None:
     assert client.get_experiment(experiment.experiment_id).tags[NOTE_TAG] == "ours"
 
 
-def check_parent(client: Any, parent: Any, selected: Any) -> None:
+def check_parent(client: Any, parent: Any, selected: Any, folder: SweepFolder) -> None:
     note = parent.data.tags[NOTE_TAG]
     assert note.startswith("Selected: b=32 T=")
-    assert f"loss {selected.utility_loss:.4g}, score {selected.score:.3g}, ε ≤ " in note
+    assert f"loss {selected.utility_loss:.4g} (untrained " in note
+    assert f"), score {selected.score:.3g}, ε ≤ " in note
     assert "- How sure: " in note
+    cautions = [line.split(": ", 1)[1] for line in note.splitlines() if "- Caution " in line]
+    assert cautions == limits_of(folder, [c.short for c in selected.cautions])[:4]
+    assert cautions[0].startswith("not certified, do not release: ")
+    assert len([text for text in cautions if "models" in text]) == 1, "the joint ε is said once"
     assert "?viewStateShareKey=raydp)" in note
     table = pd.read_csv(client.download_artifacts(parent.info.run_id, "configurations.csv"))
     assert len(table) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raydp import Sweep
+from raydp.cli.show.sweeps import show_result
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.system.interruption import Interrupted
@@ -43,6 +44,30 @@ def test_an_interruption_after_the_last_run_is_an_answer_too(
     assert stopped.interrupted
     assert stopped.selected is None
     assert stopped.counts.finished == 4
+    assert done.sweep.run(resume=True).selected == done.result.selected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["set_aliases", "write_report", "_publish"])
+def test_an_interruption_after_the_selection_says_what_was_selected(
+    done: Done, step: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"raydp.sweep.ending.finish.{step}", interrupted)
+        with pytest.raises(Interrupted) as caught:
+            done.sweep.run(resume=True)
+    stopped = caught.value.partial
+    assert (stopped.interrupted, stopped.reason) == (True, None)
+    assert stopped.selected == done.result.selected
+    assert stopped.best_utility == done.result.best_utility
+    show_result(done.sweep, stopped)
+    said = capsys.readouterr().out
+    assert "Selected   b=" in said
+    assert "interrupted after the selection: --resume records the rest" in said
+    assert "nothing selected" not in said
     assert done.sweep.run(resume=True).selected == done.result.selected
 
 

@@ -160,7 +160,7 @@ def show_result(sweep: Sweep, result: SweepResult, *, seconds: float | None = No
     head = head_of(result.counts, seconds) if shows_runs else str(result.counts.note)
     # Where the runs may not be shown, nothing is told of them, how many failed neither.
     failures = result.counts.failures if shows_runs else ()
-    if selected is not None and not result.interrupted:
+    if selected is not None:
         best, name = result.best_utility if shows_runs else None, source_of(folder)
         more = [f"{len(failures)} runs failed: {command_line('status', name)}"]
         first = more if failures else []
@@ -171,7 +171,8 @@ def show_result(sweep: Sweep, result: SweepResult, *, seconds: float | None = No
     _show_logs(sweep)
     # What was kept, and how to go on.
     if result.interrupted:
-        stdout.print("interrupted", style="bold")
+        late = "" if selected is None else " after the selection: --resume records the rest"
+        stdout.print(f"interrupted{late}", style="bold")
         _show_kept(folder, result.counts, "Go on with")
     if selected is None:
         stdout.print(f"nothing selected: {result.reason}", style="bold", markup=False)

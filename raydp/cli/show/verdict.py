@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.analysis.selection.verdict import Verdict
-from raydp.privacy import bound_in_words, stated
-from raydp.sweep.ending.notes import cautions_about
+from raydp.privacy import bound_in_words
+from raydp.sweep.ending.notes import limits_of
 from raydp.sweep.store.measurements import words_of
 from raydp.system.output import stderr, stdout
 from raydp.system.shell import command_line, program, shell_line
@@ -63,7 +62,7 @@ def show_verdict(
     # What limits the choice, as far as there is room, and the commands that follow.
     why = _why(str(source), *options)
     commands = _commands(selection, why, folder)
-    cautions = verdict.cautions if folder is None else _of_sweep(folder, verdict.cautions)
+    cautions = verdict.cautions if folder is None else limits_of(folder, verdict.cautions)
     if not stderr.quiet:
         room = MOST_LINES - len(lines) - len(commands)
         lines += _cautions([*first, *cautions], room, command_line(*why))
@@ -111,26 +110,6 @@ def _wrapped(sentence: str, width: int = WIDTH - _LABEL) -> list[str]:
     if len(sentence) <= width:
         return [sentence]
     return textwrap.wrap(sentence, width, break_long_words=False, break_on_hyphens=False)
-
-
-def _of_sweep(folder: SweepFolder, cautions: Sequence[str]) -> list[str]:
-    """Return what limits a choice of a sweep: its guarantee, the choice itself, and the plan."""
-    plan, released, found = folder.plan(), folder.released(), list[str]()
-    reasons = plan.record.not_certified_because
-    # Without an ε the reason is the whole answer; `--explain` has what stands behind it.
-    if math.isinf(plan.record.accounted.epsilon):
-        found.append("no guarantee: ε is infinite, so privacy-preferred is not set")
-        reasons = ()
-    found += [f"not certified, do not release: {reason}" for reason in reasons]
-    if released is not None and released.epsilon is not None and released.num_models > 1:
-        joint = f"all {released.num_models} models together: ε ≤ {stated(released.epsilon)}"
-        finite = math.isfinite(released.epsilon)
-        found += [f"{joint}; publish the selected one alone"] if finite else []
-    # The plan's warnings come last; the reason why it is not certified names the key already.
-    of_sweep = [caution.short for caution in cautions_about(folder)]
-    found += [caution for caution in cautions if caution not in of_sweep]
-    known = "privacy.noise_key" if plan.record.not_certified_because else None
-    return [*found, *(c.short for c in plan.warnings if known is None or known not in c.rule)]
 
 
 def _cautions(cautions: Sequence[str], room: int, others: str) -> list[str]:

@@ -17,7 +17,7 @@ from raydp.analysis.tables.points import configurations
 from raydp.extensions.private_selection.calibration import selection_guarantee
 from raydp.extensions.private_selection.section import num_runs_of
 from raydp.privacy import PrivacyCard
-from raydp.sweep.ending.finish import Finish, set_aliases
+from raydp.sweep.ending.finish import Finish, carried, set_aliases
 from raydp.sweep.ending.notes import about
 from raydp.sweep.ending.sweep_selection import of_sweep
 from raydp.sweep.engine.context import SweepContext
@@ -99,22 +99,23 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     points = load_points(write_tables(folder), scored=False)
     selection = released_selection(folder)
     aliases = dict.fromkeys(("best-utility", PRIVACY_PREFERRED), selection)
-    set_aliases(releaser.tracker, aliases)
-    report = folder.report
-    write_report(points, selection, report, **about(folder))
-    chosen = selection.to_dict()
-    folder.summary.write(
-        SweepSummary(
-            counts=counts(folder),
-            selected=SelectedConfiguration.from_json(chosen),
-            released=together,
-            aliases=dict.fromkeys(aliases, str(selection.model_uri)),
+    end = Finish(selected=selection, best_utility=selection, report=folder.report)
+    with carried(end):
+        set_aliases(releaser.tracker, aliases)
+        write_report(points, selection, folder.report, **about(folder))
+        chosen = selection.to_dict()
+        folder.summary.write(
+            SweepSummary(
+                counts=counts(folder),
+                selected=SelectedConfiguration.from_json(chosen),
+                released=together,
+                aliases=dict.fromkeys(aliases, str(selection.model_uri)),
+            )
         )
-    )
-    # The score depends on the private secrets, which ε does not cover: it stays in the folder.
-    public = {name: value for name, value in chosen.items() if name != "score"}
-    releaser.tracker.finish_sweep({"selected": public, "released_together": together.to_json()})
-    return Finish(selected=selection, best_utility=selection, report=report)
+        # The score depends on the private secrets, which ε does not cover: it stays in the folder.
+        public = {name: value for name, value in chosen.items() if name != "score"}
+        releaser.tracker.finish_sweep({"selected": public, "released_together": together.to_json()})
+    return end
 
 
 def released_selection(folder: SweepFolder) -> Selection:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +25,7 @@ from raydp.sweep.store.alarms import alarm_of, alarms_of
 from raydp.sweep.store.points import POINTS_FILE, counts, secrets_table, write_tables
 from raydp.sweep.store.source import PointsSource
 from raydp.sweep.store.summary import RunCounts, SelectedConfiguration, SweepSummary
+from raydp.system.interruption import Interrupted
 from raydp.system.output import phase, stderr
 from raydp.tracking import NotDeliveredError, Tracker
 from raydp.tracking.records import PRIVACY_PREFERRED
@@ -46,7 +48,7 @@ class Finish:
 
 
 NOT_FINISHED = Finish(reason="interrupted before the end")
-"""The outcome of an interrupted sweep.
+"""The outcome of a sweep that was interrupted before its selection.
 
 Nothing is selected, because all runs might select another configuration.
 """
@@ -105,28 +107,28 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
         LOGGER.warning("privacy-preferred is not set: %s", alarm)
     # Models that are only trained for attacks get no alias.
     aliases = aliases if spec.task.params.for_use else {}
-    set_aliases(recorder.tracker, aliases)
-    # Report, then the summary that marks the end: a sweep with a summary has a report.
-    report = folder.report
-    with phase(stderr, "writing the report"):
-        write_report(
-            points, selections, report, by_secret=source.by_secret(chosen.score), **about(folder)
+    end = Finish(selected=selected, best_utility=best, report=folder.report)
+    with carried(end):
+        set_aliases(recorder.tracker, aliases)
+        # Report, then the summary that marks the end: a sweep with a summary has a report.
+        with phase(stderr, "writing the report"):
+            by_secret = source.by_secret(chosen.score)
+            write_report(points, selections, folder.report, by_secret=by_secret, **about(folder))
+        summary = SweepSummary(
+            counts=ended,
+            selected=SelectedConfiguration.from_json(selected.to_dict()),
+            best_utility=SelectedConfiguration.from_json(best.to_dict()),
+            released=together,
+            audit_alarm=alarm,
+            aliases={alias: str(selection.model_uri) for alias, selection in aliases.items()},
         )
-    summary = SweepSummary(
-        counts=ended,
-        selected=SelectedConfiguration.from_json(selected.to_dict()),
-        best_utility=SelectedConfiguration.from_json(best.to_dict()),
-        released=together,
-        audit_alarm=alarm,
-        aliases={alias: str(selection.model_uri) for alias, selection in aliases.items()},
-    )
-    folder.summary.write(summary)
-    write_tables(folder)  # again, now with the aliases
-    with phase(stderr, "recording the end of the sweep in MLflow"):
-        choice = choice_of(selected, best, folder)
-        recorder.tracker.describe_model(str(selected.model_uri), choice)
-        _publish(recorder, summary, points, choice)
-    return Finish(selected=selected, best_utility=best, report=report)
+        folder.summary.write(summary)
+        write_tables(folder)  # again, now with the aliases
+        with phase(stderr, "recording the end of the sweep in MLflow"):
+            choice = choice_of(selected, best, folder)
+            recorder.tracker.describe_model(str(selected.model_uri), choice)
+            _publish(recorder, summary, points, choice)
+    return end
 
 
 def _publish(recorder: Recorder, summary: SweepSummary, points: pd.DataFrame, choice: str) -> None:
@@ -159,6 +161,15 @@ def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Fini
         {"counts": ended.to_json(), "reason": reason}, None, f"Nothing is selected: {reason}"
     )
     return Finish(reason=reason)
+
+
+@contextmanager
+def carried(end: Finish) -> Iterator[None]:
+    """Let an interruption of the block carry what was selected before it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(replace(end, report=None)) from None  # it may not be written yet
 
 
 def set_aliases(tracker: Tracker, aliases: Mapping[str, Selection]) -> None:

@@ -218,6 +218,26 @@ def cautions_about(folder: SweepFolder) -> list[Warned]:
     return [Warned(str(caution), short=caution.short) for caution in found]
 
 
+def limits_of(folder: SweepFolder, cautions: Sequence[str]) -> list[str]:
+    """Return what limits a choice of a sweep: its guarantee, the choice itself, and the plan."""
+    plan, released, found = folder.plan(), folder.released(), list[str]()
+    reasons = plan.record.not_certified_because
+    # Without an ε the reason is the whole answer; `--explain` has what stands behind it.
+    if math.isinf(plan.record.accounted.epsilon):
+        found.append("no guarantee: ε is infinite, so privacy-preferred is not set")
+        reasons = ()
+    found += [f"not certified, do not release: {reason}" for reason in reasons]
+    if released is not None and released.epsilon is not None and released.num_models > 1:
+        joint = f"all {released.num_models} models together: ε ≤ {stated(released.epsilon)}"
+        finite = math.isfinite(released.epsilon)
+        found += [f"{joint}; publish the selected one alone"] if finite else []
+    # The plan's warnings come last; the reason why it is not certified names the key already.
+    of_sweep = [caution.short for caution in cautions_about(folder)]
+    found += [caution for caution in cautions if caution not in of_sweep]
+    known = "privacy.noise_key" if plan.record.not_certified_because else None
+    return [*found, *(c.short for c in plan.warnings if known is None or known not in c.rule)]
+
+
 def together_notes(released: ReleasedModels | None) -> list[str]:
     """Return the joint cost of all registered models, if several have a guarantee."""
     # One model's own card already states its ε.
@@ -237,15 +257,15 @@ def together_notes(released: ReleasedModels | None) -> list[str]:
 
 def choice_of(selection: Selection, best: Selection, folder: SweepFolder) -> str:
     """Return a sweep's decision as Markdown: the choice, how sure it is, and its cautions."""
-    words = words_of(folder, selection.score_name)
     bound = bound_in_words(selection.epsilon, selection.delta)
-    verdict = Verdict.of(selection, best, words, bound)
+    verdict = Verdict.of(selection, best, words_of(folder, selection.score_name), bound)
+    limits = limits_of(folder, verdict.cautions)
     said = {
         "Leakage": verdict.leak,
         "How sure": verdict.certainty,
         "Best utility": verdict.best_utility,
         "Runner-up": verdict.runner_up,
-        **{f"Caution {n}": text for n, text in enumerate(verdict.cautions[:_MOST_CAUTIONS], 1)},
+        **{f"Caution {n}": text for n, text in enumerate(limits[:_MOST_CAUTIONS], 1)},
     }
     head = f"Selected: {verdict.configuration}, {', '.join(verdict.figures)}"
     lines = [f"- {name}: {text}" for name, text in said.items() if text is not None]
