@@ -79,11 +79,9 @@ def _finish(recorder: Recorder, path: Path) -> Finish:
     ended = counts(folder)
     # Joint ε of all registered models, for the summary and every card.
     together = recorder.release()
-    store = spec.tracking
     # The registry shows every alarm, whatever is selected.
-    tracking.set_alarms(
-        store.registered_model, spec.name, alarms_of(folder.path), tracking_uri=store.uri
-    )
+    store, alarms = spec.tracking, alarms_of(folder.path)
+    tracking.set_alarms(store.registered_model, spec.name, alarms, tracking_uri=store.uri)
     if not ended.finished:
         return _nothing_selected(recorder, ended, "no run has finished")
     # Select by the sweep's own rule, and by utility alone to compare with.
