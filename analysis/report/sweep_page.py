@@ -115,6 +115,7 @@ def write_report(
     texts = PageTexts(title=title, card_rows=card_rows or {}, warnings=warnings, notes=notes)
     # The page always shows what the rule costs, in utility and in score.
     headline, score_name = given[0], score_name or own_score(points)
+    words = words or NoWords()
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
     by_rule = {selection.rule: selection for selection in [*given, headline]}
     for rule in (_BEST, _ORACLE):
@@ -124,6 +125,7 @@ def write_report(
                 rule=rule,
                 by_secret=by_secret,
                 logarithmic=logarithmic,
+                no_leak=words.no_leak,
                 **asdict(constraints),
             )
     # The table may hold the pre-trained model's loss, from which the utility gain is measured.
@@ -134,7 +136,7 @@ def write_report(
         points=points,
         headline=headline,
         best=by_rule[_BEST],
-        words=words or NoWords(),
+        words=words,
         base_score=base_score,
         base_utility_loss=base_utility_loss,
         told=texts.card_rows,
@@ -152,6 +154,7 @@ def write_report(
         constraints,
         by_secret=by_secret,
         logarithmic=logarithmic,
+        no_leak=words.no_leak,
         precision=precision,
         further_rules=[rule for rule in by_rule if isinstance(rule, OwnRule)],
     )

@@ -91,6 +91,7 @@ def next_seed(
     begun: Mapping[Configuration, int],
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
+    no_leak: float = 0.0,
 ) -> NextSeed:
     """Decide which configuration gets another seed.
 
@@ -99,7 +100,7 @@ def next_seed(
         constraints: the constraints of the selection.
         limits: the limits of the further runs.
         begun: configuration -> number of its runs that have begun.
-        by_secret, logarithmic: as for `select`.
+        by_secret, logarithmic, no_leak: as for `select`.
 
     The rule is top-two Thompson sampling: the leader is the best configuration in one draw of all
     true scores and losses from the posterior, and its challenger is the best one of another draw.
@@ -125,6 +126,7 @@ def next_seed(
             **asdict(constraints),
             by_secret=by_secret,
             logarithmic=logarithmic,
+            no_leak=no_leak,
             confidence=confidence,
             tolerance=tolerance,
         )
@@ -133,7 +135,7 @@ def next_seed(
     # If nothing leaks measurably, the scores differ by chance alone, and seeds cannot rank them.
     if any(step.name == LEAKAGE_CHECK and step.dropped for step in selection.steps):
         return NextSeed(state="nothing leaks", reason=selection.explanation)
-    race = _Race.of(points, constraints, selection, by_secret, logarithmic)
+    race = _Race.of(points, constraints, selection, by_secret, logarithmic, no_leak)
     decision = selection.decision
     assert decision is not None, "a rule decides"
     # A decision ends the seeds only if it also holds against configurations of doubtful utility.
@@ -201,9 +203,10 @@ class _Race:
         selection: Selection,
         by_secret: tuple[pd.DataFrame, str] | None,
         logarithmic: bool | None,
+        no_leak: float = 0.0,
     ) -> _Race:
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
-        measured = MeasuredScores.of(points, by_secret, logarithmic=is_log)
+        measured = MeasuredScores.of(points, by_secret, logarithmic=is_log, no_leak=no_leak)
         means, scores = measured.means, measured.posterior()
         # Utility is uncertain too: in each draw of the losses, other configurations may be useful.
         useful = np.ones_like(scores.draws, dtype=np.bool_)

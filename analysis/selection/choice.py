@@ -69,6 +69,7 @@ def select(
     at_most: Mapping[str, float] | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
+    no_leak: float = 0.0,
     confidence: float = CONFIDENCE,
     tolerance: float = TOLERANCE,
 ) -> Selection:
@@ -87,8 +88,9 @@ def select(
             leaks. Without it, the uncertainty is over seeds alone.
         logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its
             name decides, if it is a built-in score.
+        no_leak: the score of a model that leaks nothing, such as 0.5 of an area.
         confidence, tolerance: the probability that a decision needs, and the relative difference of
-            two scores that are equivalent.
+            what two equivalent scores exceed `no_leak` by.
 
     Returns:
         The selection. If a rule leaves several configurations, the first in the order (T, b, η) is
@@ -133,7 +135,9 @@ def select(
     if not scored:
         return _without_scores(rule, points, means, constraints, narrowings, passed, record)
     # The scores and losses are modelled once, for all that follows.
-    evidence = Evidence.of(points, means, constraints, passed, by_secret, logarithmic, precision)
+    evidence = Evidence.of(
+        points, means, constraints, passed, by_secret, logarithmic, no_leak, precision
+    )
     judged = _Judged.of(evidence, passed, steps, listed)
     # Judge how far the data support the first survivor.
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
@@ -182,6 +186,7 @@ def select(
         judged.compared,
         by_secret=by_secret,
         logarithmic=evidence.logarithmic,
+        no_leak=no_leak,
     )
     # `threshold_changes` knows the constraints of the user alone.
     changes = None

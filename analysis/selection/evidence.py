@@ -48,6 +48,7 @@ class Evidence:
         pool: NDArray[np.bool_],
         by_secret: tuple[pd.DataFrame, str] | None = None,
         logarithmic: bool | None = None,
+        no_leak: float = 0.0,
         precision: Precision | None = None,
     ) -> Evidence:
         """Gather the evidence of a checked points table; for the arguments see `select`.
@@ -69,6 +70,7 @@ class Evidence:
             means,
             by_secret=of_secrets,
             logarithmic=is_log,
+            no_leak=no_leak,
             pool=pool,
             leaks=None if leakage is None else leakage.leaks,
             precision=precision or Precision(),

@@ -62,6 +62,7 @@ class Layout:
         *,
         by_secret: Array | None = None,
         logarithmic: bool = False,
+        no_leak: float = 0.0,
         pool: Pools | None = None,
         leaks: Pools | None = None,
         precision: Precision | None = None,
@@ -71,7 +72,13 @@ class Layout:
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
             score=means["score"].to_numpy(),
-            models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic, pool=pool),
+            models=Models(
+                means=means,
+                by_secret=by_secret,
+                logarithmic=logarithmic,
+                no_leak=no_leak,
+                pool=pool,
+            ),
             leaks=leaks,
             precision=precision,
         )
@@ -99,12 +106,14 @@ class Models:
         means: configuration means.
         by_secret: [m, k] means by secret, None if the choice of secrets is not counted.
         logarithmic: whether the score is a logarithm.
+        no_leak: the score of a model that leaks nothing.
         pool: [m] the configurations that may be selected, None for all.
     """
 
     means: pd.DataFrame
     by_secret: Array | None
     logarithmic: bool
+    no_leak: float
     pool: Pools | None
 
     @cached_property
@@ -121,7 +130,11 @@ class Models:
     def scores(self) -> Posterior:
         """Return the posterior of the scores."""
         return score_posterior(
-            self.means, by_secret=self.by_secret, logarithmic=self.logarithmic, pool=self.pool
+            self.means,
+            by_secret=self.by_secret,
+            logarithmic=self.logarithmic,
+            no_leak=self.no_leak,
+            pool=self.pool,
         )
 
     @cached_property

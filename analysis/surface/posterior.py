@@ -31,6 +31,7 @@ class Posterior:
             limited to their 95 % interval, because the whole mean is infinite if the variances are
             hardly known.
         operators: smooth other values of the figure, with the weight of each.
+        no_leak: the figure of a model that leaks nothing, from which a tolerance is counted.
     """
 
     draws: Array
@@ -38,6 +39,7 @@ class Posterior:
     ratio: bool
     own_mean: Array
     operators: tuple[tuple[float, Smoother], ...]
+    no_leak: float = 0.0
 
     def times(self, unit: float) -> Posterior:
         """Return the posterior in another unit. Its draws replace the old ones, for memory."""
@@ -85,7 +87,8 @@ class Posterior:
 
         Args:
             lowest: figures.
-            tolerance: 0.1 allows a figure 10 % higher; of a logarithm, a difference of ln 1.1.
+            tolerance: 0.1 allows 10 % more of what a figure exceeds `no_leak` by; of a logarithm, a
+                difference of ln 1.1.
             logarithmic: whether the figure is a logarithm.
 
         A share of a figure means nothing if the figure can be negative and is no logarithm. It then
@@ -93,7 +96,7 @@ class Posterior:
         """
         if logarithmic:
             return lowest + math.log1p(tolerance)
-        return lowest + tolerance * np.abs(lowest) if self.ratio else lowest
+        return lowest + tolerance * np.maximum(lowest - self.no_leak, 0) if self.ratio else lowest
 
     def expected(self, values: Array) -> Array:
         """Return the posterior means, [..., m].

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -28,22 +28,36 @@ class MeasuredScores:
         over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the
             secret explain. NaN for a configuration with one seed.
         logarithmic: whether the score is a logarithm.
+        no_leak: the score of a model that leaks nothing.
     """
 
     means: pd.DataFrame
     of_secrets: Array | None
     over_seeds: Array
     logarithmic: bool
+    no_leak: float = 0.0
 
     @classmethod
     def of(
-        cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool
+        cls,
+        points: pd.DataFrame,
+        secrets: tuple[pd.DataFrame, str] | None,
+        *,
+        logarithmic: bool,
+        no_leak: float = 0.0,
     ) -> MeasuredScores:
         """Gather the figures of a points table; `secrets` as for `select`."""
         means = configuration_means(points)
         unknown = np.full(len(means), np.nan)
+        known = cls(
+            means=means,
+            of_secrets=None,
+            over_seeds=unknown,
+            logarithmic=logarithmic,
+            no_leak=no_leak,
+        )
         if secrets is None:
-            return cls(means=means, of_secrets=None, over_seeds=unknown, logarithmic=logarithmic)
+            return known
         values = measured_values(points, *secrets)
         of_secrets = mean_over_seeds(points, values)
         groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
@@ -53,9 +67,7 @@ class MeasuredScores:
         squares = np.bincount(groups, (rest**2).sum(axis=1))
         degrees = (np.bincount(groups) - 1) * (values.shape[1] - 1)
         over_seeds = np.divide(squares, degrees, out=unknown, where=degrees > 0)
-        return cls(
-            means=means, of_secrets=of_secrets, over_seeds=over_seeds, logarithmic=logarithmic
-        )
+        return replace(known, of_secrets=of_secrets, over_seeds=over_seeds)
 
     def posterior(self, *, num_seeds: int = 0, times_secrets: int = 1) -> Posterior:
         """Return the posterior of the scores if there were more measurements with the same means.
@@ -75,7 +87,9 @@ class MeasuredScores:
         if of_secrets is not None and of_secrets.shape[1] > 1:
             of_secrets = np.tile(self._settled(of_secrets, more), times_secrets)
         means = self.means.assign(num_seeds=more, score_std=std)
-        return score_posterior(means, by_secret=of_secrets, logarithmic=self.logarithmic)
+        return score_posterior(
+            means, by_secret=of_secrets, logarithmic=self.logarithmic, no_leak=self.no_leak
+        )
 
     def _settled(self, of_secrets: Array, more: NDArray[np.int64]) -> Array:
         """Return the means by secret with as much less noise as more seeds would leave."""

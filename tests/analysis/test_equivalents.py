@@ -9,11 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import raydp
 from raydp.analysis import select, selections_by_threshold
+from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
 from raydp.analysis.selection.rules import Layout, choose
 from raydp.analysis.selection.wording import in_words
 from raydp.analysis.surface.posterior import Posterior, Smoother
+from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configuration_means, configurations
 
 GRID = [(b, t, 0.01) for b in (32, 64, 128) for t in (10, 20)]
@@ -210,3 +213,26 @@ def test_the_cheapest_of_the_most_useful():
     assert cheapest_of_the_most_useful(members, loss, error, compute).argmax() == 5, (
         "of equal compute, the lower loss"
     )
+
+
+@pytest.mark.parametrize("means", [(0.506, 0.512, 0.526), (0.5003, 0.504, 0.506)])
+def test_a_tolerance_is_of_what_a_score_exceeds_no_leak_by(means):
+    points = table([*means, 0.6], [1.9, 1.8, 1.7, 3.0], noise=0.002)
+    asked = {"max_loss": 2.0, "no_leak": 0.5}
+    assert select(points, **asked).score == pytest.approx(means[0])
+    useful = select(points, rule="best-utility", **asked).decision
+    assert useful.probability_within < 0.05
+    # From 0, the excess would be a few percent.
+    assert useful.relative_regret is None or useful.relative_regret > 2
+    along = selections_by_threshold(points, Constraints(max_loss=2.0), no_leak=0.5)
+    assert along.means["score"].iloc[along.start["informed"]] == pytest.approx(means[0])
+    measured = MeasuredScores.of(points, None, logarithmic=False, no_leak=0.5)
+    _, within = measured.posterior().chances(along.passed, 0.1, logarithmic=False)
+    assert (within[1:3] < 0.05).all()
+
+
+def test_a_file_of_points_counts_tolerances_as_its_score_declares(tmp_path):
+    points = table([0.506, 0.512, 0.526], [1.9, 1.8, 1.7], noise=0.002)
+    path = tmp_path / "mia.csv"
+    points.rename(columns={"score": "score.mia"}).to_csv(path, index=False)
+    assert raydp.select(path, score="mia").score == pytest.approx(0.506)

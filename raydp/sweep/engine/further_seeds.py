@@ -20,7 +20,7 @@ from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
-from raydp.sweep.store.measurements import is_logarithmic, measurements_in
+from raydp.sweep.store.measurements import is_logarithmic, measurements_in, words_of
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
@@ -209,6 +209,7 @@ class SeedSource(StepwiseSource):
             begun=Counter(self._trials[run_id].configuration for run_id in self._given),
             by_secret=by_secret,
             logarithmic=is_logarithmic(self.folder, score),
+            no_leak=words_of(self.folder, score).no_leak,
         )
 
     def _end(self, step: NextSeed) -> None:

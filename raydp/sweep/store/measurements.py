@@ -105,12 +105,12 @@ def _about(document: AboutMeasurement) -> AboutMeasurement:
     return document
 
 
-def is_logarithmic(folder: SweepFolder, label: str | None) -> bool | None:
+def is_logarithmic(folder: SweepFolder | None, label: str | None) -> bool | None:
     """Return whether the score behind a label is logarithmic.
 
     Return None if there is no score, or the score's package is not installed.
     """
-    name = None if label is None else _score_of(folder, label)["name"]
+    name = label if folder is None or label is None else _score_of(folder, label)["name"]
     logarithmic: bool | None = (
         constant("scores", str(name), "logarithmic") if name in names("scores") else None
     )

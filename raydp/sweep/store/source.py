@@ -18,7 +18,7 @@ from raydp.analysis.tables.points import read_points
 from raydp.plugins.rules import asked_rule, rule_at
 from raydp.spec.sections import Bounds, SelectSpec
 from raydp.sweep.store.folder import SweepFolder
-from raydp.sweep.store.measurements import is_logarithmic
+from raydp.sweep.store.measurements import is_logarithmic, words_of
 from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE, secrets_beside, table_files
 
 
@@ -124,7 +124,8 @@ class PointsSource:
                 table,
                 rule=rule,
                 by_secret=None if worst_case else self.by_secret(score),
-                logarithmic=None if self.folder is None else is_logarithmic(self.folder, name),
+                logarithmic=is_logarithmic(self.folder, name),
+                no_leak=words_of(self.folder, name).no_leak,
                 **precision,
                 **with_given(self.own, bounds or {}),
             )
