@@ -17,7 +17,7 @@ def unknown_name(field: str, name: str, known: Iterable[str]) -> str:
     options = sorted(known)
     meant = nearest(name, options)
     hint = "" if meant is None else f" Did you mean {meant!r}?"
-    return f"{field} {name!r} is unknown.{hint} Known: {', '.join(options)}."
+    return f"{field} {name!r} is unknown.{hint} Known: {', '.join(options) or 'none'}."
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

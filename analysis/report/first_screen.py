@@ -14,14 +14,15 @@ from raydp.analysis.report.card import upper_bound
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.verdict import Verdict, Words
+from raydp.analysis.selection.verdict import Verdict, Words, few_fields, ratio
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
-from raydp.search_spaces.settings import settings_in_words
 
 _VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %| times)?|\binf\b")
 """The figure in a score's words."""
+_MOST_NAME = 120
+"""A configuration's name in the headline is no longer."""
 Tile = tuple[str, str, str]
 """A figure, what it says, and what it is compared with."""
 
@@ -121,8 +122,8 @@ class FirstScreen:
         others = self._others(selection, self.best.score, self.base_score)
         beside = []
         for who, other in others.items():
-            ratio, value = self.words.compare(other, score), self._value(other)
-            beside.append(f"{who}: {value}" if ratio is None else f"{who} {ratio} ({value})")
+            said, value = ratio(self.words, other, selection), self._value(other)
+            beside.append(f"{who}: {value}" if said is None else f"{who} {said} ({value})")
         return self._value(score), f"{_capital(phrase)}.", _joined(beside)
 
     def _others(
@@ -181,9 +182,8 @@ class FirstScreen:
 def in_words(configuration: Configuration) -> str:
     """Name a configuration without symbols, but for its further fields."""
     c = configuration
-    further = f", {settings_in_words(c.settings)}" if c.settings else ""
-    rate = f"learning rate {c.learning_rate:g}"
-    return f"batch size {c.batch_size}, {c.num_steps} steps, {rate}{further}"
+    text = f"batch size {c.batch_size}, {c.num_steps} steps, learning rate {c.learning_rate:g}"
+    return few_fields(c.settings, text, equals=" = ", between=", ", most=_MOST_NAME)
 
 
 def _sentence(selection: Selection, verdict: Verdict) -> str:

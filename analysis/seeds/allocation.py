@@ -91,7 +91,7 @@ def next_seed(
     begun: Mapping[Configuration, int],
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
-    no_leak: float = 0.0,
+    no_leak: float | None = 0.0,
 ) -> NextSeed:
     """Decide which configuration gets another seed.
 
@@ -203,7 +203,7 @@ class _Race:
         selection: Selection,
         by_secret: tuple[pd.DataFrame, str] | None,
         logarithmic: bool | None,
-        no_leak: float = 0.0,
+        no_leak: float | None = 0.0,
     ) -> _Race:
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
         measured = MeasuredScores.of(points, by_secret, logarithmic=is_log, no_leak=no_leak)

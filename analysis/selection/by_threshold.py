@@ -97,7 +97,7 @@ def selections_by_threshold(
     *,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
-    no_leak: float = 0.0,
+    no_leak: float | None = 0.0,
     precision: Precision | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
     further_rules: Sequence[str] = (),

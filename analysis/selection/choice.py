@@ -25,6 +25,7 @@ from raydp.analysis.selection.cautions import (
     undecided,
     unsupported,
     without_guarantee,
+    worse_than_untrained,
 )
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import contenders
@@ -69,7 +70,7 @@ def select(
     at_most: Mapping[str, float] | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
     logarithmic: bool | None = None,
-    no_leak: float = 0.0,
+    no_leak: float | None = 0.0,
     confidence: float = CONFIDENCE,
     tolerance: float = TOLERANCE,
 ) -> Selection:
@@ -88,7 +89,8 @@ def select(
             leaks. Without it, the uncertainty is over seeds alone.
         logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its
             name decides, if it is a built-in score.
-        no_leak: the score of a model that leaks nothing, such as 0.5 of an area.
+        no_leak: the score of a model that leaks nothing, such as 0.5 of an area; None if it
+            is not known, so that no share of a score means anything.
         confidence, tolerance: the probability that a decision needs, and the relative difference of
             what two equivalent scores exceed `no_leak` by.
 
@@ -169,8 +171,7 @@ def select(
     doubtful = "" if certainty is None else may_pass(means, rest, certainty)
     cautions = [
         *few_pass(means, judged.compared, decision, doubtful),
-        *without_guarantee(points, listed[judged.selected]),
-        *_of_the_table(rule, points, means, passed, constraints),
+        *_of_the_table(rule, points, means, passed, constraints, judged.selected),
         *improbable(decision, doubtful),
     ]
     if rule == DEFAULT_RULE and certainty is not None:
@@ -251,10 +252,17 @@ def _of_the_table(
     means: pd.DataFrame,
     passed: NDArray[np.bool_],
     constraints: Constraints,
+    selected: int,
 ) -> list[Warned]:
     """Return the cautions that the table causes, whatever its scores are."""
     corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
-    return [*left_out(points), *entered_twice(points), *corner]
+    return [
+        *without_guarantee(points, configurations(means)[selected]),
+        *worse_than_untrained(means, selected),
+        *left_out(points),
+        *entered_twice(points),
+        *corner,
+    ]
 
 
 def _without_scores(
@@ -280,10 +288,7 @@ def _without_scores(
         **_facts(points, means, constraints, selected),
         rule=rule,
         steps=tuple(steps),
-        cautions=(
-            *without_guarantee(points, listed[selected]),
-            *_of_the_table(rule, points, means, passed, constraints),
-        ),
+        cautions=tuple(_of_the_table(rule, points, means, passed, constraints, selected)),
         changes=threshold_changes(rule, layout, means, narrowings, passed, selected),
     )
 

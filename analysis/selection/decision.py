@@ -283,8 +283,9 @@ def _with_regret(
     if logarithmic:
         # A difference d of logarithms is a relative difference e^d - 1. The cap avoids overflow.
         relative = math.expm1(min(regret, 700.0))
-    elif scores.ratio and (leak := float(lowest.mean()) - scores.no_leak) > 0:
-        relative = regret / leak
+    elif scores.ratio and scores.no_leak is not None:
+        leak = float(lowest.mean()) - scores.no_leak
+        relative = regret / leak if leak > 0 else relative
     return replace(
         decision,
         probability=float(chances.lowest[chances.selected]),
@@ -301,7 +302,7 @@ def what_would_decide(
     *,
     by_secret: tuple[pd.DataFrame, str] | None,
     logarithmic: bool,
-    no_leak: float,
+    no_leak: float | None,
 ) -> Outlook:
     """Return what would decide which member of a pool has the lowest score.
 

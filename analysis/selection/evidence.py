@@ -48,7 +48,7 @@ class Evidence:
         pool: NDArray[np.bool_],
         by_secret: tuple[pd.DataFrame, str] | None = None,
         logarithmic: bool | None = None,
-        no_leak: float = 0.0,
+        no_leak: float | None = 0.0,
         precision: Precision | None = None,
     ) -> Evidence:
         """Gather the evidence of a checked points table; for the arguments see `select`.

@@ -62,7 +62,7 @@ class Layout:
         *,
         by_secret: Array | None = None,
         logarithmic: bool = False,
-        no_leak: float = 0.0,
+        no_leak: float | None = 0.0,
         pool: Pools | None = None,
         leaks: Pools | None = None,
         precision: Precision | None = None,
@@ -113,7 +113,7 @@ class Models:
     means: pd.DataFrame
     by_secret: Array | None
     logarithmic: bool
-    no_leak: float
+    no_leak: float | None
     pool: Pools | None
 
     @cached_property

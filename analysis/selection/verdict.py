@@ -7,19 +7,24 @@ from typing import Protocol
 
 from raydp.analysis.selection.decision import Decision, chance
 from raydp.analysis.selection.default import DEFAULT_RULE
+from raydp.analysis.selection.rules import UTILITY_CHECK
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
+from raydp.search_spaces.settings import Settings, short_names, value_in_words
+
+_MOST_COLUMNS = 58
+"""A configuration's name is no longer, so that a label fits beside it."""
 
 
 class Words(Protocol):
     """How a person says the values of a score. Implemented by `raydp.scores.words.ScoreWords`.
 
     Attributes:
-        no_leak: the value of a model that leaks nothing.
+        no_leak: the value of a model that leaks nothing; None if it is not known.
     """
 
     @property
-    def no_leak(self) -> float: ...
+    def no_leak(self) -> float | None: ...
 
     def say(self, value: float) -> str | None:
         """Say a value in a clause; None where no words hold."""
@@ -88,7 +93,7 @@ def _leak(selection: Selection, words: Words) -> str | None:
     decision = selection.decision
     if decision is not None and decision.interval is not None:
         low, high = decision.interval
-        if low <= words.no_leak <= high:
+        if words.no_leak is not None and low <= words.no_leak <= high:
             leak += f"; no leak is within its {100 * decision.confidence:g} % interval"
     return leak
 
@@ -116,12 +121,10 @@ def _certainty(selection: Selection) -> tuple[str, str | None]:
     if decision is None:
         return f"selected by the rule {selection.rule}", None
     number = decision.pool_size
-    useful, bound = "compared", selection.max_loss
-    if bound is not None:
-        useful = f"useful enough (loss ≤ {bound:.4g})"
-    among = f"of the {number} {useful}"
+    common = _pool(selection, decision)
+    among = f"of the {number} {common}"
     if number == 1:
-        alone = "there is no other one" if bound is None else f"the only one {useful}"
+        alone = "there is no other one" if common is None else f"the only one {common}"
         return f"{alone}: no scores were compared", None
     if decision.probability is None or decision.probability_within is None:
         return f"how sure it is to leak least {among} is not known", None
@@ -141,13 +144,43 @@ def _certainty(selection: Selection) -> tuple[str, str | None]:
     return f"not decided: {doubt}", doubt
 
 
+def _pool(selection: Selection, decision: Decision) -> str | None:
+    """Say what the compared ones have in common; None if no other one was left out."""
+    number, bound = decision.pool_size, selection.max_loss
+    # A step that comes after the comparison leaves fewer than were compared.
+    by = {s.name for s in selection.steps if s.dropped and len(s.survivors) >= number}
+    if not by and number == 1:
+        return None
+    sure = ""
+    if UTILITY_CHECK in by:
+        kept = decision.utility_probability or 0.0
+        sure = "sure" if kept >= decision.confidence else f"{chance(kept)} likely"
+    if by - {UTILITY_CHECK, "utility threshold"}:
+        keep = f"{sure} to keep" if sure else f"that keep{'s' if number == 1 else ''}"
+        return f"{keep} to the constraints"
+    if bound is None:
+        return "compared"
+    return f"{sure}{' to be ' if sure else ''}useful enough (loss ≤ {bound:.4g})"
+
+
+def ratio(words: Words, other: float, selection: Selection) -> str | None:
+    """Say how much another score leaks beside the selected one, whose error must exclude no leak.
+
+    None where the ratio says nothing.
+    """
+    decision, score, no_leak = selection.decision, selection.score, words.no_leak
+    if score is None or no_leak is None or decision is None or decision.interval is None:
+        return None
+    return words.compare(other, score) if decision.interval[0] > no_leak else None
+
+
 def _beside(best: Selection, selection: Selection, words: Words) -> str:
     """Compare the configuration of the best utility with the selected one."""
     if best.configuration == selection.configuration:
         return "it is the best in utility, too"
     leaks = None
     if best.score is not None and selection.score is not None:
-        leaks = words.compare(best.score, selection.score) or f"score {best.score:.3g}"
+        leaks = ratio(words, best.score, selection) or f"score {best.score:.3g}"
     return ", ".join([f"loss {best.utility_loss:.4g}", *([] if leaks is None else [leaks])])
 
 
@@ -160,7 +193,25 @@ def _runner_up(decision: Decision | None) -> str | None:
 
 
 def _name(configuration: Configuration) -> str:
-    return str(configuration)[1:-1].replace(", ", " ")
+    """Name a configuration in a line, with as many of its further fields as fit."""
+    c = configuration
+    hyperparameters = f"b={c.batch_size} T={c.num_steps} η={c.learning_rate:g}"
+    return few_fields(c.settings, hyperparameters, equals="=", between=" ", most=_MOST_COLUMNS)
+
+
+def few_fields(settings: Settings, before: str, *, equals: str, between: str, most: int) -> str:
+    """Return a text and the fields after it that fit a number of columns, and how many more."""
+    said, left = before, len(settings)
+    for path, name in short_names(settings).items():
+        longer = f"{said}{between}{name}{equals}{value_in_words(settings[path])}"
+        if len(longer) + len(_more(left - 1, between)) > most:
+            break
+        said, left = longer, left - 1
+    return said + _more(left, between)
+
+
+def _more(fields: int, between: str) -> str:
+    return f"{between}and {fields} more" if fields else ""
 
 
 def _cautions(selection: Selection) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def score_posterior(
     *,
     by_secret: Array | None = None,
     logarithmic: bool = False,
-    no_leak: float = 0.0,
+    no_leak: float | None = 0.0,
     pool: NDArray[np.bool_] | None = None,
     seed: int = 0,
 ) -> Posterior:

@@ -31,7 +31,8 @@ class Posterior:
             limited to their 95 % interval, because the whole mean is infinite if the variances are
             hardly known.
         operators: smooth other values of the figure, with the weight of each.
-        no_leak: the figure of a model that leaks nothing, from which a tolerance is counted.
+        no_leak: the figure of a model that leaks nothing, from which a tolerance is counted; None
+            if there is none.
     """
 
     draws: Array
@@ -39,7 +40,7 @@ class Posterior:
     ratio: bool
     own_mean: Array
     operators: tuple[tuple[float, Smoother], ...]
-    no_leak: float = 0.0
+    no_leak: float | None = 0.0
 
     def times(self, unit: float) -> Posterior:
         """Return the posterior in another unit. Its draws replace the old ones, for memory."""
@@ -92,11 +93,13 @@ class Posterior:
             logarithmic: whether the figure is a logarithm.
 
         A share of a figure means nothing if the figure can be negative and is no logarithm. It then
-        has no tolerance.
+        has no tolerance, and no more has one without `no_leak`.
         """
         if logarithmic:
             return lowest + math.log1p(tolerance)
-        return lowest + tolerance * np.maximum(lowest - self.no_leak, 0) if self.ratio else lowest
+        if not self.ratio or self.no_leak is None:
+            return lowest
+        return lowest + tolerance * np.maximum(lowest - self.no_leak, 0)
 
     def expected(self, values: Array) -> Array:
         """Return the posterior means, [..., m].

@@ -35,7 +35,7 @@ class MeasuredScores:
     of_secrets: Array | None
     over_seeds: Array
     logarithmic: bool
-    no_leak: float = 0.0
+    no_leak: float | None = 0.0
 
     @classmethod
     def of(
@@ -44,7 +44,7 @@ class MeasuredScores:
         secrets: tuple[pd.DataFrame, str] | None,
         *,
         logarithmic: bool,
-        no_leak: float = 0.0,
+        no_leak: float | None = 0.0,
     ) -> MeasuredScores:
         """Gather the figures of a points table; `secrets` as for `select`."""
         means = configuration_means(points)

@@ -21,12 +21,12 @@ class ScoreWords:
 
     Attributes:
         template: words for a value, with {value}, {percent} or {times}. None where none hold.
-        no_leak: the value of a model that leaks nothing.
+        no_leak: the value of a model that leaks nothing; None if it is not known.
         log_base: of which logarithm the value is; None if it is none.
     """
 
     template: str | None = None
-    no_leak: float = 0.0
+    no_leak: float | None = 0.0
     log_base: float | None = None
 
     @classmethod
@@ -51,7 +51,7 @@ class ScoreWords:
 
     def say(self, value: float) -> str | None:
         """Say a value in a clause; None where no words hold."""
-        if self.template is None:
+        if self.template is None or not math.isfinite(value):
             return None
         times = 1.0 if self.log_base is None else _power(self.log_base, value)
         return self.template.format(
@@ -60,12 +60,14 @@ class ScoreWords:
 
     def compare(self, value: float, other: float) -> str | None:
         """Say how much a value leaks beside another one; None where their ratio says nothing."""
+        if self.template is None or self.no_leak is None or not math.isfinite(value - other):
+            return None
+        if min(value, other) <= self.no_leak:
+            return None
         if self.log_base is not None:
             ratio = _power(self.log_base, value - other)
-        elif min(value, other) > self.no_leak:
-            ratio = (value - self.no_leak) / (other - self.no_leak)
         else:
-            return None
+            ratio = (value - self.no_leak) / (other - self.no_leak)
         if 1 / _CLOSE < ratio < _CLOSE:
             return "leaks as much"
         if ratio > _MANY:

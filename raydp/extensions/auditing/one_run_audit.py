@@ -44,7 +44,8 @@ class OneRunAudit(OneByOne):
         The guarantee of `one_run_bound`.
     """
 
-    in_words: ClassVar[str | None] = "an audit shows that ε is at least {value}"
+    no_leak: ClassVar[float | None] = None
+    in_words: ClassVar[str | None] = "audits show an ε of at least {value} on average"
 
     delta: Annotated[float, Field(ge=0, lt=1)]
     """δ of the guarantee to test."""

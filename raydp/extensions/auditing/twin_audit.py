@@ -40,7 +40,8 @@ class TwinAudit(OneByOne):
         The guarantee of `twin_bound`, for each model by itself.
     """
 
-    in_words: ClassVar[str | None] = "an audit shows that ε is at least {value}"
+    no_leak: ClassVar[float | None] = None
+    in_words: ClassVar[str | None] = "audits show an ε of at least {value} on average"
 
     delta: Annotated[float, Field(ge=0, lt=1)] | None = None
     """δ of the guarantee to test. By default 1/n, at which a guarantee with a smaller δ holds as

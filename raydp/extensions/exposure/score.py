@@ -74,8 +74,9 @@ class Exposure(OneByOne):
     """
 
     log_base: ClassVar[float | None] = 2.0
+    no_leak: ClassVar[float | None] = 1 / math.log(2)
     in_words: ClassVar[str | None] = (
-        "a planted secret is among the likeliest of its form: 1 in {times}"
+        "a planted secret is among the likeliest 1 in {times} of its form (by chance: 1 in 2.7)"
     )
 
     logarithmic: ClassVar[bool] = True

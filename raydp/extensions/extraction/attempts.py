@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,8 +41,9 @@ class ExtractionProbability(OfVerbatimSecrets, Sampling):
     """
 
     in_words: ClassVar[str | None] = (
-        "a secret is completed at least once in several tries with a chance of {percent}"
+        "a secret is completed at least once in 100 tries with a chance of {percent}"
     )
+    worded_for: ClassVar[Mapping[str, object]] = {"num_attempts": 100}
 
     score_name: ClassVar[str] = "extraction"
 

@@ -6,7 +6,7 @@ with a few edits).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -122,6 +122,7 @@ class NearVerbatimMemorization(_OfGenerations):
     in_words: ClassVar[str | None] = (
         "a secret is completed almost word for word in {percent} of tries"
     )
+    worded_for: ClassVar[Mapping[str, object]] = {"max_distance": 0.1, "graded": False}
 
     score_name: ClassVar[str] = "vmr_near"
 

@@ -64,7 +64,7 @@ class MembershipInference(OneByOne):
     Higher is worse privacy; 1/2 is chance.
     """
 
-    no_leak: ClassVar[float] = 0.5
+    no_leak: ClassVar[float | None] = 0.5
     in_words: ClassVar[str | None] = (
         "an attack tells a training example from another one in {percent} of pairs (guessing: 50 %)"
     )

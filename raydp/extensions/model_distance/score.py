@@ -48,6 +48,7 @@ class ModelDistance(ScoreSection):
     Source: Hu et al. 2025, App. C.2, Eq. (1).
     """
 
+    no_leak: ClassVar[float | None] = None
     in_words: ClassVar[str | None] = "it differs from the other models by {value}"
 
     of_a_set: ClassVar[bool] = True

@@ -64,8 +64,9 @@ class AdversarialCompression(ScoreSection):
     Source: Schwarzschild et al. 2024, Definition 2 and Algorithm 1; Hu et al. 2025, App. B.7.
     """
 
+    no_leak: ClassVar[float | None] = None
     in_words: ClassVar[str | None] = (
-        "a secret is {value} times as long as the shortest prompt that yields it"
+        "a secret is {value} times as long as the shortest prompt found for it (0: none was found)"
     )
 
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("verbatim",)

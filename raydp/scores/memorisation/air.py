@@ -68,8 +68,9 @@ class AttributeInference(Sampling):
     Source: Hu et al. 2025, §2 and App. B.7.
     """
 
+    no_leak: ClassVar[float | None] = None
     in_words: ClassVar[str | None] = (
-        "a secret attribute is named at least once in several tries with a chance of {percent}"
+        "{percent} of the attacks name a secret attribute, lucky guesses included"
     )
 
     secret_kinds: ClassVar[tuple[SecretKind, ...]] = ("attribute",)
