@@ -280,9 +280,11 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
     said = f"A secret is told in {share} of tries"
     assert texts["leak_text"] == f"{said}; no leak is within its 95\u00a0% interval."
     sure = replace(selection, decision=replace(selection.decision, interval=[0.01, 0.9]))
-    assert screen_of(points, sure, InPercent())["leak_text"] == f"{said}."
-    assert " times as much (" in texts["leak_beside"]
-    assert texts["leak_beside"].endswith(
+    assert "as much" not in texts["leak_beside"]
+    told = screen_of(points, sure, InPercent(), base_score=selection.score / 2)
+    assert told["leak_text"] == f"{said}."
+    assert " times as much (" in told["leak_beside"]
+    assert told["leak_beside"].endswith(
         f"The pre-trained model leaks 0.5 times as much ({50 * selection.score:.3g}\u00a0%)."
     )
     assert texts["use_figure"] == number(selection.utility_loss), "no share without the base loss"
@@ -291,10 +293,10 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
 @pytest.mark.parametrize(
     ("phrase", "figure"),
     [
-        ("a planted secret is among the likeliest of its form: 1 in 1,024", "1 in 1,024"),
+        ("it is among the likeliest 1 in 1,024 of its form (by chance: 1 in 2.7)", "1 in 1,024"),
         ("training made a secret 1.2 times as likely as others", "1.2 times"),
         ("an attack is right in 63.2 % of pairs (guessing: 50 %)", "63.2\u00a0%"),
-        ("an audit shows that ε is at least 1.2e-05", "1.2e-05"),
+        ("audits show an ε of at least 1.2e-05 on average", "1.2e-05"),
     ],
 )
 def test_leak_figure_repeats_the_number_of_the_scores_words(points, selection, phrase, figure):

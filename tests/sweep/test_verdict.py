@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydp import Selection, select
+from raydp.analysis import load_points
+from raydp.analysis.report.first_screen import FirstScreen
 from raydp.analysis.selection.rules import rule_names
 from raydp.cli.show.verdict import MOST_LINES, WIDTH, head_of, show_verdict
 from raydp.scores.words import ScoreWords
@@ -80,11 +83,33 @@ def test_a_verdict_on_any_table_fits_fourteen_lines_of_eighty_columns(
         ),
         ("logprob", {"contrast": False}, 1.5, None),
         ("logprob", None, 1.5, None),
-        ("exposure", {}, 10.0, "a planted secret is among the likeliest of its form: 1 in 1,024"),
+        (
+            "exposure",
+            {},
+            10.0,
+            "a planted secret is among the likeliest 1 in 1,024 of its form (by chance: 1 in 2.7)",
+        ),
+        (
+            "acr",
+            {},
+            0.0,
+            "a secret is 0 times as long as the shortest prompt found for it (0: none was found)",
+        ),
+        ("one_run_audit", {}, 0.64, "audits show an ε of at least 0.64 on average"),
+        (
+            "air",
+            {"num_attempts": 1},
+            0.0,
+            "0 % of the attacks name a secret attribute, lucky guesses included",
+        ),
+        ("extraction", {"num_attempts": 1e12}, 0.5, None),
+        ("vmr_near", {"max_distance": 0.9}, 0.5, None),
+        ("vmr", {}, float("nan"), None),
+        ("vmr", {}, float("inf"), None),
         ("no such score", {}, 1.0, None),
     ],
 )
-@pytest.mark.extensions("exposure")
+@pytest.mark.extensions("exposure", "acr", "extraction", "one_run_audit")
 def test_a_value_is_said_as_its_score_declares(
     score: str, params: dict[str, object] | None, value: float, said: str | None
 ) -> None:
@@ -102,13 +127,145 @@ def test_a_value_is_said_as_its_score_declares(
         ("logprob", 2.0, 2.0 - 0.6931471805599453, "leaks 2 times as much"),
         ("mia", 0.7, 0.6, "leaks 2 times as much"),
         ("mia", 0.7, 0.5, None),
+        ("logprob", 2.0, -0.5, None),
+        ("exposure", 3.0, 1.4, None),
+        ("no such score", 0.7, 0.5, None),
+        ("vmr", float("nan"), 0.5, None),
+        ("logprob", float("inf"), 0.5, None),
+        ("one_run_audit", 2.0, 1.0, None),
+        ("model_distance", 2.0, 1.0, None),
+        ("air", 0.2, 0.1, None),
     ],
 )
-@pytest.mark.extensions("mia")
+@pytest.mark.extensions("mia", "exposure", "model_distance", "one_run_audit")
 def test_a_ratio_is_of_what_exceeds_a_model_that_leaks_nothing(
     score: str, value: float, other: float, said: str | None
 ) -> None:
     assert ScoreWords.of(score, {}).compare(value, other) == said
+
+
+@pytest.mark.extensions("mia_outputs")
+def test_no_ratio_is_said_where_no_words_hold() -> None:
+    assert ScoreWords.of("mia_outputs", {"figure": "accuracy"}).compare(0.8, 0.6) is None
+
+
+def points(rows: Sequence[tuple[int, float, float]], score: str = "vmr", **more: Any) -> Any:
+    """Runs of (batch size, utility loss, score), in the order of their seeds."""
+    return pd.DataFrame(
+        [
+            {
+                "batch_size": size,
+                "num_steps": 100,
+                "learning_rate": 0.01,
+                "seed": sum(one[0] == size for one in rows[:at]),
+                "utility_loss": loss,
+                f"score.{score}": value,
+                "base_utility_loss": 2.5,
+                **more,
+            }
+            for at, (size, loss, value) in enumerate(rows)
+        ]
+    )
+
+
+def verdict_of(
+    tmp_path: Path, table: pd.DataFrame, score: str = "vmr", **asked: Any
+) -> tuple[str, str]:
+    """The printed choice, and the page's first screen as one text."""
+    path = tmp_path / "points.csv"
+    table.to_csv(path, index=False)
+    chosen = select(path, score=score, **asked)
+    best = select(path, score=score, rule="best-utility")
+    lines = printed(chosen)
+    assert_short(lines)
+    screen = FirstScreen(
+        points=load_points(path, scored=False),
+        headline=chosen,
+        best=best,
+        words=ScoreWords.of(score),
+        base_score=0.001,
+        base_utility_loss=2.5,
+        told={},
+    )
+    with stdout.capture() as text:
+        show_verdict(chosen, best, source="points.csv", folder=None)
+    assert_short(text.get().splitlines())
+    return " ".join(text.get().split()), " ".join(screen.texts(chosen).values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(64, 2.1, 0.01), (128, 2.0, 0.05)], False),
+        ([(64, 2.1, 0.0), (64, 2.1, 0.0025), (128, 2.0, 0.003), (128, 2.0, 0.01)], False),
+        ([(64, 2.1, 0.010 + s / 1e4) for s in range(4)] + [(128, 2.0, 0.05 + s / 1e4) for s in range(4)], True),
+    ],
+    ids=["one seed", "an interval with no leak", "known errors"],
+)  # fmt: skip
+def test_a_ratio_is_said_only_where_the_error_excludes_no_leak(
+    tmp_path: Path, rows: list[tuple[int, float, float]], said: bool
+) -> None:
+    for text in verdict_of(tmp_path, points(rows)):
+        assert ("times as much" in text) == said
+
+
+SURE = [(64, 2.0), (128, 2.095), (256, 2.3)]
+"""Batch sizes and losses, the second near a threshold of 2.1."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"at_most": {"batch_size": 64}}, "the only one that keeps to the constraints:"),
+        ({"max_loss": 2.1}, "the only one sure to be useful enough (loss ≤ 2.1):"),
+        ({"max_loss": 2.02}, "the only one useful enough (loss ≤ 2.02):"),
+        ({"at_most": {"batch_size": 128}}, "of the 2 that keep to the constraints"),
+    ],
+)
+def test_what_left_the_others_out_is_said(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
+    wide = 0.03 if asked.get("max_loss") == 2.1 else 0.001
+    rows = [
+        (size, loss + (-1) ** s * wide, 12.8 / size + s / 1e3)
+        for size, loss in SURE
+        for s in range(4)
+    ]
+    assert said in verdict_of(tmp_path, points(rows), **asked)[0]
+
+
+def test_the_only_configuration_of_a_table_has_no_other_one(tmp_path: Path) -> None:
+    assert "there is no other one" in verdict_of(tmp_path, points([(64, 2.0, 0.1)]))[0]
+
+
+def test_many_and_long_fields_are_shortened_and_lists_stay_whole(tmp_path: Path) -> None:
+    fields = {f"method.field_{k}": k for k in range(10)} | {"task.template": "long" * 30}
+    rows = [(size, 2.0 + size / 1e3 + s / 1e2, 0.1) for size in (64, 128, 256) for s in range(3)]
+    line, screen = verdict_of(tmp_path, points(rows, settings=json.dumps(fields, sort_keys=True)))
+    assert "field_0=0 field_1=1 field_2=2 and 8 more" in line
+    assert "field_0 = 0" in screen
+    assert " more" in screen
+    assert len(screen.split("selects ")[-1].split(";")[0]) <= 160
+    modules = {"model.adapter.target_modules": ["q_proj", "v_proj"]}
+    assert (
+        'target_modules=["q_proj", "v_proj"]'
+        in (verdict_of(tmp_path, points(rows, settings=json.dumps(modules)))[0])
+    )
+
+
+@pytest.mark.parametrize(("loss", "warned"), [(2.6, True), (2.4, False)])
+def test_a_model_worse_than_the_untrained_one_is_warned_of(
+    tmp_path: Path, loss: float, warned: bool
+) -> None:
+    rows = [(size, loss, 0.1 + s / 1e3) for size in (64, 128) for s in range(2)]
+    text, _ = verdict_of(tmp_path, points(rows))
+    assert ("is worse than that of the untrained model, 2.5" in text) == warned
+
+
+def test_a_table_without_named_scores_says_that_it_knows_none(
+    tmp_path: Path, raydp: Callable[..., Answer]
+) -> None:
+    path = tmp_path / "points.csv"
+    points([(64, 2.0, 0.1)]).rename(columns={"score.vmr": "score"}).to_csv(path, index=False)
+    assert "Known: none." in raydp("select", path, "--score", "vmr").err
 
 
 def test_the_end_of_a_sweep_fits_and_its_commands_work(
