@@ -14,15 +14,15 @@ from raydp.analysis.report.card import upper_bound
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.verdict import Verdict, Words, few_fields, ratio
+from raydp.analysis.selection.verdict import Verdict, Words, ratio
+from raydp.analysis.selection.wording import capitalised
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
+from raydp.search_spaces.settings import settings_in_words
 
 _VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %| times)?|\binf\b")
 """The figure in a score's words."""
-_MOST_NAME = 120
-"""A configuration's name in the headline is no longer."""
 Tile = tuple[str, str, str]
 """A figure, what it says, and what it is compared with."""
 
@@ -124,7 +124,7 @@ class FirstScreen:
         for who, other in others.items():
             said, value = ratio(self.words, other, selection), self._value(other)
             beside.append(f"{who}: {value}" if said is None else f"{who} {said} ({value})")
-        return self._value(score), f"{_capital(phrase)}.", _joined(beside)
+        return self._value(score), f"{capitalised(phrase)}.", _joined(beside)
 
     def _others(
         self, selection: Selection, best: float | None, base: float | None
@@ -182,8 +182,9 @@ class FirstScreen:
 def in_words(configuration: Configuration) -> str:
     """Name a configuration without symbols, but for its further fields."""
     c = configuration
-    text = f"batch size {c.batch_size}, {c.num_steps} steps, learning rate {c.learning_rate:g}"
-    return few_fields(c.settings, text, equals=" = ", between=", ", most=_MOST_NAME)
+    further = f", {settings_in_words(c.settings)}" if c.settings else ""
+    rate = f"learning rate {c.learning_rate:g}"
+    return f"batch size {c.batch_size}, {c.num_steps} steps, {rate}{further}"
 
 
 def _sentence(selection: Selection, verdict: Verdict) -> str:
@@ -200,8 +201,4 @@ def _sentence(selection: Selection, verdict: Verdict) -> str:
 
 def _joined(clauses: Sequence[str]) -> str:
     """Return clauses as one text."""
-    return "".join(f"{_capital(clause)}. " for clause in clauses).strip()
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return "".join(f"{capitalised(clause)}. " for clause in clauses).strip()

@@ -119,7 +119,6 @@ def next_seed(
     """
     points = require_hyperparameters(points)
     confidence, tolerance = limits.confidence, limits.tolerance
-    # Select from the runs so far.
     try:
         selection = select(
             points,
@@ -206,7 +205,8 @@ class _Race:
         no_leak: float | None = 0.0,
     ) -> _Race:
         is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
-        measured = MeasuredScores.of(points, by_secret, logarithmic=is_log, no_leak=no_leak)
+        measured = MeasuredScores.of(points, by_secret, logarithmic=is_log)
+        measured = replace(measured, no_leak=no_leak)
         means, scores = measured.means, measured.posterior()
         # Utility is uncertain too: in each draw of the losses, other configurations may be useful.
         useful = np.ones_like(scores.draws, dtype=np.bool_)

@@ -128,7 +128,6 @@ def selections_by_threshold(
     loss = means["utility_loss"].to_numpy()
     thresholds = (every := np.unique(loss[allowed]))[evenly(len(every), max_thresholds)]
     given = constraints.thresholds(means)
-    # Apply every rule, at the given constraints and along the thresholds.
     layout = Evidence.of(
         points, means, constraints, passed, by_secret, logarithmic, no_leak, precision
     ).layout

@@ -39,18 +39,6 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[War
     return [Warned(text, short="no privacy guarantee: its ε is infinite")]
 
 
-def worse_than_untrained(means: pd.DataFrame, selected: int) -> list[Warned]:
-    """Warn if the selected models are less useful than the untrained one."""
-    base = means.get("base_utility_loss")
-    loss = means["utility_loss"].iloc[selected]
-    if base is None or not loss > base.iloc[selected]:
-        return []
-    text = (
-        f"its loss {loss:.4g} is worse than that of the untrained model, {base.iloc[selected]:.4g}"
-    )
-    return [Warned(f"Training did harm: {text}.", short=text)]
-
-
 def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[np.float64]) -> str:
     """Name the others that may keep to the utility threshold in a sentence; "" if none may.
 
@@ -105,13 +93,9 @@ def few_pass(
         sure, doubtful = (f"pass{'es' if members == 1 else ''} by the mean loss", "")
     first = f"Only {members} of {len(means)} configurations {sure}, so the scores had next to nothing to choose from."
     first += f"{doubtful} "
-    # An interval that includes 0 cannot tell leakage from none.
-    open_still = ""
-    if decision.interval is not None and decision.interval[0] <= 0 <= decision.interval[1]:
-        open_still = " The interval of the score includes 0."
     return [
         Warned(
-            f"{first}{remedy}, or relax the threshold.{open_still}",
+            f"{first}{remedy}, or relax the threshold.",
             short=f"only {members} of {len(means)} configurations {sure}: relax the threshold",
         )
     ]

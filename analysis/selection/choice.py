@@ -25,7 +25,6 @@ from raydp.analysis.selection.cautions import (
     undecided,
     unsupported,
     without_guarantee,
-    worse_than_untrained,
 )
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import contenders
@@ -89,10 +88,9 @@ def select(
             leaks. Without it, the uncertainty is over seeds alone.
         logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its
             name decides, if it is a built-in score.
-        no_leak: the score of a model that leaks nothing, such as 0.5 of an area; None if it
-            is not known, so that no share of a score means anything.
+        no_leak: the score of a model that leaks nothing; None if it is not known.
         confidence, tolerance: the probability that a decision needs, and the relative difference of
-            what two equivalent scores exceed `no_leak` by.
+            what two equivalent scores exceed `no_leak` by. Without `no_leak` there is no tolerance.
 
     Returns:
         The selection. If a rule leaves several configurations, the first in the order (T, b, η) is
@@ -136,12 +134,10 @@ def select(
     passed, record = _narrowed(listed, narrowings)
     if not scored:
         return _without_scores(rule, points, means, constraints, narrowings, passed, record)
-    # The scores and losses are modelled once, for all that follows.
     evidence = Evidence.of(
         points, means, constraints, passed, by_secret, logarithmic, no_leak, precision
     )
     judged = _Judged.of(evidence, passed, steps, listed)
-    # Judge how far the data support the first survivor.
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
     score_name = by_secret[1] if by_secret is not None else own_score(points)
     decision = decide(
@@ -163,7 +159,6 @@ def select(
         draws=scores.draws,
         confidence=confidence,
     )
-    # Say what a reader must know before using it.
     # The default rule has weighed the errors: once it is settled, a warning would only repeat them.
     settled = rule == DEFAULT_RULE and decision.state != "undecided"
     by_scores = aims_at_scores(steps) and not judged.quiet and not settled
@@ -171,7 +166,8 @@ def select(
     doubtful = "" if certainty is None else may_pass(means, rest, certainty)
     cautions = [
         *few_pass(means, judged.compared, decision, doubtful),
-        *_of_the_table(rule, points, means, passed, constraints, judged.selected),
+        *without_guarantee(points, listed[judged.selected]),
+        *_of_the_table(rule, points, means, passed, constraints),
         *improbable(decision, doubtful),
     ]
     if rule == DEFAULT_RULE and certainty is not None:
@@ -179,7 +175,6 @@ def select(
     if by_scores:
         cautions += unsupported(rivals, int(judged.compared.sum()))
     cautions += beaten(means, passed, judged.selected, rule=rule)
-    # Gather the answer. What would decide is computed only if it is asked for.
     would_decide = partial(
         what_would_decide,
         decision,
@@ -252,17 +247,10 @@ def _of_the_table(
     means: pd.DataFrame,
     passed: NDArray[np.bool_],
     constraints: Constraints,
-    selected: int,
 ) -> list[Warned]:
     """Return the cautions that the table causes, whatever its scores are."""
     corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
-    return [
-        *without_guarantee(points, configurations(means)[selected]),
-        *worse_than_untrained(means, selected),
-        *left_out(points),
-        *entered_twice(points),
-        *corner,
-    ]
+    return [*left_out(points), *entered_twice(points), *corner]
 
 
 def _without_scores(
@@ -288,7 +276,10 @@ def _without_scores(
         **_facts(points, means, constraints, selected),
         rule=rule,
         steps=tuple(steps),
-        cautions=tuple(_of_the_table(rule, points, means, passed, constraints, selected)),
+        cautions=(
+            *without_guarantee(points, listed[selected]),
+            *_of_the_table(rule, points, means, passed, constraints),
+        ),
         changes=threshold_changes(rule, layout, means, narrowings, passed, selected),
     )
 

@@ -73,16 +73,14 @@ class Decision:
             passes: its true loss may be above the threshold, and that of another one below. Else
             "undecided".
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1
-            allows 10 % more of what a score exceeds that of a model without a leak by; for a score
-            that is a logarithm, a difference of ln 1.1.
+            allows 10 % more above no leak; for a score that is a logarithm, a difference of ln 1.1.
         probability: that the selected configuration has the lowest score.
         probability_within: that its score is within the tolerance of the lowest. Scores that can be
             negative and are no logarithms have no tolerance.
         expected_regret: how much higher than the lowest its score is, in expectation, in the
             score's unit.
-        relative_regret: the same as a share of what the lowest score exceeds that of a model
-            without a leak by. None if it exceeds it by nothing, or if the score can be negative and
-            is no logarithm.
+        relative_regret: the same as a share of the lowest score above no leak. None if it can be
+            negative and the score is no logarithm.
         estimate: the expected score given all measurements. The measured mean of a selected
             configuration is lower than its true score on average, because it was selected for being
             low; the estimate is corrected for that.
@@ -283,9 +281,8 @@ def _with_regret(
     if logarithmic:
         # A difference d of logarithms is a relative difference e^d - 1. The cap avoids overflow.
         relative = math.expm1(min(regret, 700.0))
-    elif scores.ratio and scores.no_leak is not None:
-        leak = float(lowest.mean()) - scores.no_leak
-        relative = regret / leak if leak > 0 else relative
+    elif scores.ratio and scores.no_leak is not None and lowest.mean() > scores.no_leak:
+        relative = regret / float(lowest.mean() - scores.no_leak)
     return replace(
         decision,
         probability=float(chances.lowest[chances.selected]),
@@ -328,7 +325,8 @@ def what_would_decide(
     if len(pool) > _MOST_CONFIGURATIONS:
         limit = f"a table of more than {_MOST_CONFIGURATIONS} configurations"
         return Outlook(sentence=f"How many further seeds would decide is not computed for {limit}.")
-    measured = MeasuredScores.of(points, by_secret, logarithmic=logarithmic, no_leak=no_leak)
+    measured = MeasuredScores.of(points, by_secret, logarithmic=logarithmic)
+    measured = replace(measured, no_leak=no_leak)
     # A rule that does not look at the scores may select another configuration than the one that is
     # known to be lowest.
     if settled(measured, pool, confidence=confidence, tolerance=tolerance):

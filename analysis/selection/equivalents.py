@@ -76,7 +76,6 @@ def equivalents(
 
     Args:
         pools: [pools, m] whether a configuration is in a pool. Nested pools are computed together.
-        logarithmic: whether the score is a logarithm.
 
     Returns:
         [pools, m] whether a configuration is equivalent. The row of a pool is all False if the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -70,12 +70,11 @@ class Evidence:
             means,
             by_secret=of_secrets,
             logarithmic=is_log,
-            no_leak=no_leak,
             pool=pool,
             leaks=None if leakage is None else leakage.leaks,
             precision=precision or Precision(),
         )
-        certainty = None
+        models, certainty = replace(layout.models, no_leak=no_leak), None
         # Without two seeds of a configuration, the errors of the losses are not known.
         if constraints.bounds_utility and means["num_seeds"].max() > 1:
             certainty = utility_certainty(layout.models.losses, means, constraints)
@@ -84,7 +83,7 @@ class Evidence:
             of_secrets=of_secrets,
             logarithmic=is_log,
             leakage=leakage,
-            layout=layout.with_certainty(certainty),
+            layout=replace(layout, models=models, certainty=certainty),
         )
 
 

@@ -62,7 +62,6 @@ class Layout:
         *,
         by_secret: Array | None = None,
         logarithmic: bool = False,
-        no_leak: float | None = 0.0,
         pool: Pools | None = None,
         leaks: Pools | None = None,
         precision: Precision | None = None,
@@ -72,13 +71,7 @@ class Layout:
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
             score=means["score"].to_numpy(),
-            models=Models(
-                means=means,
-                by_secret=by_secret,
-                logarithmic=logarithmic,
-                no_leak=no_leak,
-                pool=pool,
-            ),
+            models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic, pool=pool),
             leaks=leaks,
             precision=precision,
         )
@@ -106,15 +99,15 @@ class Models:
         means: configuration means.
         by_secret: [m, k] means by secret, None if the choice of secrets is not counted.
         logarithmic: whether the score is a logarithm.
-        no_leak: the score of a model that leaks nothing.
         pool: [m] the configurations that may be selected, None for all.
+        no_leak: as for `select`.
     """
 
     means: pd.DataFrame
     by_secret: Array | None
     logarithmic: bool
-    no_leak: float | None
     pool: Pools | None
+    no_leak: float | None = 0.0
 
     @cached_property
     def surface(self) -> Surface:
@@ -129,13 +122,10 @@ class Models:
     @cached_property
     def scores(self) -> Posterior:
         """Return the posterior of the scores."""
-        return score_posterior(
-            self.means,
-            by_secret=self.by_secret,
-            logarithmic=self.logarithmic,
-            no_leak=self.no_leak,
-            pool=self.pool,
+        scores = score_posterior(
+            self.means, by_secret=self.by_secret, logarithmic=self.logarithmic, pool=self.pool
         )
+        return replace(scores, no_leak=self.no_leak)
 
     @cached_property
     def losses(self) -> Posterior:

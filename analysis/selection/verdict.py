@@ -10,10 +10,7 @@ from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.selection.rules import UTILITY_CHECK
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
-from raydp.search_spaces.settings import Settings, short_names, value_in_words
-
-_MOST_COLUMNS = 58
-"""A configuration's name is no longer, so that a label fits beside it."""
+from raydp.search_spaces.settings import settings_in_words
 
 
 class Words(Protocol):
@@ -151,23 +148,18 @@ def _pool(selection: Selection, decision: Decision) -> str | None:
     by = {s.name for s in selection.steps if s.dropped and len(s.survivors) >= number}
     if not by and number == 1:
         return None
-    sure = ""
-    if UTILITY_CHECK in by:
-        kept = decision.utility_probability or 0.0
-        sure = "sure" if kept >= decision.confidence else f"{chance(kept)} likely"
+    kept = decision.utility_probability or 0.0
+    likely = "sure" if kept >= decision.confidence else f"{chance(kept)} likely"
+    sure = f"{likely} to " if UTILITY_CHECK in by else ""
     if by - {UTILITY_CHECK, "utility threshold"}:
-        keep = f"{sure} to keep" if sure else f"that keep{'s' if number == 1 else ''}"
+        keep = f"{sure}keep" if sure else f"that keep{'s' if number == 1 else ''}"
         return f"{keep} to the constraints"
-    if bound is None:
-        return "compared"
-    return f"{sure}{' to be ' if sure else ''}useful enough (loss ≤ {bound:.4g})"
+    useful = f"{sure}{'be ' if sure else ''}useful enough"
+    return "compared" if bound is None else f"{useful} (loss ≤ {bound:.4g})"
 
 
 def ratio(words: Words, other: float, selection: Selection) -> str | None:
-    """Say how much another score leaks beside the selected one, whose error must exclude no leak.
-
-    None where the ratio says nothing.
-    """
+    """Say how much a score leaks beside the selected one; None if that may leak nothing."""
     decision, score, no_leak = selection.decision, selection.score, words.no_leak
     if score is None or no_leak is None or decision is None or decision.interval is None:
         return None
@@ -193,25 +185,9 @@ def _runner_up(decision: Decision | None) -> str | None:
 
 
 def _name(configuration: Configuration) -> str:
-    """Name a configuration in a line, with as many of its further fields as fit."""
     c = configuration
-    hyperparameters = f"b={c.batch_size} T={c.num_steps} η={c.learning_rate:g}"
-    return few_fields(c.settings, hyperparameters, equals="=", between=" ", most=_MOST_COLUMNS)
-
-
-def few_fields(settings: Settings, before: str, *, equals: str, between: str, most: int) -> str:
-    """Return a text and the fields after it that fit a number of columns, and how many more."""
-    said, left = before, len(settings)
-    for path, name in short_names(settings).items():
-        longer = f"{said}{between}{name}{equals}{value_in_words(settings[path])}"
-        if len(longer) + len(_more(left - 1, between)) > most:
-            break
-        said, left = longer, left - 1
-    return said + _more(left, between)
-
-
-def _more(fields: int, between: str) -> str:
-    return f"{between}and {fields} more" if fields else ""
+    further = f" {settings_in_words(c.settings, equals='=', between=' ')}" if c.settings else ""
+    return f"b={c.batch_size} T={c.num_steps} η={c.learning_rate:g}{further}"
 
 
 def _cautions(selection: Selection) -> tuple[str, ...]:

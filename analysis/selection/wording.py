@@ -36,7 +36,7 @@ def in_words(selection: Selection) -> list[str]:
         and decision.state != "only one"
         and decision.reason not in first
     ):
-        sentences.append(f"{_capitalised(decision.reason)}.")
+        sentences.append(f"{capitalised(decision.reason)}.")
     if decision.reason is None or decision.pool_size == 1:
         sentences += _estimate(selection, decision)
     # The figures beside the decision: other scores, utility, alternatives.
@@ -89,7 +89,7 @@ def _state(decision: Decision) -> str:
             f"lowest with a probability of {chance(decision.probability_within)};"
         )
     else:
-        start = f"{_capitalised(decision.state)}:"
+        start = f"{capitalised(decision.state)}:"
     return f"{start} {lowest} {chance(decision.probability)}.{_regret(decision)}"
 
 
@@ -176,5 +176,6 @@ def _change(other: ThresholdChange) -> str:
     )
 
 
-def _capitalised(text: str) -> str:
+def capitalised(text: str) -> str:
+    """Return a text with a capital letter first."""
     return text[:1].upper() + text[1:]

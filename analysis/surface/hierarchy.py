@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -40,7 +40,6 @@ def score_posterior(
     *,
     by_secret: Array | None = None,
     logarithmic: bool = False,
-    no_leak: float | None = 0.0,
     pool: NDArray[np.bool_] | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -51,7 +50,6 @@ def score_posterior(
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
         logarithmic: whether the score is a logarithm, so that secrets differ by differences. Other
             scores that are nowhere negative are rates, whose secrets differ by factors.
-        no_leak: the score of a model that leaks nothing.
         pool: [m] the configurations that may be selected; None for all. Of more than 150
             configurations, 150 are modelled jointly: 75 of those with the lowest scores, and 75
             evenly among the others by their scores. Each of the rest is conditioned on them and on
@@ -72,7 +70,7 @@ def score_posterior(
     models).
     """
     given = _Measured.of(means, "score", by_secret, pool, logarithmic=logarithmic, seed=seed)
-    return replace(_remembered(given), no_leak=no_leak)
+    return _remembered(given)
 
 
 def loss_posterior(means: pd.DataFrame, *, seed: int = 0) -> Posterior:

@@ -31,8 +31,7 @@ class Posterior:
             limited to their 95 % interval, because the whole mean is infinite if the variances are
             hardly known.
         operators: smooth other values of the figure, with the weight of each.
-        no_leak: the figure of a model that leaks nothing, from which a tolerance is counted; None
-            if there is none.
+        no_leak: the figure of a model that leaks nothing; None if it is not known.
     """
 
     draws: Array
@@ -67,15 +66,9 @@ class Posterior:
     def chances(
         self, pool: NDArray[np.bool_], tolerance: float, *, logarithmic: bool
     ) -> tuple[Array, Array]:
-        """Return each configuration's probability to be the lowest of a pool, and to be near it.
+        """Return each configuration's probability to be the lowest of a pool [m], and to be near it.
 
-        Args:
-            pool: [m] the configurations that are compared.
-            tolerance, logarithmic: as for `highest_within`.
-
-        Returns:
-            [m] and [m]. Several configurations may share the lowest draw, such as zeros; each of
-            them counts.
+        Several configurations may share the lowest draw, such as zeros; each of them counts.
         """
         lowest = self.draws[:, pool].min(axis=1)
         highest = self.highest_within(lowest, tolerance, logarithmic=logarithmic)
@@ -86,28 +79,18 @@ class Posterior:
     def highest_within(self, lowest: Array, tolerance: float, *, logarithmic: bool) -> Array:
         """Return the highest figure within a tolerance of each lowest figure, in the same shape.
 
-        Args:
-            lowest: figures.
-            tolerance: 0.1 allows 10 % more of what a figure exceeds `no_leak` by; of a logarithm, a
-                difference of ln 1.1.
-            logarithmic: whether the figure is a logarithm.
-
+        A tolerance of 0.1 allows 10 % more above `no_leak`; of a logarithm, a difference of ln 1.1.
         A share of a figure means nothing if the figure can be negative and is no logarithm. It then
-        has no tolerance, and no more has one without `no_leak`.
+        has no tolerance, like one without `no_leak`.
         """
         if logarithmic:
             return lowest + math.log1p(tolerance)
-        if not self.ratio or self.no_leak is None:
-            return lowest
-        return lowest + tolerance * np.maximum(lowest - self.no_leak, 0)
+        if self.ratio and self.no_leak is not None:
+            lowest = lowest + tolerance * np.maximum(lowest - self.no_leak, 0)
+        return lowest
 
     def expected(self, values: Array) -> Array:
-        """Return the posterior means, [..., m].
-
-        Args:
-            values: [..., m] measured means. Others than those that were fitted, such as redrawn
-                ones, are smoothed with the same hyperparameters, without fitting again.
-        """
+        """Return the posterior means of measured means, [..., m], also of redrawn ones, unfitted."""
         smooth: Array = np.sum(
             [weight * operator(values) for weight, operator in self.operators], axis=0
         )

@@ -27,8 +27,7 @@ class MeasuredScores:
         of_secrets: [m, k] means of `measured_values`, None if the values by secret are not known.
         over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the
             secret explain. NaN for a configuration with one seed.
-        logarithmic: whether the score is a logarithm.
-        no_leak: the score of a model that leaks nothing.
+        logarithmic, no_leak: as for `select`.
     """
 
     means: pd.DataFrame
@@ -39,25 +38,13 @@ class MeasuredScores:
 
     @classmethod
     def of(
-        cls,
-        points: pd.DataFrame,
-        secrets: tuple[pd.DataFrame, str] | None,
-        *,
-        logarithmic: bool,
-        no_leak: float | None = 0.0,
+        cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool
     ) -> MeasuredScores:
         """Gather the figures of a points table; `secrets` as for `select`."""
         means = configuration_means(points)
         unknown = np.full(len(means), np.nan)
-        known = cls(
-            means=means,
-            of_secrets=None,
-            over_seeds=unknown,
-            logarithmic=logarithmic,
-            no_leak=no_leak,
-        )
         if secrets is None:
-            return known
+            return cls(means=means, of_secrets=None, over_seeds=unknown, logarithmic=logarithmic)
         values = measured_values(points, *secrets)
         of_secrets = mean_over_seeds(points, values)
         groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
@@ -67,7 +54,9 @@ class MeasuredScores:
         squares = np.bincount(groups, (rest**2).sum(axis=1))
         degrees = (np.bincount(groups) - 1) * (values.shape[1] - 1)
         over_seeds = np.divide(squares, degrees, out=unknown, where=degrees > 0)
-        return replace(known, of_secrets=of_secrets, over_seeds=over_seeds)
+        return cls(
+            means=means, of_secrets=of_secrets, over_seeds=over_seeds, logarithmic=logarithmic
+        )
 
     def posterior(self, *, num_seeds: int = 0, times_secrets: int = 1) -> Posterior:
         """Return the posterior of the scores if there were more measurements with the same means.
@@ -87,9 +76,8 @@ class MeasuredScores:
         if of_secrets is not None and of_secrets.shape[1] > 1:
             of_secrets = np.tile(self._settled(of_secrets, more), times_secrets)
         means = self.means.assign(num_seeds=more, score_std=std)
-        return score_posterior(
-            means, by_secret=of_secrets, logarithmic=self.logarithmic, no_leak=self.no_leak
-        )
+        scores = score_posterior(means, by_secret=of_secrets, logarithmic=self.logarithmic)
+        return replace(scores, no_leak=self.no_leak)
 
     def _settled(self, of_secrets: Array, more: NDArray[np.int64]) -> Array:
         """Return the means by secret with as much less noise as more seeds would leave."""

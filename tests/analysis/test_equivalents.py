@@ -4,6 +4,7 @@ never less sure."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -226,7 +227,7 @@ def test_a_tolerance_is_of_what_a_score_exceeds_no_leak_by(means):
     assert useful.relative_regret is None or useful.relative_regret > 2
     along = selections_by_threshold(points, Constraints(max_loss=2.0), no_leak=0.5)
     assert along.means["score"].iloc[along.start["informed"]] == pytest.approx(means[0])
-    measured = MeasuredScores.of(points, None, logarithmic=False, no_leak=0.5)
+    measured = replace(MeasuredScores.of(points, None, logarithmic=False), no_leak=0.5)
     _, within = measured.posterior().chances(along.passed, 0.1, logarithmic=False)
     assert (within[1:3] < 0.05).all()
 

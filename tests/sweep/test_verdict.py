@@ -236,28 +236,11 @@ def test_the_only_configuration_of_a_table_has_no_other_one(tmp_path: Path) -> N
     assert "there is no other one" in verdict_of(tmp_path, points([(64, 2.0, 0.1)]))[0]
 
 
-def test_many_and_long_fields_are_shortened_and_lists_stay_whole(tmp_path: Path) -> None:
-    fields = {f"method.field_{k}": k for k in range(10)} | {"task.template": "long" * 30}
-    rows = [(size, 2.0 + size / 1e3 + s / 1e2, 0.1) for size in (64, 128, 256) for s in range(3)]
-    line, screen = verdict_of(tmp_path, points(rows, settings=json.dumps(fields, sort_keys=True)))
-    assert "field_0=0 field_1=1 field_2=2 and 8 more" in line
-    assert "field_0 = 0" in screen
-    assert " more" in screen
-    assert len(screen.split("selects ")[-1].split(";")[0]) <= 160
-    modules = {"model.adapter.target_modules": ["q_proj", "v_proj"]}
-    assert (
-        'target_modules=["q_proj", "v_proj"]'
-        in (verdict_of(tmp_path, points(rows, settings=json.dumps(modules)))[0])
-    )
-
-
-@pytest.mark.parametrize(("loss", "warned"), [(2.6, True), (2.4, False)])
-def test_a_model_worse_than_the_untrained_one_is_warned_of(
-    tmp_path: Path, loss: float, warned: bool
-) -> None:
-    rows = [(size, loss, 0.1 + s / 1e3) for size in (64, 128) for s in range(2)]
-    text, _ = verdict_of(tmp_path, points(rows))
-    assert ("is worse than that of the untrained model, 2.5" in text) == warned
+def test_a_list_among_the_fields_keeps_its_commas(tmp_path: Path) -> None:
+    rows = [(size, 2.0 + size / 1e3, 0.1) for size in (64, 128)]
+    modules = json.dumps({"model.adapter.target_modules": ["q_proj", "v_proj"]})
+    said = verdict_of(tmp_path, points(rows, settings=modules))[0]
+    assert 'target_modules=["q_proj", "v_proj"]' in said
 
 
 def test_a_table_without_named_scores_says_that_it_knows_none(
