@@ -113,7 +113,6 @@ def write_report(
     means = configuration_means(points, scored=False)
     scored = not means["score"].isna().all()
     texts = PageTexts(title=title, card_rows=card_rows or {}, warnings=warnings, notes=notes)
-    # The page always shows what the rule costs, in utility and in score.
     headline, score_name = given[0], score_name or own_score(points)
     words = words or NoWords()
     constraints = headline.constraints or Constraints(max_loss=headline.max_loss)
@@ -145,7 +144,6 @@ def write_report(
     if not scored:
         write_unscored(means, given, Path(path), texts, screen)
         return NamedFigures()
-    # Select along the thresholds, at the precision of the headline.
     made, precision = headline.decision, None
     if made is not None:
         precision = Precision(confidence=made.confidence, tolerance=made.tolerance)
@@ -180,7 +178,6 @@ def write_report(
         values = secret_means(points, headline, *by_secret)
         worst = f"{by_secret[1]} {number(float(values.max()))}"
         detail.append(f"Of {len(values)} secrets it gives {values.idxmax()} away most: {worst}.")
-    # Compose and write the page, which says that it is confidential.
     name = score_name or "as in the table, which does not name it"
     about = f"Score: {name}. Higher leaks more. {_counts(points, means)} {_CONFIDENTIAL}"
     body = body_of(screen, sections, texts, selections=at_thresholds, about=about, detail=detail)
@@ -194,7 +191,6 @@ def write_report(
     figures = report_figures(points, at_thresholds, labels=labels)
     if curves:
         figures["curves"] = training_curves(curves)
-    # The script redraws from this data when the slider moves, without a server.
     live = {
         **live_data(at_thresholds, headline.rule, base_utility_loss, relative=relative),
         "labels": labels,

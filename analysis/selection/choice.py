@@ -108,7 +108,6 @@ def select(
 
     Source: Hu et al. 2025, Algorithm 1, §4.2 and §4.3.
     """
-    # The means, the models of the figures, and the configurations that keep to the constraints.
     rule = rule if isinstance(rule, str) else named_rule(rule)
     constrained = constrained_rule(rule)
     steps = rule_steps(rule) if constrained is None else constrained.steps

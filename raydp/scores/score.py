@@ -161,8 +161,7 @@ class ScoreSection(Section):
         logarithmic: whether the value is a logarithm. Differences of such scores are meaningful,
             ratios are not.
         log_base: the base of that logarithm.
-        no_leak: the value of a model that leaks nothing; None if it is not known or the value
-            measures no leak, so that no share of it is said.
+        no_leak: the value of a model that leaks nothing; None if it is not known.
         in_words: a clause that says a value to a person, with {value}, {percent} (100 times the
             value) or {times} (the base to the power of the value); None without such words.
         worded_for: parameters that change the meaning of the value, with the values for which

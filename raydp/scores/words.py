@@ -31,18 +31,14 @@ class ScoreWords:
 
     @classmethod
     def of(cls, score: str | None, params: Mapping[str, object] | None = None) -> ScoreWords:
-        """Return the words of a score.
+        """Return the words of a score by its name; of an unknown score, nothing is said in words.
 
-        Args:
-            score: its name; of an unknown score, nothing is said in words.
-            params: its parameters, or those that are not the defaults; None if they are not known.
+        `params` are those that are not the defaults, or all; None if they are not known.
         """
         if score is None or score not in names("scores"):
             return cls()
-        own = {
-            name: constant("scores", score, name)
-            for name in ("in_words", "no_leak", "log_base", "worded_for")
-        }
+        asked = ("in_words", "no_leak", "log_base", "worded_for")
+        own = {name: constant("scores", score, name) for name in asked}
         # A parameter may change the meaning of the value, which then has no words.
         known = {} if params is None else {**own["worded_for"], **params}
         worded = all(known.get(name) == value for name, value in own["worded_for"].items())
@@ -64,10 +60,8 @@ class ScoreWords:
             return None
         if min(value, other) <= self.no_leak:
             return None
-        if self.log_base is not None:
-            ratio = _power(self.log_base, value - other)
-        else:
-            ratio = (value - self.no_leak) / (other - self.no_leak)
+        excess = (value - self.no_leak) / (other - self.no_leak)
+        ratio = excess if self.log_base is None else _power(self.log_base, value - other)
         if 1 / _CLOSE < ratio < _CLOSE:
             return "leaks as much"
         if ratio > _MANY:
