@@ -14,13 +14,14 @@ from raydp.analysis.report.card import upper_bound
 from raydp.analysis.report.markup import number, percent
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.selected import Selection
-from raydp.analysis.selection.verdict import Verdict, Words, ratio
+from raydp.analysis.selection.verdict import Verdict, Words, few_fields, ratio
 from raydp.analysis.selection.wording import capitalised
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces.configuration import Configuration
-from raydp.search_spaces.settings import settings_in_words
 
+_MOST_CHARACTERS = 120
+"""A configuration's name is no longer, so that the figures stay on a phone's first screen."""
 _VALUE = re.compile(r"1 in [\d.,e+-]+|[\d.,]*\d(e[+-]?\d+)?( %| times)?|\binf\b")
 """The figure in a score's words."""
 Tile = tuple[str, str, str]
@@ -180,11 +181,10 @@ class FirstScreen:
 
 
 def in_words(configuration: Configuration) -> str:
-    """Name a configuration without symbols, but for its further fields."""
+    """Name a configuration without symbols, but for its further fields, of which some may do."""
     c = configuration
-    further = f", {settings_in_words(c.settings)}" if c.settings else ""
-    rate = f"learning rate {c.learning_rate:g}"
-    return f"batch size {c.batch_size}, {c.num_steps} steps, {rate}{further}"
+    name = f"batch size {c.batch_size}, {c.num_steps} steps, learning rate {c.learning_rate:g}"
+    return few_fields(c.settings, name, equals=" = ", between=", ", most=_MOST_CHARACTERS)
 
 
 def _sentence(selection: Selection, verdict: Verdict) -> str:

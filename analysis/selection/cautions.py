@@ -39,6 +39,16 @@ def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[War
     return [Warned(text, short="no privacy guarantee: its ε is infinite")]
 
 
+def worse_than_untrained(means: pd.DataFrame, selected: int) -> list[Warned]:
+    """Warn if the selected models are less useful than the untrained one."""
+    base = means.get("base_utility_loss")
+    loss = means["utility_loss"].iloc[selected]
+    if base is None or not loss > base.iloc[selected]:
+        return []
+    text = f"its loss {loss:.4g} is worse than the untrained model's {base.iloc[selected]:.4g}"
+    return [Warned(f"Training did harm: {text}.", short=text)]
+
+
 def may_pass(means: pd.DataFrame, others: NDArray[np.bool_], certainty: NDArray[np.float64]) -> str:
     """Name the others that may keep to the utility threshold in a sentence; "" if none may.
 

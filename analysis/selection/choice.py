@@ -25,6 +25,7 @@ from raydp.analysis.selection.cautions import (
     undecided,
     unsupported,
     without_guarantee,
+    worse_than_untrained,
 )
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import contenders
@@ -165,8 +166,7 @@ def select(
     doubtful = "" if certainty is None else may_pass(means, rest, certainty)
     cautions = [
         *few_pass(means, judged.compared, decision, doubtful),
-        *without_guarantee(points, listed[judged.selected]),
-        *_of_the_table(rule, points, means, passed, constraints),
+        *_of_the_table(rule, points, means, passed, constraints, judged.selected),
         *improbable(decision, doubtful),
     ]
     if rule == DEFAULT_RULE and certainty is not None:
@@ -246,10 +246,17 @@ def _of_the_table(
     means: pd.DataFrame,
     passed: NDArray[np.bool_],
     constraints: Constraints,
+    selected: int,
 ) -> list[Warned]:
     """Return the cautions that the table causes, whatever its scores are."""
     corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
-    return [*left_out(points), *entered_twice(points), *corner]
+    return [
+        *without_guarantee(points, configurations(means)[selected]),
+        *worse_than_untrained(means, selected),
+        *left_out(points),
+        *entered_twice(points),
+        *corner,
+    ]
 
 
 def _without_scores(
@@ -275,10 +282,7 @@ def _without_scores(
         **_facts(points, means, constraints, selected),
         rule=rule,
         steps=tuple(steps),
-        cautions=(
-            *without_guarantee(points, listed[selected]),
-            *_of_the_table(rule, points, means, passed, constraints),
-        ),
+        cautions=tuple(_of_the_table(rule, points, means, passed, constraints, selected)),
         changes=threshold_changes(rule, layout, means, narrowings, passed, selected),
     )
 

@@ -10,7 +10,10 @@ from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.selection.rules import UTILITY_CHECK
 from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
-from raydp.search_spaces.settings import settings_in_words
+from raydp.search_spaces.settings import Settings, short_names, value_in_words
+
+_MOST_COLUMNS = 58
+"""A configuration's name is no longer, so that a label fits beside it."""
 
 
 class Words(Protocol):
@@ -185,9 +188,25 @@ def _runner_up(decision: Decision | None) -> str | None:
 
 
 def _name(configuration: Configuration) -> str:
+    """Name a configuration in a line, with as many of its further fields as fit."""
     c = configuration
-    further = f" {settings_in_words(c.settings, equals='=', between=' ')}" if c.settings else ""
-    return f"b={c.batch_size} T={c.num_steps} η={c.learning_rate:g}{further}"
+    hyperparameters = f"b={c.batch_size} T={c.num_steps} η={c.learning_rate:g}"
+    return few_fields(c.settings, hyperparameters, equals="=", between=" ", most=_MOST_COLUMNS)
+
+
+def few_fields(fields: Settings, before: str, *, equals: str, between: str, most: int) -> str:
+    """Return a text and the fields after it that fit a number of columns, and how many more."""
+    said, left = before, len(fields)
+    for path, name in short_names(fields).items():
+        longer = f"{said}{between}{name}{equals}{value_in_words(fields[path])}"
+        if len(longer) + len(_more(left - 1, between)) > most:
+            break
+        said, left = longer, left - 1
+    return said + _more(left, between)
+
+
+def _more(fields: int, between: str) -> str:
+    return f"{between}and {fields} more" if fields else ""
 
 
 def _cautions(selection: Selection) -> tuple[str, ...]:

@@ -326,3 +326,20 @@ def test_a_choice_without_a_guarantee_is_warned_of(fields: str, unprotected: lis
     assert "no privacy guarantee: its ε is infinite" in said
     protected = select(check_points(pd.DataFrame(rows)), at_most={"epsilon": 8})
     assert not [c for c in protected.cautions if "guarantee" in str(c.short)]
+
+
+@pytest.mark.parametrize(("base", "warned"), [(0.9, True), (1.0, False), (1.1, False)])
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_choice_that_is_worse_than_untrained_is_warned_of(
+    base: float, warned: bool, scored: bool
+) -> None:
+    rows = [
+        {"batch_size": b, "num_steps": 4, "learning_rate": 0.1, "seed": seed, "utility_loss": 1.0,
+         "score": 0.1 * b + 0.01 * seed if scored else None, "run_id": f"{b}-{seed}",
+         "status": "finished", "base_utility_loss": base}
+        for b in (2, 4) for seed in range(2)
+    ]  # fmt: skip
+    table = check_points(pd.DataFrame(rows), scored=False)
+    chosen = select(table, rule="informed" if scored else "procedure")
+    harm = [c for c in chosen.cautions if str(c).startswith("Training did harm")]
+    assert bool(harm) == warned

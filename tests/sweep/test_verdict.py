@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydp import Selection, select
-from raydp.analysis import load_points
-from raydp.analysis.report.first_screen import FirstScreen
+from raydp.analysis import check_points, load_points
+from raydp.analysis.report.first_screen import FirstScreen, in_words
 from raydp.analysis.selection.rules import rule_names
 from raydp.cli.show.verdict import MOST_LINES, WIDTH, head_of, show_verdict
 from raydp.scores.words import ScoreWords
+from raydp.search_spaces.settings import Settings
 from raydp.sweep.store.summary import RunCounts
 from raydp.system.output import stdout
 from tests.analysis.point_tables import tables
@@ -69,6 +70,27 @@ def test_a_verdict_on_any_table_fits_fourteen_lines_of_eighty_columns(
     assert lines[0].startswith("! 7 runs finished, 2 failed")
     assert lines[0].endswith("61 min 11 s")
     assert lines[1].startswith("Selected   b=")
+
+
+@pytest.mark.parametrize("fields", [0, 1, 3, 12])
+def test_a_verdict_names_as_many_further_fields_as_fit(fields: int) -> None:
+    """The configurations differ in one of them; the runner-up is named with its probability."""
+    rows = [
+        {
+            "batch_size": b, "num_steps": 400, "learning_rate": 0.0123, "seed": seed,
+            "utility_loss": 2.0, "score": 0.2 + 0.001 * b + 0.01 * seed, "run_id": f"{b}-{seed}",
+            "status": "finished", "epsilon": 8.0, "delta": 1e-5, "base_utility_loss": 2.5,
+            "settings": Settings({f"method.a_long_name_of_field_{k:02d}": 0.5 for k in range(fields)}).text,
+        }
+        for b in (64, 65, 66) for seed in range(2)
+    ]  # fmt: skip
+    chosen = select(check_points(pd.DataFrame(rows)))
+    lines = printed(chosen)
+    assert_short(lines)
+    more = [line for line in lines if " more" in line and "and " in line]
+    assert bool(more) == (fields > 1)
+    assert ("a_long_name_of_field_00=0.5" in lines[0]) == (fields in (1, 3))
+    assert len(in_words(chosen.configuration)) <= 120
 
 
 @pytest.mark.parametrize(
