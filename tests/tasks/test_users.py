@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -199,12 +200,14 @@ def test_a_limit_without_users_is_an_error():
         TextTask(path="rows.jsonl", max_examples_per_user=3)
 
 
-def test_an_unknown_user_column_is_named(rows_file, tokenizer):
-    with pytest.raises(
-        ValueError,
-        match=r"task.user_column must be a column of the file, got 'writre'. The file has text, id and 1 other",
-    ):
-        TextTask(path=rows_file, user_column="writre").build(tokenizer)
+@pytest.mark.parametrize(
+    ("asked", "columns"), [("writre", "text, writer, id"), ("poet", "text, id and 1 other column")]
+)
+def test_an_unknown_user_column_is_named(rows_file, tokenizer, asked, columns):
+    """The message shows a column that the user has nearly written, and no other unusual one."""
+    words = f"task.user_column must be a column of the file, got {asked!r}. The file has {columns}."
+    with pytest.raises(ValueError, match=re.escape(words)):
+        TextTask(path=rows_file, user_column=asked).build(tokenizer)
 
 
 @pytest.mark.parametrize("blank", ["", "  "])
