@@ -119,7 +119,7 @@ def test_an_interruption_reaches_the_caller_once_the_folder_is_in_order(
     assert caught.value.partial.counts.pending == 2
     answer = raydp("sweep", spec, "--resume", *partly)
     assert answer.code == 1
-    assert ('"interrupted": true' if partly else "Go on with: raydp sweep ") in answer.out
+    assert ('"interrupted": true' if partly else "raydp sweep ") in answer.out
 
 
 class NoSlots:
