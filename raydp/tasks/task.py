@@ -77,7 +77,8 @@ class TaskFacts:
             f"{self.num_examples} examples{units}; the unit of privacy is: {self.privacy_unit}"
         ]
         for key, value in self.notes.items():
-            if key in SAID_BY_WARNINGS:
+            # Warnings say by lines why secrets are absent.
+            if key.startswith("secrets_") and key != "secrets_absent":
                 continue
             name = count_in_words(key)
             if key == "caveats":
@@ -92,15 +93,6 @@ class TaskFacts:
     def num_training(self) -> int:
         """Return the number of training units. In the data they precede the reference units."""
         return self.num_units - self.num_reference
-
-
-SAID_BY_WARNINGS = (
-    "secrets_held_out",
-    "secrets_cut_off",
-    "secrets_outside_loss",
-    "secrets_nowhere",
-)
-"""Notes that a warning of the plan says, by lines and with a remedy."""
 
 
 def _enumerated(values: Sequence[object]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 NOTE_TAG = "mlflow.note.content"
 VIEW_KEY = "raydp"
@@ -37,5 +38,10 @@ def save_view(client: MlflowClient, experiment_id: str) -> None:
     view = json.dumps({"name": "Runs by score", "state": json.dumps(state), **times})
     link = f"[The runs with configuration, loss and score]({view_of(experiment_id)})"
     for tag, text in {VIEW_TAG: view, NOTE_TAG: link}.items():
-        if tag not in tags:
-            client.set_experiment_tag(experiment_id, tag, text)
+        try:
+            if tag not in tags:
+                client.set_experiment_tag(experiment_id, tag, text)
+        except MlflowException:
+            # Of two sweeps that start at one moment, the store refuses the second.
+            if tag not in client.get_experiment(experiment_id).tags:
+                raise
