@@ -20,6 +20,7 @@ from raydp.extensions.budget.costs import StepLaw
 from raydp.extensions.budget.grid import fitted
 from raydp.extensions.budget.survey import survey
 from raydp.spec.reading import load_spec
+from raydp.system.shell import command_line
 from tests.conftest import Answer
 
 TEXTS = [{"text": f"Text number {k} says some words about {k * k}, and nothing more.", "author": f"a{k % 30}"} for k in
@@ -62,9 +63,9 @@ def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts:
     assert f"16 copies of planted canaries are in n: {16 / n:.1%}." in answer.out
     assert f"# n = {n}," in written
     assert [line.strip() for line in answer.out.splitlines()[-3:]] == [
-        "raydp plan sweep.yaml",
-        "raydp sweep sweep.yaml",
-        "raydp select notes",
+        command_line("plan", "sweep.yaml"),
+        command_line("sweep", "sweep.yaml"),
+        command_line("select", "notes"),
     ]
     again = raydp("init", texts, "--model", "tiny", "--yes")
     assert (again.code, Path("sweep.yaml").read_text()) == (2, written)
