@@ -37,7 +37,7 @@ LIMITS = {
     "lines over 100 columns in tests, %": 1.0,
     "lines of raydp/testing": 1_320,
 }
-"""The largest value of each figure. A limit may only fall."""
+"""The largest value of each figure. A limit falls with what is removed, and rises only for a new feature."""
 FEWEST = {"full-line comments per 100 lines of code": 5.0}
 """The smallest value of each figure. It may only rise."""
 
