@@ -27,11 +27,11 @@ _MOST_PARTS = 1_000_000
 """The largest denominator of a figure that two runs may share by chance."""
 
 
-def without_guarantee(points: pd.DataFrame, selected: Configuration) -> list[Warned]:
+def without_guarantee(points: pd.DataFrame, selected: pd.Series) -> list[Warned]:
     """Warn if the selected models have no finite ε."""
     if "epsilon" not in points:
         return []
-    own = np.array([one == selected for one in configurations(points)])
+    own = np.all([points[name] == selected[name] for name in KEY], axis=0)
     # One infinite ε among the seeds is enough.
     if not np.isinf(points.loc[own, "epsilon"].to_numpy(dtype=np.float64)).any():
         return []

@@ -251,7 +251,7 @@ def _of_the_table(
     """Return the cautions that the table causes, whatever its scores are."""
     corner = at_the_corner(means, passed, constraints) if rule == "procedure" else []
     return [
-        *without_guarantee(points, configurations(means)[selected]),
+        *without_guarantee(points, means.iloc[selected]),
         *worse_than_untrained(means, selected),
         *left_out(points),
         *entered_twice(points),

@@ -217,7 +217,7 @@ def test_the_cheapest_of_the_most_useful():
 
 
 @pytest.mark.parametrize("means", [(0.506, 0.512, 0.526), (0.5003, 0.504, 0.506)])
-def test_a_tolerance_is_of_what_a_score_exceeds_no_leak_by(means):
+def test_a_tolerance_counts_from_no_leak(means):
     points = table([*means, 0.6], [1.9, 1.8, 1.7, 3.0], noise=0.002)
     asked = {"max_loss": 2.0, "no_leak": 0.5}
     assert select(points, **asked).score == pytest.approx(means[0])

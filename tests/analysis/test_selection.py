@@ -330,7 +330,7 @@ def test_a_choice_without_a_guarantee_is_warned_of(fields: str, unprotected: lis
 
 @pytest.mark.parametrize(("base", "warned"), [(0.9, True), (1.0, False), (1.1, False)])
 @pytest.mark.parametrize("scored", [True, False])
-def test_a_choice_that_is_worse_than_untrained_is_warned_of(
+def test_a_choice_warns_of_a_loss_above_the_untrained_models(
     base: float, warned: bool, scored: bool
 ) -> None:
     rows = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raydp.plugins.described import listed, shown
 from raydp.search_spaces.names import unknown_name
-from raydp.search_spaces.settings import Settings, short_names, value_in_words
+from raydp.search_spaces.settings import Settings, settings_in_words, short_names, value_in_words
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.system.yaml import read_yaml
@@ -51,16 +51,12 @@ class Study:
     Attributes:
         name: its name.
         folder: the folder that holds the sweeps' folders and the study's own files.
-        axes: path -> values, or names of blocks.
         cells: the sweeps, in the order of the axes' values.
-        seen: the content of the study's file.
     """
 
     name: str
     folder: Path
-    axes: Mapping[str, Sequence[object]]
     cells: tuple[Cell, ...]
-    content: Content
 
     @classmethod
     def read(cls, source: str | Path | Mapping[str, object]) -> Study:
@@ -87,13 +83,7 @@ class Study:
         specs = dict(_cells(base, axes, folder))
         cells = _checked(specs)
         _require_different(cells)
-        return cls(
-            name=name,
-            folder=folder,
-            axes={path: list(values) for path, values in axes.items()},
-            cells=cells,
-            content=content,
-        )
+        return cls(name=name, folder=folder, cells=cells)
 
 
 def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:
@@ -230,7 +220,9 @@ def _checked(contents: Mapping[Settings, Content]) -> tuple[Cell, ...]:
         raise ValueError(
             listed(
                 [
-                    problem if len(where) == len(contents) else f"{in_words(where[0])}: {problem}"
+                    problem
+                    if len(where) == len(contents)
+                    else f"{settings_in_words(where[0])}: {problem}"
                     for problem, where in problems.items()
                 ]
             )
@@ -246,8 +238,8 @@ def _require_different(cells: Sequence[Cell]) -> None:
         text = cell.spec.model_dump_json(exclude=own)
         if text in seen:
             raise ValueError(
-                f"{KEY} must give different sweeps, got {in_words(seen[text])} and "
-                f"{in_words(cell.values)}, which are equal. Remove one."
+                f"{KEY} must give different sweeps, got {settings_in_words(seen[text])} and "
+                f"{settings_in_words(cell.values)}, which are equal. Remove one."
             )
         seen[text] = cell.values
     names = [cell.spec.name for cell in cells]
@@ -256,10 +248,3 @@ def _require_different(cells: Sequence[Cell]) -> None:
             f"{KEY} must give each sweep a name of its own, got {twice[0]} twice. Give the blocks "
             "names of other letters."
         )
-
-
-def in_words(values: Settings) -> str:
-    """Return the values of a cell, such as "target_epsilon = 8, model = small"."""
-    return ", ".join(
-        f"{name} = {value_in_words(values[path])}" for path, name in short_names(values).items()
-    )

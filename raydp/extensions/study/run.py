@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import pandas as pd
 from rich.console import Console
 
-from raydp.extensions.study.document import Cell, Study, in_words
-from raydp.extensions.study.points import folder_of
+from raydp.extensions.study.document import Cell, Study
+from raydp.extensions.study.points import begun, folder_of
 from raydp.privacy import Event, composed
 from raydp.privacy.accounting.documents import ComposedCost
+from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.api import Sweep, planned
 from raydp.sweep.driver import run_sweep
 from raydp.sweep.planning.plan import SweepPlan
@@ -62,7 +63,7 @@ class CellEnd:
     """How a cell's sweep has ended.
 
     Attributes:
-        state: "finished", "open" if runs are left, "failed" if an error ended it, or "not begun".
+        state: "finished", or "failed" if an error ended it.
         reason: why it failed, or why nothing was selected.
     """
 
@@ -79,11 +80,11 @@ def plan_study(study: Study, say: Callable[[str], object]) -> list[PlannedCell]:
     """
     made = []
     for number, cell in enumerate(study.cells, 1):
-        say(f"planning sweep {number} of {len(study.cells)}: {in_words(cell.values)}")
+        say(f"planning sweep {number} of {len(study.cells)}: {settings_in_words(cell.values)}")
         try:
             made.append(PlannedCell(cell=cell, plan=planned(cell.spec)[0]))
         except ValueError as error:
-            raise ValueError(f"{in_words(cell.values)}: {error}") from error
+            raise ValueError(f"{settings_in_words(cell.values)}: {error}") from error
     return sorted(made, key=lambda each: -each.compute)
 
 
@@ -97,7 +98,7 @@ def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
             this case nothing was trained.
         Interrupted: Ctrl-C or SIGTERM came. The study can be resumed.
     """
-    if not resume and any(SweepFolder.exists(cell.spec) for cell in study.cells):
+    if not resume and begun(study):
         raise ValueError(
             f"STUDY {study.name} was started before. Add --resume to go on, or give it another name."
         )
@@ -106,7 +107,7 @@ def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
     ends = []
     for number, each in enumerate(cells, 1):
         console.print(
-            f"sweep {number} of {len(cells)}: {in_words(each.cell.values)}",
+            f"sweep {number} of {len(cells)}: {settings_in_words(each.cell.values)}",
             markup=False,
             style="bold",
         )
@@ -117,24 +118,19 @@ def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
 def _run(cell: Cell, console: Console) -> CellEnd:
     """Run a cell, or go on where it stopped."""
     resume = SweepFolder.exists(cell.spec)
-    if resume and state_of(cell).state == "finished":
-        return state_of(cell)
+    if resume and _is_over(folder_of(cell)):
+        return CellEnd(cell=cell, state="finished")
     try:
         result = run_sweep(cell.spec, resume=resume, console=console)
     except Exception as error:  # noqa: BLE001 - the other sweeps of the study go on
-        LOGGER.warning("the sweep %s has failed: %s", in_words(cell.values), error)
+        LOGGER.warning("the sweep %s has failed: %s", settings_in_words(cell.values), error)
         return CellEnd(cell=cell, state="failed", reason=str(error))
     return CellEnd(cell=cell, state="finished", reason=result.reason)
 
 
-def state_of(cell: Cell) -> CellEnd:
-    """Return how far a cell's sweep is."""
-    if not SweepFolder.exists(cell.spec):
-        return CellEnd(cell=cell, state="not begun")
-    folder = folder_of(cell)
-    numbers = counts(folder)
-    over = folder.summary() is not None and not numbers.pending
-    return CellEnd(cell=cell, state="finished" if over else "open")
+def _is_over(folder: SweepFolder) -> bool:
+    """Return whether a sweep has selected and has no run left."""
+    return folder.summary() is not None and not counts(folder).pending
 
 
 def cell_rows(ends: Sequence[CellEnd]) -> list[dict[str, object]]:
@@ -162,9 +158,7 @@ def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointModels]:
         digest -> joint cost. δ is the largest of the cells.
     """
     found: dict[str, list[tuple[Event, float, str]]] = {}
-    for cell in study.cells:
-        if not SweepFolder.exists(cell.spec):
-            continue
+    for cell in begun(study):
         plan = folder_of(cell).plan()
         done = points[(points["cell"] == cell.spec.name) & (points["status"] == "finished")]
         for run_id in done["run_id"]:

@@ -164,7 +164,7 @@ def test_few_users_without_a_secret_still_get_a_spec(
 
 
 @pytest.mark.slow
-def test_scores_that_take_longer_than_the_hours_allow_are_refused_in_that_time(
+def test_init_refuses_scores_that_take_longer_than_its_hours(
     raydp: Callable[..., Answer], texts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(measure, "_measuring_seconds", lambda *_: time.sleep(600))

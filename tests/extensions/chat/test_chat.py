@@ -504,7 +504,7 @@ def test_smollm2s_own_template_is_the_one_that_it_was_trained_with(tmp_path: Pat
     ("loss", "outside"),
     [("assistant", ["secret-001", "secret-003", "secret-004"]), ("all", ["secret-004"])],
 )
-def test_secrets_that_no_loss_is_of_are_noted(
+def test_a_task_notes_the_secrets_that_it_does_not_train_on(
     tmp_path: Path, tiny: Any, loss: str, outside: list[str]
 ) -> None:
     """A user says the first, and the assistant the second.

@@ -54,7 +54,7 @@ def test_a_running_sweep_is_not_deleted(raydp: Raydp, swept: Path) -> None:
     assert len(find_models(store_of(swept))) == 2
 
 
-def test_aliases_that_another_sweep_takes_are_named_when_they_move_and_when_they_go(
+def test_a_sweep_and_a_deletion_name_the_aliases_that_they_take_away(
     raydp: Raydp, swept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both sweeps have one registered model, so that the second one takes its aliases."""

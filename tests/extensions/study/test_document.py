@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from raydp.extensions.study.document import Study, in_words
+from raydp.extensions.study.document import Study
+from raydp.search_spaces.settings import settings_in_words
 from tests.builders.specs import small_spec
 
 
@@ -31,7 +32,7 @@ def test_each_combination_is_a_sweep_with_its_own_folder_and_models(tmp_path: Pa
     assert len({spec.tracking.experiment for spec in specs}) == 4
     assert [spec.privacy.target_epsilon for spec in specs] == [1, 1, 8, 8]
     assert [spec.model.adapter.r for spec in specs] == [2, 4, 2, 4]
-    assert in_words(made.cells[1].values) == "model = high, target_epsilon = 1"
+    assert settings_in_words(made.cells[1].values) == "model = high, target_epsilon = 1"
 
 
 def test_a_block_takes_the_place_of_the_keys_that_it_names(tmp_path: Path) -> None:
