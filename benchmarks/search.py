@@ -29,8 +29,9 @@ from raydp.analysis import configuration_means, load_points
 from raydp.analysis.tables.points import configurations
 from raydp.extensions.searches.frugal import FrugalSearch
 from raydp.extensions.searches.optuna_search import OptunaSearch
+from raydp.extensions.searches.random_order import RandomSearch
 from raydp.search_spaces import grid
-from raydp.sweep.search import Goal, RandomSearch
+from raydp.sweep.search import Goal
 
 QUANTILES, RULES, RANDOM_SEEDS = (0.25, 0.5, 0.75), ("procedure", "oracle"), 10
 COLUMNS = ["batch_size", "num_steps", "learning_rate", "seed", "utility_loss", "score"]

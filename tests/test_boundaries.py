@@ -24,6 +24,8 @@ OWNERS = {
 ALSO = {
     # Its logs are callbacks of Tune around Tune's own loggers; a driver without loggers loads none.
     "raydp/extensions/run_logs/loggers.py": "ray",
+    # Its grid is a class of Tune's, for readers that know Tune.
+    "raydp/extensions/result_grid/grid.py": "ray",
     # Its actors measure trained models, with neither Tune nor Train.
     "raydp/extensions/later_scores/scorers.py": "ray",
     # It deletes runs, versions and files, which nothing else does.
@@ -110,7 +112,7 @@ FLOW = {
         "later_scores",
     ],
     "raydp.sweep": [
-        "search", "store", "listing", "deliveries", "tuning_record", "descriptions", "engine", "ending",
+        "search", "store", "deliveries", "tuning_record", "descriptions", "engine", "ending",
         "policy", "planning", "driver", "api", "reports",
     ],
     "raydp.testing": [

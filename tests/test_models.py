@@ -559,3 +559,23 @@ def test_examples_that_would_change_the_positions_of_a_whole_batch_are_refused(
         ValueError, match=r"at most 16 tokens to .*longrope.*no ε would hold.*task\.max_length"
     ):
         models.check_length(spec, 17 - adapter.virtual_tokens)
+
+
+def test_sections_share_a_base_model_only_in_one_type_of_weights() -> None:
+    """Full fine-tuning keeps its weights in 32 bits whatever `dtype` says."""
+    lora = {"type": "lora", "r": 2, "target_modules": ["q_proj"]}
+    sections = [
+        ModelSpec.model_validate({"name": "tiny", "dtype": "bfloat16", "adapter": adapter})
+        for adapter in (lora, {"type": "none"}, {**lora, "r": 4})
+    ]
+    loaded: sharing.Loaded = {}
+    shared = sharing.base_models(sections, new_tokens=0, loaded=loaded)
+    again = sharing.base_models(sections[:1], new_tokens=0, loaded=loaded)
+    types = {
+        name: {dtype for _, kind, dtype, _ in model.arrays if kind == "own"}
+        for name, model in shared.items()
+    }
+    assert "bfloat16" in types["bfloat16"]
+    assert "bfloat16" not in types["float32"]
+    assert again["bfloat16"] is shared["bfloat16"]
+    assert len(loaded) == 2

@@ -24,7 +24,13 @@ class SharedModel:
     arrays: tuple[tuple[str, str, str, np.ndarray], ...]
 
 
-def base_models(sections: Iterable[ModelSpec], *, new_tokens: int) -> dict[str, SharedModel]:
+Loaded = dict[tuple[str, str, int], SharedModel]
+"""Section of a base model without its adapter, type of the weights, new tokens -> the model."""
+
+
+def base_models(
+    sections: Iterable[ModelSpec], *, new_tokens: int, loaded: Loaded | None = None
+) -> dict[str, SharedModel]:
     """Load the base model of some sections to share it, once for each type of its weights.
 
     The result is type -> model.
@@ -32,6 +38,7 @@ def base_models(sections: Iterable[ModelSpec], *, new_tokens: int) -> dict[str, 
     Args:
         sections: sections on one base model.
         new_tokens: as for `raydp.models.base_models.load_base`.
+        loaded: the models that were loaded before. New ones are added.
 
     Raises:
         ValueError: as `load_base`.
@@ -40,10 +47,14 @@ def base_models(sections: Iterable[ModelSpec], *, new_tokens: int) -> dict[str, 
     by_type: dict[str, ModelSpec] = {}
     for section in sections:
         by_type.setdefault(section.weight_dtype, section)
-    return {
-        dtype: disassemble(load_base(section, new_tokens=new_tokens))
-        for dtype, section in by_type.items()
-    }
+    loaded = {} if loaded is None else loaded
+    models = {}
+    for dtype, section in by_type.items():
+        key = (section.model_dump_json(exclude={"adapter"}), dtype, new_tokens)
+        if key not in loaded:
+            loaded[key] = disassemble(load_base(section, new_tokens=new_tokens))
+        models[dtype] = loaded[key]
+    return models
 
 
 def disassemble(base: PretrainedModel) -> SharedModel:

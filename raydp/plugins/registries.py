@@ -49,7 +49,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "vmr": "raydp.scores.memorisation.vmr:VerbatimMemorization",
         "vmr_exact": "raydp.scores.memorisation.vmr:ExactVerbatimMemorization",
     },
-    "searches": {"random": "raydp.sweep.search:RandomSearch"},
+    "searches": {},
     "rules": {
         "best-utility": "raydp.analysis.selection.rules:BEST_UTILITY",
         "informed": "raydp.analysis.selection.rules:INFORMED",
@@ -74,7 +74,6 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "selftest": "raydp.cli.commands.selftest:COMMAND",
         "schema": "raydp.cli.commands.schema:COMMAND",
         "plan": "raydp.cli.commands.plan:COMMAND",
-        "list": "raydp.cli.commands.listing:COMMAND",
         "report": "raydp.cli.commands.report:COMMAND",
         "spaces": "raydp.cli.commands.spaces:COMMAND",
         "analyze": "raydp.cli.commands.analyze:COMMAND",

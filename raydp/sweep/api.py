@@ -32,6 +32,7 @@ from raydp.system.output import stderr
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
+    from raydp.sweep.planning.inputs import KnownInputs
     from raydp.sweep.planning.plan import SweepPlan
     from raydp.tasks.task import Task
 
@@ -184,21 +185,12 @@ def plan(spec: str | Path | Mapping[str, object] | SweepSpec) -> pd.DataFrame:
     return table
 
 
-def planned(spec: SweepSpec) -> tuple[SweepPlan, Task]:
-    """Return a sweep's plan and its task."""
-    from raydp.sweep.planning.inputs import build_task
-    from raydp.sweep.planning.plan import make_plan, phase_of
+def planned(spec: SweepSpec, known: KnownInputs | None = None) -> tuple[SweepPlan, Task]:
+    """Return a sweep's plan and its task; `known` as for `build_task`."""
+    from raydp.sweep.planning.planned import PlannedSweep
 
-    with stderr.status("reading data and checking the model"):
-        task, weight_hash = build_task(spec)
-    with stderr.status(what := phase_of(spec)) as status:
-        made = make_plan(
-            spec,
-            task.facts(),
-            weight_hash,
-            progress=lambda done, total: status.update(f"{what} {done}/{total}"),
-        )
-    return made, task
+    made = PlannedSweep.of(spec, stderr, known)
+    return made.plan, made.task
 
 
 def make_table(planned: SweepPlan) -> pd.DataFrame:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,15 +18,16 @@ from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.further_seeds import before_further_seeds
-from raydp.sweep.engine.training import train
+from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, before_further_seeds
+from raydp.sweep.engine.training import SourceFn, Training, own_source, train
 from raydp.sweep.engine.trial import prefix_folder
-from raydp.sweep.planning.inputs import build_task
-from raydp.sweep.planning.plan import SweepPlan, drawn, make_plan, phase_of, plan_to_keep
+from raydp.sweep.planning.inputs import KnownInputs
+from raydp.sweep.planning.plan import SweepPlan, drawn, plan_to_keep
+from raydp.sweep.planning.planned import PlannedSweep
 from raydp.sweep.planning.resume_check import check_kept
 from raydp.sweep.planning.start import check_start
 from raydp.sweep.policy import Ending, policy_of
-from raydp.sweep.store.folder import BASE_RUN, SweepFolder
+from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
 from raydp.system.cache import remove_abandoned
@@ -40,6 +43,17 @@ UNBOUND = (
     "key is bound from now on. If sweep.key was ever replaced, the records of the runs before it "
     "are wrong: start a new sweep"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedSweep:
+    """A sweep whose folder is open."""
+
+    context: SweepContext
+    task: Task
+    ending: Ending
+    before: BeforeFurtherSeeds
+    tell: Callable[[SweepResult | None], object]
 
 
 def run_sweep(
@@ -64,28 +78,46 @@ def run_sweep(
         spec.privacy.require_ignored_tuning(
             "with callbacks", "Remove the callbacks: they would see the runs that are not released."
         )
+    planned = planned_sweep(spec, resume=resume, console=console)
+    print_plan(planned.plan, console)
+    with running(planned, resume=resume, console=console) as started:
+        (end,) = run_together([started], console, callbacks=callbacks)
+    if isinstance(end, Exception):
+        raise end
+    return end
+
+
+def planned_sweep(
+    spec: SweepSpec, *, resume: bool, console: Console, known: KnownInputs | None = None
+) -> PlannedSweep:
+    """Check and plan a sweep, as `run_sweep` does before it trains.
+
+    Raises:
+        ValueError: it cannot be run.
+    """
     # Check what can be checked fast, before anything is read or written.
     check_start(spec, resume=resume)
     if resume:
         SweepFolder.resume(spec)  # refuses a changed spec before the data are read
-    # Plan: read the data, calibrate the noise of every configuration, and name every run.
-    with console.status("reading data and checking the model"):
-        task, weight_hash = build_task(spec)
-    with console.status(what := phase_of(spec)) as status:
-        plan = make_plan(
-            spec,
-            task.facts(),
-            weight_hash,
-            progress=lambda k, n: status.update(f"{what} {k}/{n}"),
-        )
-    _print_plan(plan, console)
-    # Open or create the folder. The lock keeps every other driver out until the end.
+    return PlannedSweep.of(spec, console, known)
+
+
+@contextmanager
+def running(
+    planned: PlannedSweep, *, resume: bool, console: Console, queue_name: str = ""
+) -> Iterator[StartedSweep]:
+    """Open or create the folder of a sweep. The lock keeps every other driver out until the end.
+
+    Args:
+        queue_name: its name in a queue that it shares with other sweeps, without a slash.
+    """
+    spec, task, weight_hash = planned.spec, planned.task, planned.weight_hash
     with SweepFolder.running(spec):
-        folder = _opened(spec, plan, weight_hash, resume=resume)
+        folder = _opened(spec, planned.plan, weight_hash, resume=resume)
         try:
             write_counts(folder, task.secrets())
             # Train what the privacy records say, even if a file was changed before a resume.
-            check_kept(folder.plan(), drawn(plan, spec, weight_hash, folder.key()), spec)
+            check_kept(folder.plan(), drawn(planned.plan, spec, weight_hash, folder.key()), spec)
             if folder.bind_key():
                 LOGGER.warning("%s", UNBOUND)
             if loggers := spec.tracking.loggers:
@@ -93,9 +125,19 @@ def run_sweep(
                 for command in log_commands(folder, loggers):
                     console.print(f"run logs: {command}", markup=False, soft_wrap=True)
             context = SweepContext(
-                spec=spec, folder=folder, facts=task.facts(), weight_hash=weight_hash
+                spec=spec,
+                folder=folder,
+                facts=task.facts(),
+                weight_hash=weight_hash,
+                queue_name=queue_name,
             )
-            return _run(context, task, console, callbacks)
+            tell = _announcer(spec, folder)
+            try:
+                ending, before = ending_of(context), before_further_seeds(context, task)
+            except Exception:
+                tell(None)
+                raise
+            yield StartedSweep(context=context, task=task, ending=ending, before=before, tell=tell)
         except Exception:
             # Nothing was trained, so the name can be used again.
             if not resume and folder.is_untouched():
@@ -103,16 +145,23 @@ def run_sweep(
             raise
 
 
-def _print_plan(plan: SweepPlan, console: Console) -> None:
-    """Tell the user about the data, the warnings and what was left out, before the training."""
+def print_plan(plan: SweepPlan, console: Console, said: set[str] | None = None) -> None:
+    """Tell the user about the data, the warnings and what was left out, before the training.
+
+    What was `said` before of another sweep is not said again.
+    """
+    said = set() if said is None else said
     for note in plan.facts.sentences():
-        console.print(note, markup=False)
+        if note not in said:
+            console.print(note, markup=False)
     for warning in plan.warnings:
-        LOGGER.warning("%s", warning)
+        if str(warning) not in said:
+            LOGGER.warning("%s", warning)
     for rejected in plan.rejected:
         console.print(f"left out: {rejected.configuration}: {rejected.reason}", markup=False)
-    if plan.note is not None:
+    if plan.note is not None and plan.note not in said:
         console.print(plan.note, markup=False)
+    said.update(plan.facts.sentences(), map(str, plan.warnings), [plan.note or ""])
 
 
 def _opened(spec: SweepSpec, plan: SweepPlan, weight_hash: str, *, resume: bool) -> SweepFolder:
@@ -137,40 +186,67 @@ def ending_of(context: SweepContext) -> Ending:
     return policy_of(context.spec).ending(context)
 
 
-def _run(
-    context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]
-) -> SweepResult:
-    """Run a sweep that has a folder.
+def run_together(
+    sweeps: Sequence[StartedSweep],
+    console: Console,
+    *,
+    callbacks: Sequence[Callback] = (),
+    source_fn: SourceFn = own_source,
+) -> list[SweepResult | Exception]:
+    """Run sweeps that have folders, with one queue on one cluster.
+
+    Args:
+        sweeps: at least one. Of several, the sections `cluster` and `select` are equal.
+        callbacks: as for `run_sweep`.
+        source_fn: see `train`.
+
+    Returns:
+        The result of each sweep, or the error that ended it.
 
     Raises:
-        Interrupted: the user interrupted it anywhere.
+        Interrupted: the user interrupted it anywhere. It carries the result of the sweep; of
+            several, a list with those that had not ended.
     """
-    folder, spec = context.folder, context.spec
-    tell = _announcer(spec, folder)
-
-    def result(end: Finish, *, interrupted: bool) -> SweepResult:
-        numbers = counts(folder)
-        return SweepResult(folder=folder.path, counts=numbers, interrupted=interrupted, **vars(end))
-
+    ends = list[SweepResult | Exception]()
     try:
-        finished = _train_and_finish(context, task, console, callbacks)
+        try:
+            failed = _train(sweeps, console, callbacks, source_fn)
+        finally:
+            # Hidden states that a stopped worker has not finished. Finished shares stay for a day,
+            # for a resume.
+            remove_abandoned(prefix_folder())
+            if (remove_shares := service("remove_abandoned_shares", needed_by=None)) is not None:
+                remove_shares(prefix_folder())
+        # Each sweep ends by itself. An error of one does not keep the others from ending.
+        for each in sweeps:
+            try:
+                if (error := failed.get(each.context.queue_name)) is not None:
+                    raise error
+                ends.append(_result(each, each.ending.finish(), interrupted=False))
+            except Exception as error:  # noqa: BLE001 - the caller raises or tells it
+                ends.append(error)
+            each.tell(None if isinstance(ends[-1], Exception) else ends[-1])
     except KeyboardInterrupt as stop:
-        # After the selection, an interruption carries it.
-        end = getattr(stop, "partial", None)
-        stopped = result(end if isinstance(end, Finish) else NOT_FINISHED, interrupted=True)
-        tell(stopped)
-        raise Interrupted(stopped) from None
+        # After the selection of a sweep, an interruption carries it.
+        end, left = getattr(stop, "partial", None), sweeps[min(len(ends), len(sweeps) - 1) :]
+        stopped = [_result(each, NOT_FINISHED, interrupted=True) for each in left]
+        if isinstance(end, Finish):
+            stopped[0] = _result(left[0], end, interrupted=True)
+        for each, result in zip(left, stopped, strict=True):
+            each.tell(result)
+        raise Interrupted(stopped[0] if len(sweeps) == 1 else stopped) from None
     except Exception:
-        tell(None)
+        for each in sweeps:
+            each.tell(None)
         raise
-    finally:
-        # Hidden states that a stopped worker has not finished. Finished shares stay for a day, for
-        # a resume.
-        remove_abandoned(prefix_folder())
-        if (remove_shares := service("remove_abandoned_shares", needed_by=None)) is not None:
-            remove_shares(prefix_folder())
-    tell(ended := result(finished, interrupted=False))
-    return ended
+    return ends
+
+
+def _result(sweep: StartedSweep, end: Finish, *, interrupted: bool) -> SweepResult:
+    """Return the result of a sweep that has ended or was interrupted."""
+    folder = sweep.context.folder
+    numbers = counts(folder)
+    return SweepResult(folder=folder.path, counts=numbers, interrupted=interrupted, **vars(end))
 
 
 def _announcer(spec: SweepSpec, folder: SweepFolder) -> Callable[[SweepResult | None], object]:
@@ -181,41 +257,67 @@ def _announcer(spec: SweepSpec, folder: SweepFolder) -> Callable[[SweepResult | 
     return partial(announce, webhook, spec.name, folder.disclosure())
 
 
-def _train_and_finish(
-    context: SweepContext, task: Task, console: Console, callbacks: Sequence[Callback]
-) -> Finish:
-    """Train what is left, deliver what the listener has missed, and end the sweep.
+def _train(
+    sweeps: Sequence[StartedSweep],
+    console: Console,
+    callbacks: Sequence[Callback],
+    source_fn: SourceFn,
+) -> dict[str, Exception]:
+    """Train what is left, and deliver what the listeners have missed.
 
     If the first pass of adaptive seeds leaves the decision open, the step before further seeds
     comes first, and training goes on with the runs that its values ask for.
+
+    Returns:
+        Name in the queue -> the error that ended a sweep. The others have gone on.
     """
-    folder, trials = context.folder, list(context.trials.values())
-    ending = ending_of(context)
-    before = before_further_seeds(context, task)
+    failed = dict[str, Exception]()
+
+    def settled(sweep: StartedSweep, committer: Committer | None, *, retry: bool = False) -> bool:
+        """Deliver what was trained, if anything, and return whether further runs are asked for."""
+        context = sweep.context
+        try:
+            if committer is not None:
+                # No run is in progress: remove what dead workers left, and deliver what was missed.
+                committer.clear_store()
+                committer.listener.deliver_missing(list(context.trials.values()))
+            return sweep.before.settle(context, sweep.task, console, retry=retry)
+        except Exception as error:  # noqa: BLE001 - it ends this sweep alone
+            failed[context.queue_name] = error
+            return False
+
     # A resume may only have to measure, or to end the seeds.
-    before.settle(context, task, console, retry=True)
+    for each in sweeps:
+        settled(each, None, retry=True)
     # Train, deliver and take the step before further seeds, until no further run is asked for.
-    while True:
-        skipped = folder.skipped_runs()
-        left = [t for t in trials if not folder.has_ended(t.run_id) and t.run_id not in skipped]
-        if ending.is_over():
-            left = []
-        # The untrained model is measured even if no run is left.
-        if trials and (left or not folder.is_finished(BASE_RUN)):
-            committer = train(
-                context,
-                task,
-                left,
-                console,
-                open_listener=lambda: ending.listener,
-                before=before,
-                shown=folder.disclosure().shows_runs,
-                callbacks=callbacks,
+    again = [each for each in sweeps if each.context.queue_name not in failed]
+    while again:
+        trainings = [training for each in again if (training := _left(each)).is_open]
+        committers = dict[str, Committer]()
+        if trainings:
+            trained = train(trainings, console, callbacks=callbacks, source_fn=source_fn)
+            committers = {each.context.queue_name: each for each in trained}
+        asked, again = again, []
+        for each in asked:
+            committer = committers.get(each.context.queue_name) or Committer(
+                context=each.context, listener=each.ending.listener
             )
-        else:
-            committer = Committer(context=context, listener=ending.listener)
-        # No run is in progress: remove what dead workers left, and deliver what was missed.
-        committer.clear_store()
-        committer.listener.deliver_missing(trials)
-        if not before.settle(context, task, console):
-            return ending.finish()
+            if settled(each, committer):
+                again.append(each)
+    return failed
+
+
+def _left(sweep: StartedSweep) -> Training:
+    """Return what is left to train of a sweep."""
+    context, ending = sweep.context, sweep.ending
+    folder = context.folder
+    skipped = folder.skipped_runs()
+    left = [t for t in context.trials.values() if not folder.has_ended(t.run_id)]
+    return Training(
+        context=context,
+        task=sweep.task,
+        left=[] if ending.is_over() else [t for t in left if t.run_id not in skipped],
+        listener_fn=lambda: ending.listener,
+        before=sweep.before,
+        shown=folder.disclosure().shows_runs,
+    )

@@ -1,6 +1,6 @@
-"""Search strategies choose which configurations of a space are run, in which order.
+"""The interface of search strategies, which choose the configurations that are run, in order.
 
-Here are the interface of a strategy and the random order. They import neither Ray nor torch.
+It imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import Field
 
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.default import DEFAULT_RULE
 from raydp.analysis.tables.points import configurations
 from raydp.search_spaces import Configuration
-from raydp.spec.sections.section import Section
 from raydp.spec.sections.selection import SelectSpec
 
 
@@ -103,7 +101,7 @@ class Proposal:
 class Search(Protocol):
     """A search strategy.
 
-    Implemented by `RandomSearch` and by plug-ins.
+    Implemented by plug-ins, such as those of the extension `searches`.
 
     A strategy keeps no state between two calls, because a resumed sweep begins with a new object.
     The answer follows from `state`, the strategy's parameters and their seed.
@@ -125,26 +123,3 @@ def known(state: SearchState) -> list[Configuration]:
     ran = set() if state.points is None else set(configurations(state.points))
     finished = [c for c in state.candidates if c in ran]
     return [*finished, *state.running, *state.failed]
-
-
-class RandomSearch(Section):
-    """Run a random part of the space."""
-
-    num_configurations: Annotated[int, Field(ge=1)]
-    """How many configurations are run."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the random order."""
-
-    def propose(self, state: SearchState, goal: Goal, count: int) -> Proposal:
-        """See `Search`."""
-        # A function of the seed alone, so a resumed search draws the same configurations.
-        order = np.random.default_rng(self.seed).permutation(len(state.candidates))
-        chosen = [state.candidates[at] for at in order[: self.num_configurations]]
-        taken = set(known(state))
-        left = tuple(c for c in chosen if c not in taken)
-        if left:
-            return Proposal(configurations=left[:count])
-        skipped = dict.fromkeys([c for c in state.candidates if c not in taken], "it was not drawn")
-        return Proposal(
-            finished=True, reason=f"{len(chosen)} configurations were drawn", skipped=skipped
-        )

@@ -22,7 +22,8 @@ from raydp.spec.reading import load_spec
 from raydp.sweep.engine import worker
 from raydp.sweep.engine.context import SweepContext, WorkerInputs
 from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds
-from raydp.sweep.engine.training import _worker_inputs
+from raydp.sweep.engine.listeners import SilentListener
+from raydp.sweep.engine.training import Training, _worker_inputs
 from raydp.sweep.engine.tune.callbacks import CommitCallback
 from raydp.sweep.planning.inputs import build_task
 from raydp.sweep.store import written_spec
@@ -337,7 +338,18 @@ def test_workers_get_the_key_of_the_sweeps_folder(
         )
         keys.append(
             key_of_the_runner(
-                _worker_inputs(context, task, [""], BeforeFurtherSeeds()), monkeypatch
+                _worker_inputs(
+                    [
+                        Training(
+                            context=context,
+                            task=task,
+                            left=[],
+                            before=BeforeFurtherSeeds(),
+                            listener_fn=SilentListener,
+                        )
+                    ]
+                ),
+                monkeypatch,
             )
         )
         assert keys[-1] == folder.key() == (folder.path / "sweep.key").read_bytes()

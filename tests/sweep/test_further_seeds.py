@@ -20,6 +20,7 @@ from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep, plan, select
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.engine.further_seeds import SeedSource, before_further_seeds
+from raydp.sweep.engine.training import Training
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.json_files import write_json
 from raydp.sweep.store.points import counts, points_table
@@ -314,10 +315,9 @@ def test_a_resume_with_more_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     before = trained.folder.plan()
     left: list[list[str]] = []
 
-    def interrupted(
-        context: object, task: object, runs: list[TrialPlan], *_: object, **__: object
-    ) -> None:
-        left.append([run.run_id for run in runs])
+    def interrupted(trainings: list[Training], *_: object, **__: object) -> None:
+        (training,) = trainings
+        left.append([run.run_id for run in training.left])
         raise KeyboardInterrupt
 
     def killed(*_: object) -> None:

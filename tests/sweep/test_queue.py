@@ -245,7 +245,7 @@ def test_a_hopeless_run_is_stopped_at_its_check() -> None:
         early_stopping = EarlyStopping(
             min_finished=1, slack=0.0, constraints=Constraints(min_gain_share=0.9)
         )
-        queue = TrialQueue(expected=3, max_retries=0, early_stopping=early_stopping)
+        queue = TrialQueue(expected=3, max_retries=0, early_stopping={"": early_stopping})
         await submitted(queue, "base", "good", "bad")
         (_, base), (_, good), (_, bad) = [await queue.lease(slot) for slot in range(3)]
         assert await queue.check("bad", bad, "1/2", 3.0) is None, "nothing is known yet"

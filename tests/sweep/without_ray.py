@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,17 +16,12 @@ from raydp.search_spaces.settings import NO_SETTINGS
 from raydp.sweep import driver
 from raydp.sweep.engine import committer as committing
 from raydp.sweep.engine import training
-from raydp.sweep.engine.committer import Committer
-from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds
-from raydp.sweep.engine.listeners import RunListener
+from raydp.sweep.engine.committer import Committer, Committers
+from raydp.sweep.engine.training import SourceFn, Training
 from raydp.sweep.engine.tune.rounds import ListSource
 from raydp.sweep.engine.worker import Runners
-from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.results import RunResult
-from raydp.tasks.task import Task
 from raydp.training.comm import LocalComm
-from raydp.training.trial_plan import TrialPlan
 
 
 def train_without_ray(patch: pytest.MonkeyPatch) -> None:
@@ -34,7 +30,7 @@ def train_without_ray(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(committing, "ray", SimpleNamespace(get=lambda outcome: outcome))
 
 
-def _on_one_thread(*args: Any, **options: Any) -> Committer:
+def _on_one_thread(*args: Any, **options: Any) -> list[Committer]:
     """Train on one thread, as a worker with one CPU does."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -45,39 +41,47 @@ def _on_one_thread(*args: Any, **options: Any) -> Committer:
 
 
 def _train(
-    context: SweepContext,
-    task: Task,
-    left: list[TrialPlan],
+    trainings: Sequence[Training],
     console: Console,
     *,
-    open_listener: Callable[[], RunListener],
-    before: BeforeFurtherSeeds,
-    shown: bool,
+    source_fn: SourceFn,
     callbacks: Sequence[object],
-) -> Committer:
+) -> list[Committer]:
     """Train what is left, as `training.train` does with Ray.
 
     A failure ends the sweep; nothing is stopped early.
     """
     assert not callbacks, "callbacks are Tune's"
-    assert context.spec.stopping is None
-    settings = [NO_SETTINGS, *(trial.settings for trial in left)]
-    inputs: Any = training._worker_inputs(context, task, settings, before)
+    assert all(each.context.spec.stopping is None for each in trainings)
+    inputs = training._worker_inputs(trainings)
     runners = Runners(inputs, LocalComm(), None)
-    committer = training._open_committer(context, open_listener, console)
-    if not context.folder.is_finished(BASE_RUN):
-        context.folder.commit(runners.of(NO_SETTINGS).measure_base(context.spec.seed_labels[0]))
-    committer._queue = queue = Outcomes()  # type: ignore[assignment]
-    source = training._source(committer, before) or ListSource([t.run_id for t in left])
-    while (run_id := source.next_run()) is not None:
-        trial = inputs.trials[run_id]
-        with closing(inputs.files(run_id)) as files:
-            queue.of[run_id] = runners.of(trial.settings).run(
-                trial, files, "attempt-1", accounted=inputs.accounted[run_id]
+    committers = [training._open_committer(each, console) for each in trainings]
+    measured = dict[str, RunResult]()
+    for name, key in training._bases(trainings).items():
+        sweep, _ = inputs.of(key)
+        if key not in measured:
+            base = runners.of(sweep, NO_SETTINGS).measure_base(sweep.spec.seed_labels[0])
+            assert base is not None
+            measured[key] = base
+        (own,) = [each for each in trainings if each.context.queue_name == name]
+        own.context.folder.commit(measured[key])
+    queue: Any = Outcomes()
+    for committer in committers:
+        committer._queue = queue
+    source = source_fn(trainings, committers) or ListSource(list(training.in_order(trainings)))
+    joint = Committers(committers)
+    while (key := source.next_run()) is not None:
+        sweep, run_id = inputs.of(key)
+        trial = sweep.trials[run_id]
+        with closing(sweep.files(run_id)) as files:
+            outcome = runners.of(sweep, trial.settings).run(
+                trial, files, "attempt-1", accounted=sweep.accounted[run_id]
             )
-        committer.commit(run_id)
+        assert outcome is not None
+        queue.of[key] = replace(outcome, run_id=key)
+        joint.commit(key)
     assert source.finished
-    return committer
+    return committers
 
 
 class Outcomes:

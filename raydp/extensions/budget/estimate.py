@@ -102,17 +102,42 @@ def estimate(
     simulation = None
     if simulated is not None:
         # Only the runs that are certain are simulated.
-        seconds, source = _seconds(checked, plan.first_pass, measured, simulated)
-        orders = _orders(plan.first_pass, checked.seed_labels)
-        slots = simulated.num_slots(checked.cluster)
-        fewer = checked.space.search is not None or checked.stopping is not None
-        simulation = {
-            "costs": source,
-            "at_most": fewer,
-            **simulate(seconds, slots, simulated, orders=orders),
-            "slot_notes": simulated.slot_notes(checked.cluster, len(seconds)),
-        }
+        simulation = simulation_of([(checked, plan.first_pass)], simulated, measured)
     return CostEstimate(table=table, measured=measured, simulation=simulation)
+
+
+def simulation_of(
+    sweeps: Sequence[tuple[SweepSpec, Sequence[TrialPlan]]],
+    hardware: Hardware,
+    measured: MeasuredSteps | None = None,
+) -> dict[str, object]:
+    """Simulate sweeps that share a queue; see `CostEstimate.simulation`.
+
+    Args:
+        sweeps: spec and runs of each sweep. The sections `cluster` are equal.
+        hardware: the hardware.
+        measured: the costs, if they were measured.
+
+    Raises:
+        ValueError: the hardware holds no run, or nothing tells the costs.
+    """
+    seconds, source = list[float](), ""
+    for spec, trials in sweeps:
+        own, source = _seconds(spec, trials, measured, hardware)
+        seconds += own
+    first = sweeps[0][0]
+    runs = [trial for _, trials in sweeps for trial in trials]
+    return {
+        "costs": source,
+        "at_most": any(s.space.search is not None or s.stopping is not None for s, _ in sweeps),
+        **simulate(
+            seconds,
+            hardware.num_slots(first.cluster),
+            hardware,
+            orders=_orders(runs, first.seed_labels),
+        ),
+        "slot_notes": hardware.slot_notes(first.cluster, len(seconds)),
+    }
 
 
 def _with_costs(
@@ -204,4 +229,7 @@ def _orders(trials: Sequence[TrialPlan], seeds: Sequence[int]) -> dict[str, list
     grid = sorted(
         range(len(trials)), key=lambda k: (trials[k].configuration.key, place[trials[k].seed])
     )
-    return {"largest_first": list(range(len(trials))), "grid": grid}
+    # A stable sort: of one sweep, the plan has this order already.
+    compute = [trial.batch_size * trial.num_steps for trial in trials]
+    largest = sorted(range(len(trials)), key=lambda k: -compute[k])
+    return {"largest_first": largest, "grid": grid}

@@ -1,4 +1,4 @@
 """Studies: one sweep for each value of ε, model, data or method, and what they show together.
 
-See docs/epsilon.md.
+See docs/epsilon.md. It builds on: budget.
 """

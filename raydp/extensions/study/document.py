@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from raydp.plugins.described import listed, shown
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from raydp.analysis.selection.equivalents import CONFIDENCE
+from raydp.plugins.described import listed, messages_of, shown
 from raydp.search_spaces.names import unknown_name
 from raydp.search_spaces.settings import Settings, settings_in_words, short_names, value_in_words
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.system.yaml import read_yaml
 
-KEY = "axes"
+KEY, LIMITS = "axes", "limits"
 SECTIONS = ("task", "model", "method")
 """Sections that may differ as a whole, by named blocks."""
 PATHS = ("task.", "model.", "method.", "privacy.")
@@ -26,7 +29,7 @@ EXCLUDES = {
     "privacy.target_epsilon": "noise_multiplier",
 }
 """Field of an axis -> the field of the same section that it takes the place of."""
-MOST_CELLS = 1000
+MOST_CELLS = 200
 
 Content = dict[str, object]
 
@@ -44,6 +47,22 @@ class Cell:
     spec: SweepSpec
 
 
+class Limits(BaseModel):
+    """The section `limits`: the question that the study answers if ε is an axis."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_leak: float | None = Field(
+        default=None, allow_inf_nan=False, description="The largest score that is allowed."
+    )
+    confidence: float = Field(
+        default=CONFIDENCE,
+        ge=0.5,
+        lt=1,
+        description="The probability with which the leak must keep to it.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """A study.
@@ -52,11 +71,13 @@ class Study:
         name: its name.
         folder: the folder that holds the sweeps' folders and the study's own files.
         cells: the sweeps, in the order of the axes' values.
+        limits: the limit on the leak, if there is one.
     """
 
     name: str
     folder: Path
     cells: tuple[Cell, ...]
+    limits: Limits
 
     @classmethod
     def read(cls, source: str | Path | Mapping[str, object]) -> Study:
@@ -75,15 +96,42 @@ class Study:
                 f"STUDY must have the section {KEY} beside those of a spec, got none. Give the path "
                 "of a study; a spec without axes is for `raydp sweep`."
             )
-        base = {name: value for name, value in content.items() if name != KEY}
-        axes = _axes(content[KEY])
+        base = {name: value for name, value in content.items() if name not in (KEY, LIMITS)}
+        axes, limits = _axes(content[KEY]), _limits(content.get(LIMITS))
         # The name and the storage of a spec that has other mistakes are still checked by the cells.
         name, storage = str(base.get("name", "")), Path(str(base.get("storage", "raydp_runs")))
         folder = storage / name
         specs = dict(_cells(base, axes, folder))
         cells = _checked(specs)
+        for cell in cells:
+            cell.spec.privacy.require_ignored_tuning(
+                "in a study", "Run it as a sweep: the table of a study shows every run."
+            )
+        if cells[0].spec.tracking.loggers:
+            raise ValueError(
+                "tracking.loggers must be left out of a study, whose sweeps share their runs' trials. "
+                "Remove it, and read the runs in MLflow."
+            )
         _require_different(cells)
-        return cls(name=name, folder=folder, cells=cells)
+        return cls(name=name, folder=folder, cells=cells, limits=limits)
+
+
+def _limits(written: object) -> Limits:
+    """Return the section `limits`.
+
+    Raises:
+        ValueError: it has mistakes.
+    """
+    if written is None:
+        return Limits()
+    if not isinstance(written, Mapping):
+        raise ValueError(
+            f"{LIMITS} must be a mapping such as {{max_leak: 0.05}}, got {shown(written)}. Write one."
+        )
+    try:
+        return Limits.model_validate(dict(written))
+    except ValidationError as error:
+        raise ValueError(listed(messages_of(Limits, error, f"{LIMITS}."))) from error
 
 
 def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:

@@ -10,14 +10,18 @@ import pandas as pd
 from raydp.analysis.tables.points import read_points
 from raydp.extensions.study.document import Cell, Study
 from raydp.search_spaces.settings import Settings
-from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE, points_table, secrets_table
 from raydp.system.files import write_atomically
 
 
 def files_of(study: Study) -> dict[str, Path]:
-    """Return the files of a study's folder: its points, and the page that compares its sweeps."""
-    return {"points": study.folder / POINTS_FILE, "comparison": study.folder / "comparison.html"}
+    """Return the files of a study's folder: its points, and the pages on its sweeps and its ε."""
+    return {
+        "points": study.folder / POINTS_FILE,
+        "comparison": study.folder / "comparison.html",
+        "envelope": study.folder / "envelope.html",
+    }
 
 
 def begun(study: Study) -> list[Cell]:
@@ -56,11 +60,20 @@ def _table(cell: Cell) -> pd.DataFrame:
 
 
 def study_secrets(study: Study) -> pd.DataFrame:
-    """Return the values by secret of all runs. The untrained model's rows come once per cell."""
-    return pd.concat(
+    """Return the values by secret of all runs.
+
+    The untrained model's rows come once. They are left out where the sweeps have different ones,
+    because of other data or another model.
+    """
+    table = pd.concat(
         [secrets_table(folder_of(cell)).assign(cell=cell.spec.name) for cell in begun(study)],
         ignore_index=True,
     )
+    untrained = table["run_id"] == BASE_RUN
+    of_base = table[untrained].drop_duplicates(["score", "secret_id", "value"])
+    if of_base.duplicated(["score", "secret_id"]).any():
+        of_base = of_base.iloc[:0]
+    return pd.concat([of_base, table[~untrained]], ignore_index=True)
 
 
 def write_study_tables(study: Study) -> pd.DataFrame:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pandas as pd
 from rich.console import Console
 
 from raydp.extensions.study.document import Cell, Study
+from raydp.extensions.study.joint import joint_source
 from raydp.extensions.study.points import begun, folder_of
 from raydp.privacy import Event, composed
 from raydp.privacy.accounting.documents import ComposedCost
 from raydp.search_spaces.settings import settings_in_words
+from raydp.spec.document import SweepSpec
 from raydp.sweep.api import Sweep, planned
-from raydp.sweep.driver import run_sweep
+from raydp.sweep.driver import StartedSweep, planned_sweep, print_plan, run_together, running
+from raydp.sweep.ending.result import SweepResult
+from raydp.sweep.planning.inputs import KnownInputs
 from raydp.sweep.planning.plan import SweepPlan
+from raydp.sweep.planning.planned import PlannedSweep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
 from raydp.system.cache import cache_dir
@@ -78,20 +84,23 @@ def plan_study(study: Study, say: Callable[[str], object]) -> list[PlannedCell]:
     Raises:
         ValueError: a cell cannot be run. The message names it.
     """
-    made = []
+    made, known = [], KnownInputs()
     for number, cell in enumerate(study.cells, 1):
         say(f"planning sweep {number} of {len(study.cells)}: {settings_in_words(cell.values)}")
         try:
-            made.append(PlannedCell(cell=cell, plan=planned(cell.spec)[0]))
+            made.append(PlannedCell(cell=cell, plan=planned(cell.spec, known)[0]))
         except ValueError as error:
             raise ValueError(f"{settings_in_words(cell.values)}: {error}") from error
     return sorted(made, key=lambda each: -each.compute)
 
 
 def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
-    """Run every sweep of a study that has not ended, the largest first.
+    """Run the runs of every sweep that has not ended, the largest first, on one cluster.
 
     A sweep that fails does not end the study.
+
+    Returns:
+        How each sweep ended, in the order of the study's cells.
 
     Raises:
         ValueError: a cell cannot be run, or the study was started before and `resume` is false. In
@@ -102,42 +111,65 @@ def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
         raise ValueError(
             f"STUDY {study.name} was started before. Add --resume to go on, or give it another name."
         )
-    with console.status("planning") as status:
-        cells = plan_study(study, status.update)
-    ends = []
-    for number, each in enumerate(cells, 1):
-        console.print(
-            f"sweep {number} of {len(cells)}: {settings_in_words(each.cell.values)}",
-            markup=False,
-            style="bold",
-        )
-        ends.append(_run(each.cell, console))
+    left = {cell.spec.name: cell.spec for cell in study.cells if not _is_over(cell)}
+    ends = _run(left, console) if left else {}
+    return [_end_of(cell, ends.get(cell.spec.name)) for cell in study.cells]
+
+
+def _run(specs: Mapping[str, SweepSpec], console: Console) -> dict[str, SweepResult | Exception]:
+    """Run sweeps with one queue on one cluster, and go on with those that were started.
+
+    Args:
+        specs: name in the queue -> the sweep.
+    """
+    known, made = KnownInputs(), dict[str, PlannedSweep]()
+    for name, spec in specs.items():
+        resume = SweepFolder.exists(spec)
+        try:
+            made[name] = planned_sweep(spec, resume=resume, console=console, known=known)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    said = set[str]()
+    for each in made.values():
+        print_plan(each.plan, console, said)
+    ends = dict[str, SweepResult | Exception]()
+    with ExitStack() as folders:
+        sweeps = dict[str, StartedSweep]()
+        for name, each in made.items():
+            resume = SweepFolder.exists(each.spec)
+            open_folder = running(each, resume=resume, console=console, queue_name=name)
+            try:
+                sweeps[name] = folders.enter_context(open_folder)
+            except Exception as error:  # noqa: BLE001 - the other sweeps of the study go on
+                ends[name] = error
+        if sweeps:
+            found = run_together(list(sweeps.values()), console, source_fn=joint_source)
+            ends |= dict(zip(sweeps, found, strict=True))
     return ends
 
 
-def _run(cell: Cell, console: Console) -> CellEnd:
-    """Run a cell, or go on where it stopped."""
-    resume = SweepFolder.exists(cell.spec)
-    if resume and _is_over(folder_of(cell)):
-        return CellEnd(cell=cell, state="finished")
-    try:
-        result = run_sweep(cell.spec, resume=resume, console=console)
-    except Exception as error:  # noqa: BLE001 - the other sweeps of the study go on
-        LOGGER.warning("the sweep %s has failed: %s", settings_in_words(cell.values), error)
-        return CellEnd(cell=cell, state="failed", reason=str(error))
-    return CellEnd(cell=cell, state="finished", reason=result.reason)
+def _end_of(cell: Cell, end: SweepResult | Exception | None) -> CellEnd:
+    """Return how a cell has ended; None if it had ended before."""
+    if isinstance(end, Exception):
+        LOGGER.warning("the sweep %s has failed: %s", settings_in_words(cell.values), end)
+        return CellEnd(cell=cell, state="failed", reason=str(end))
+    return CellEnd(cell=cell, state="finished", reason=None if end is None else end.reason)
 
 
-def _is_over(folder: SweepFolder) -> bool:
-    """Return whether a sweep has selected and has no run left."""
-    return folder.summary() is not None and not counts(folder).pending
+def _is_over(cell: Cell) -> bool:
+    """Return whether a cell's sweep has selected, has no run left, and is asked for no further."""
+    if not SweepFolder.exists(cell.spec):
+        return False
+    folder = folder_of(cell)
+    asks_more = folder.spec().seeds != cell.spec.seeds
+    return folder.summary() is not None and not counts(folder).pending and not asks_more
 
 
 def cell_rows(ends: Sequence[CellEnd]) -> list[dict[str, object]]:
     """Return a row for each cell: its values, its state, and what it selected."""
     rows = []
     for end in ends:
-        row: dict[str, object] = {**end.cell.values, "state": end.state}
+        row: dict[str, object] = {**end.cell.values, "state": end.state, "reason": end.reason}
         if end.state == "finished" and end.reason is None:
             selected = Sweep(end.cell.spec).result.selected
             assert selected is not None, "a finished sweep without a reason has selected"

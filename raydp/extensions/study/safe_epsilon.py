@@ -9,21 +9,31 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.selection.equivalents import unknown_errors
+from raydp.analysis.selection.equivalents import CONFIDENCE, unknown_errors
 from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configurations
-from raydp.analysis.tables.utility_filter import loss_threshold
+from raydp.analysis.tables.utility_filter import loss_threshold, within
 from raydp.search_spaces.configuration import Configuration, Hyperparameters
+from raydp.search_spaces.settings import Settings, settings_in_words
 
 Array = NDArray[np.float64]
+Pool = NDArray[np.bool_]
 EPSILON = "privacy.target_epsilon"
+MODEL, UNIT = ("model", "model.name"), "privacy.unit"
+"""Axes whose values are not chosen for their leaks, beside the task and its fields.
+
+Leaks on other data, of other models and of other units are other questions.
+"""
 
 
 class SafeConfiguration(Hyperparameters):
-    """A configuration with its mean figures, and the probability that its leak keeps to a limit."""
+    """A configuration with its mean figures, and the probability that its leak keeps to a limit.
 
-    probability: float
+    The probability is None without a limit.
+    """
+
+    probability: float | None
     score: float
     utility_loss: float
 
@@ -35,11 +45,12 @@ class Level(TypedDict):
         epsilon: ε, the target.
         configurations, admissible: number of configurations, and of those that keep the utility.
         safest: the admissible configuration whose leak keeps to the limit with the highest
-            probability; None if none is admissible.
-        lowest, highest: posterior mean of the lowest and of the highest leak of the admissible
+            probability, without a limit the one with the lowest leak; None if none is admissible.
+        lowest, highest: posterior median of the lowest and of the highest leak of the admissible
             configurations.
         highest_interval: interval of the highest leak.
-        probability_all: probability that every admissible configuration keeps to the limit.
+        probability_all: probability that every admissible configuration keeps to the limit; None
+            without a limit.
     """
 
     epsilon: float
@@ -54,10 +65,12 @@ class Level(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class SafeEpsilon:
-    """The answer to "which ε?".
+    """The answer to "which ε?" on one task, model and unit.
 
     Attributes:
-        max_leak, max_loss, confidence: the limits, and the probability that is asked for.
+        on: the values of the axes that other answers differ in, such as the model.
+        max_leak, max_loss: the limits; None without one.
+        confidence: the probability that is asked for.
         levels: what was found at each ε, from the smallest to the largest.
         epsilon: the largest ε at which a configuration is admissible and keeps to the limit with
             the confidence; None if there is none.
@@ -67,7 +80,8 @@ class SafeEpsilon:
             if the smallest ε does not.
     """
 
-    max_leak: float
+    on: Settings
+    max_leak: float | None
     max_loss: float | None
     confidence: float
     levels: tuple[Level, ...]
@@ -76,62 +90,205 @@ class SafeEpsilon:
     gold: float | None
 
 
-def safe_epsilon(
-    points: pd.DataFrame,
-    *,
-    max_leak: float,
-    max_loss: float | None = None,
-    min_gain_share: float | None = None,
-    confidence: float = 0.95,
-    secrets: tuple[pd.DataFrame, str] | None = None,
-    logarithmic: bool = False,
-) -> SafeEpsilon:
-    """Return the largest ε whose leak keeps to a limit, and ε^gold.
+@dataclass(frozen=True, kw_only=True)
+class StudyScores:
+    """The scores of the m configurations of a study on equal data, modelled together.
 
-    Args:
-        points: finished runs at several ε, with the setting `privacy.target_epsilon`.
-        max_leak: the largest allowed score.
-        max_loss, min_gain_share: which configurations are admissible, by their mean loss.
-        confidence: the probability with which the leak must keep to the limit.
-        secrets: the values by secret and the name of the score, to include the choice of the
-            secrets in the errors.
-        logarithmic: whether the score is a logarithm.
+    ln ε is a coordinate of the model, so that each ε tells of the others (see `score_posterior`).
 
-    The scores of all ε are modelled jointly (see `score_posterior`): ln ε is a coordinate, so that
-    each ε tells of the others. The limit is of one model's absolute leak, so that the error which
-    all configurations share counts.
-
-    Raises:
-        ValueError: the table has no ε, or one alone, or does not tell the errors of its scores.
-
-    Source: Hu et al. 2025, section 3.3 and Figure 4 (ε^gold).
+    Attributes:
+        means: configuration means.
+        listed: the configurations.
+        epsilons: [m] target ε.
+        useful: [m] whether a configuration keeps the utility.
+        posterior: the joint posterior of the scores.
+        questions: values of the axes of `question_of` -> [m] whether a configuration has them, and the
+            largest loss that is allowed, if there is a limit.
     """
-    measured = MeasuredScores.of(points, secrets, logarithmic=logarithmic)
-    means = measured.means
-    listed = configurations(means)
-    epsilons = np.array([_epsilon_of(c) for c in listed])
-    if len(set(epsilons.tolist())) < 2:
-        raise ValueError(
-            "POINTS must have runs at two values of ε or more, got one. Run a study with "
-            "axes: {privacy.target_epsilon: [1, 2, 4]}."
+
+    means: pd.DataFrame
+    listed: list[Configuration]
+    epsilons: Array
+    useful: Pool
+    posterior: Posterior
+    questions: dict[Settings, tuple[Pool, float | None]]
+
+    @classmethod
+    def of(
+        cls,
+        points: pd.DataFrame,
+        *,
+        max_loss: float | None = None,
+        min_gain_share: float | None = None,
+        secrets: tuple[pd.DataFrame, str] | None = None,
+        logarithmic: bool = False,
+    ) -> StudyScores:
+        """Model the scores of finished runs at several ε.
+
+        Args:
+            points: finished runs on equal data and units, with the setting
+                `privacy.target_epsilon`. Runs without a finite ε do not count.
+            max_loss, min_gain_share: which configurations are admissible, by their mean loss. The
+                share is of the best gain on the same task, model and unit.
+            secrets: the values by secret and the name of the score, to include the choice of the
+                secrets in the errors.
+            logarithmic: whether the score is a logarithm.
+
+        Raises:
+            ValueError: the table has no ε, or one alone, or does not tell the errors of its scores.
+        """
+        if "epsilon" in points:
+            points = points[np.isfinite(points["epsilon"].astype(float))]
+        measured = MeasuredScores.of(points, secrets, logarithmic=logarithmic)
+        means = measured.means
+        listed = configurations(means)
+        epsilons = np.array([_epsilon_of(c) for c in listed])
+        if len(set(epsilons.tolist())) < 2:
+            raise ValueError(
+                "POINTS must have runs at two values of ε or more, got one. Run a study with "
+                "axes: {privacy.target_epsilon: [1, 2, 4]}."
+            )
+        # Without errors no probability is known, as for `select`.
+        if (unknown := unknown_errors(means)) is not None:
+            raise ValueError(
+                f"POINTS must tell the errors of the scores, got a table where {unknown}. Run another seed."
+            )
+        useful, questions = _useful(means, listed, max_loss, min_gain_share)
+        return cls(
+            means=means,
+            listed=listed,
+            epsilons=epsilons,
+            useful=useful,
+            posterior=measured.posterior(),
+            questions=questions,
         )
-    # Without errors no probability is known, as for `select`.
-    if (unknown := unknown_errors(means)) is not None:
-        raise ValueError(
-            f"POINTS must tell the errors of the scores, got a table where {unknown}. Run another seed."
+
+    def answers(
+        self, *, max_leak: float | None, confidence: float = CONFIDENCE
+    ) -> list[SafeEpsilon]:
+        """Return the largest ε whose leak keeps to a limit, and ε^gold, of each question.
+
+        Args:
+            max_leak: the largest allowed score; without one only the envelope is returned.
+            confidence: the probability with which the leak must keep to the limit.
+
+        The limit is of one model's absolute leak, so that the error which all configurations share
+        counts.
+
+        Source: Hu et al. 2025, section 3.3 and Figure 4 (ε^gold).
+        """
+        answers = []
+        for on, (asked, max_loss) in self.questions.items():
+            levels = tuple(
+                self._level(asked & (self.epsilons == one), one, max_leak, confidence)
+                for one in sorted(set(self.epsilons[asked].tolist()))
+            )
+            safe = [
+                (level["epsilon"], found)
+                for level in levels
+                if (found := level["safest"]) is not None
+                and (found["probability"] or 0.0) >= confidence
+            ]
+            answers.append(
+                SafeEpsilon(
+                    on=on,
+                    max_leak=max_leak,
+                    max_loss=max_loss,
+                    confidence=confidence,
+                    levels=levels,
+                    epsilon=safe[-1][0] if safe else None,
+                    configuration=safe[-1][1] if safe else None,
+                    gold=_gold(levels, confidence),
+                )
+            )
+        return answers
+
+    def keeps(self, position: int, max_leak: float) -> float:
+        """Return the probability that a configuration's leak keeps to a limit."""
+        return float((self._draws(position) <= max_leak).mean())
+
+    def _draws(self, position: int) -> Array:
+        """Return draws of one model's leak, with the error that all configurations share."""
+        draws: Array = self.posterior.absolute_of(slice(position, position + 1))[:, 0]
+        return draws
+
+    def _level(self, at: Pool, epsilon: float, max_leak: float | None, confidence: float) -> Level:
+        """Return what was found at one ε."""
+        members = np.flatnonzero(at & self.useful)
+        nothing: Level = {
+            "epsilon": epsilon,
+            "configurations": int(at.sum()),
+            "admissible": len(members),
+            "safest": None,
+            "lowest": None,
+            "highest": None,
+            "highest_interval": None,
+            "probability_all": None,
+        }
+        if not len(members):
+            return nothing
+        draws = np.column_stack([self._draws(int(m)) for m in members])
+        keeps = None if max_leak is None else draws <= max_leak
+        highest = draws.max(axis=1)
+        low, high = np.quantile(highest, [(1 - confidence) / 2, (1 + confidence) / 2])
+        return {
+            **nothing,
+            "safest": self._safest(members, draws, keeps),
+            "lowest": float(np.median(draws.min(axis=1))),
+            "highest": float(np.median(highest)),
+            "highest_interval": [float(low), float(high)],
+            "probability_all": None if keeps is None else float(keeps.all(axis=1).mean()),
+        }
+
+    def _safest(
+        self, members: NDArray[np.intp], draws: Array, keeps: Pool | None
+    ) -> SafeConfiguration:
+        """Return the member that keeps to the limit most often; of equals, the most useful one."""
+        losses = self.means["utility_loss"].to_numpy()[members]
+        kept = None if keeps is None else keeps.mean(axis=0)
+        leaks = np.median(draws, axis=0) if kept is None else -kept
+        best = int(np.lexsort([losses, leaks])[0])
+        own = self.means.iloc[members[best]]
+        named: Hyperparameters = self.listed[members[best]].to_json()
+        return {
+            **named,
+            "probability": None if kept is None else float(kept[best]),
+            "score": float(own["score"]),
+            "utility_loss": float(own["utility_loss"]),
+        }
+
+
+def sentences(answer: SafeEpsilon) -> list[str]:
+    """Return an answer in words: the choice, then ε^gold; without a limit how far the leaks go."""
+    levels = [level for level in answer.levels if level["highest"] is not None]
+    if answer.max_leak is None and levels:
+        last = levels[-1]
+        return [
+            f"At ε = {last['epsilon']:g} the useful configurations leak {last['lowest']:.4g} to "
+            f"{last['highest']:.4g}. Give a limit to learn which ε keeps to it: --max-leak."
+        ]
+    if not levels:
+        return ["No configuration is useful enough."]
+    limit = f"a leak of at most {answer.max_leak:g}"
+    sure = f"{100 * answer.confidence:g} %"
+    if answer.configuration is None:
+        first = f"No measured ε has a useful configuration that keeps to {limit} with {sure}."
+    else:
+        c = answer.configuration
+        further = {k: v for k, v in (c.get("settings") or {}).items() if k != EPSILON}
+        own = {k: v for k, v in further.items() if k not in answer.on}
+        first = (
+            f"ε = {answer.epsilon:g} is the largest that keeps to {limit} with {sure}: b = "
+            f"{c['batch_size']}, T = {c['num_steps']}, η = {c['learning_rate']:g}"
+            f"{', ' + settings_in_words(own) if own else ''}."
         )
-    threshold = loss_threshold(means, max_loss=max_loss, min_gain_share=min_gain_share)
-    useful = np.ones(len(means), dtype=np.bool_)
-    if threshold is not None:
-        useful = means["utility_loss"].to_numpy() <= threshold
-    posterior = measured.posterior()
-    levels = tuple(
-        _level(posterior, means, listed, (epsilons == one), useful, one, max_leak, confidence)
-        for one in sorted(set(epsilons.tolist()))
+    gold = (
+        "Not even at the smallest ε do all useful configurations keep to it, so ε alone certifies "
+        "no leak (ε^gold is below every measured ε)."
+        if answer.gold is None
+        else f"Up to ε = {answer.gold:g} every useful configuration keeps to it (ε^gold)."
     )
-    return _answer(
-        levels, max_leak, None if threshold is None else float(threshold.max()), confidence
-    )
+    return [first, gold]
 
 
 def _epsilon_of(configuration: Configuration) -> float:
@@ -145,78 +302,58 @@ def _epsilon_of(configuration: Configuration) -> float:
     return float(value)
 
 
-def _level(
-    posterior: Posterior,
+def _useful(
     means: pd.DataFrame,
     listed: list[Configuration],
-    at: NDArray[np.bool_],
-    useful: NDArray[np.bool_],
-    epsilon: float,
-    max_leak: float,
-    confidence: float,
-) -> Level:
-    """Return what was found at one ε."""
-    members = np.flatnonzero(at & useful)
-    nothing: Level = {
-        "epsilon": epsilon,
-        "configurations": int(at.sum()),
-        "admissible": len(members),
-        "safest": None,
-        "lowest": None,
-        "highest": None,
-        "highest_interval": None,
-        "probability_all": None,
-    }
-    if not len(members):
-        return nothing
-    # One model's leak: with the error that all configurations share.
-    draws = np.column_stack([posterior.absolute_of(slice(m, m + 1))[:, 0] for m in members])
-    keeps = draws <= max_leak
-    probabilities = keeps.mean(axis=0)
-    # Of equally safe configurations, the most useful one.
-    losses = means["utility_loss"].to_numpy()[members]
-    best = int(np.lexsort([losses, -probabilities])[0])
-    of_best = means.iloc[members[best]]
-    highest = draws.max(axis=1)
-    low, high = np.quantile(highest, [(1 - confidence) / 2, (1 + confidence) / 2])
-    named: Hyperparameters = listed[members[best]].to_json()
-    safest: SafeConfiguration = {
-        **named,
-        "probability": float(probabilities[best]),
-        "score": float(of_best["score"]),
-        "utility_loss": float(of_best["utility_loss"]),
-    }
-    return {
-        **nothing,
-        "safest": safest,
-        "lowest": float(np.median(draws.min(axis=1))),
-        "highest": float(np.median(highest)),
-        "highest_interval": [float(low), float(high)],
-        "probability_all": float(keeps.all(axis=1).mean()),
-    }
+    max_loss: float | None,
+    min_gain_share: float | None,
+) -> tuple[Pool, dict[Settings, tuple[Pool, float | None]]]:
+    """Return `useful` and `questions` of `StudyScores`.
+
+    Losses on other data or of other models say nothing of each other.
+    """
+    asked = np.array([question_of(c.settings).text for c in listed])
+    useful, questions = np.ones(len(means), dtype=np.bool_), {}
+    for text in dict.fromkeys(asked.tolist()):
+        at, largest = asked == text, None
+        own = means[at]
+        try:
+            threshold = loss_threshold(own, max_loss=max_loss, min_gain_share=min_gain_share)
+        except ValueError:
+            if at.all():
+                raise
+            # Of several models, one that gains nothing has no useful configuration.
+            threshold = np.full(len(own), -np.inf)
+        if threshold is not None:
+            useful[at] = within(own["utility_loss"].to_numpy(), threshold)
+            largest = float(threshold.max())
+        questions[Settings.parse(text)] = at, largest
+    return useful, questions
 
 
-def _answer(
-    levels: tuple[Level, ...], max_leak: float, max_loss: float | None, confidence: float
-) -> SafeEpsilon:
-    """Return the largest ε with a safe configuration, and the largest one up to which all are."""
-    safe = [
-        (level["epsilon"], found)
-        for level in levels
-        if (found := level["safest"]) is not None and found["probability"] >= confidence
-    ]
+def question_of(settings: Settings, *, model: bool = True) -> Settings:
+    """Return the values of the axes that are not chosen for their leaks.
+
+    Args:
+        model: whether the model is among them.
+    """
+    return Settings(
+        {
+            path: value
+            for path, value in settings.items()
+            if path == UNIT or path.split(".")[0] == "task" or (model and path in MODEL)
+        }
+    )
+
+
+def _gold(levels: tuple[Level, ...], confidence: float) -> float | None:
+    """Return the largest ε up to which all admissible configurations keep to the limit."""
     gold = None
     for level in levels:
         # An ε without admissible configurations tells nothing, and breaks no promise.
-        if level["probability_all"] is not None and level["probability_all"] < confidence:
+        if (share := level["probability_all"]) is None:
+            continue
+        if share < confidence:
             break
-        gold = level["epsilon"] if level["probability_all"] is not None else gold
-    return SafeEpsilon(
-        max_leak=max_leak,
-        max_loss=max_loss,
-        confidence=confidence,
-        levels=levels,
-        epsilon=safe[-1][0] if safe else None,
-        configuration=safe[-1][1] if safe else None,
-        gold=gold,
-    )
+        gold = level["epsilon"]
+    return gold

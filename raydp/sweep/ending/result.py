@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raydp import analysis
 from raydp.analysis.tables.notebook import html_table
+from raydp.plugins.registries import service
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import points_table
 from raydp.sweep.store.summary import RunCounts
@@ -15,7 +16,7 @@ from raydp.sweep.store.summary import RunCounts
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raydp.sweep.engine.tune.result_grid import SweepGrid
+    from raydp.sweep.engine.tune import ResultGrid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,10 @@ class SweepResult:
     interrupted: bool
 
     @property
-    def grid(self) -> SweepGrid:
+    def grid(self) -> ResultGrid:
         """Return the runs that have ended, as Ray Tune's `ResultGrid`."""
-        from raydp.sweep.engine.tune.result_grid import SweepGrid
-
-        return SweepGrid(SweepFolder.open(self.folder))
+        grid: ResultGrid = service("result_grid", needed_by="grid")(SweepFolder.open(self.folder))
+        return grid
 
     def points(self) -> pd.DataFrame:
         """Return the sweep's points table, as `Sweep.points` does."""

@@ -13,6 +13,7 @@ import ray
 
 from raydp.privacy.records.guarantee import composed
 from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.leases.keys import split_key
 from raydp.sweep.engine.listeners import RunListener
 from raydp.sweep.engine.progress import SweepProgress
 from raydp.sweep.store.folder import BASE_RUN
@@ -42,11 +43,13 @@ class Committer:
 
     Attributes:
         listener: hears of every committed run.
+        base_key: see `attach`.
         committed: the runs that this committer has committed.
     """
 
     context: SweepContext
     listener: RunListener
+    base_key: str | None = None
     _queue: ActorProxy[TrialQueue] | None = None
     _base: ObjectRef[RunResult] | None = None
     _progress: SweepProgress | None = None
@@ -55,6 +58,7 @@ class Committer:
     def attach(
         self,
         queue: ActorProxy[TrialQueue],
+        base_key: str | None,
         base: ObjectRef[RunResult] | None,
         progress: SweepProgress,
     ) -> None:
@@ -62,15 +66,18 @@ class Committer:
 
         Args:
             queue: gives the outcomes.
-            base: the measurement of the untrained base model; None if the folder has it.
+            base_key: key in the queue of the run that measures the untrained base model.
+            base: its measurement; None if the folder has it.
             progress: shows each committed run.
         """
+        self.base_key = base_key
         self._queue, self._base, self._progress = queue, base, progress
 
     def base(self) -> RunResult | None:
         """Wait for the untrained model's utility and scores. None if they could not be measured."""
         if self._base is not None:
-            self.context.folder.commit(ray.get(self._base))
+            # Sweeps on equal data and models share one measurement.
+            self.context.folder.commit(replace(ray.get(self._base), run_id=BASE_RUN))
             self._base = None
         result = self.context.folder.result(BASE_RUN)
         return result if result is not None and result.finished else None
@@ -78,19 +85,21 @@ class Committer:
     def commit(self, run_id: str) -> None:
         """Commit a run's outcome, after the untrained base model's, and tell the listener."""
         assert self._queue is not None, "runs are committed while a queue is attached"
-        outcome = self._whole(ray.get(self._queue.outcome.remote(run_id)))
+        key = self.context.key(run_id)
+        outcome = replace(ray.get(self._queue.outcome.remote(key)), run_id=run_id)
+        outcome = self._whole(outcome)
         for note in outcome.notes:
             LOGGER.warning("%s", note)
         # Write first: the listener must never hear of a result that a crash could lose.
         outcome = self._write(outcome)
         LOGGER.debug("committed run %s: %s, attempt %s", run_id, outcome.status, outcome.attempts)
         self.committed.add(run_id)
-        self._queue.committed.remote(run_id)
+        self._queue.committed.remote(key)
         # The listener compares the run with the untrained model, so the model's result comes first.
         self.base()
         self.listener.committed(self.context.trials[run_id])
         if self._progress is not None:
-            self._progress.finished(outcome)
+            self._progress.finished(replace(outcome, run_id=key))
 
     def keep(self, outcomes: Sequence[RunResult]) -> None:
         """Commit what an interrupted sweep's runs have ended with.
@@ -194,3 +203,35 @@ class Committer:
         spec, delta = self.context.spec, self.context.plan.delta
         event = spec.of_run(trial.settings).method.params.event(trial, trial.noise_multiplier)
         return {"num_steps": num_steps, **strict(composed([event], delta, spec.privacy.accountant))}
+
+
+class Committers:
+    """The committers of the sweeps that share a queue."""
+
+    def __init__(self, committers: Sequence[Committer]) -> None:
+        self._of = {each.context.queue_name: each for each in committers}
+
+    def commit(self, key: str) -> None:
+        """Commit a run by its key in the queue."""
+        sweep, run_id = split_key(key)
+        self._of[sweep].commit(run_id)
+
+    def has(self, key: str) -> bool:
+        """Return whether a run is committed."""
+        sweep, run_id = split_key(key)
+        own = self._of[sweep]
+        return run_id in own.committed or own.context.folder.has_ended(run_id)
+
+    def bases(self) -> None:
+        """Wait for the measurement of every untrained model."""
+        for each in self._of.values():
+            each.base()
+
+    def keep(self, outcomes: Sequence[RunResult]) -> None:
+        """Commit what interrupted runs have ended with; see `Committer.keep`."""
+        for outcome in outcomes:
+            sweep, run_id = split_key(outcome.run_id)
+            # Several sweeps may share the measurement of the untrained model.
+            sharing = [each for each in self._of.values() if each.base_key == outcome.run_id]
+            for each in sharing or [self._of[sweep]]:
+                each.keep([replace(outcome, run_id=run_id)])

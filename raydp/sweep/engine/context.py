@@ -13,6 +13,7 @@ from raydp.models.lookup import hub_revision, local_folder
 from raydp.privacy.accounting.events import Event
 from raydp.search_spaces.settings import Settings
 from raydp.spec.document import SweepSpec
+from raydp.sweep.engine.leases.keys import key_of, split_key
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.transfer import Exchange, TrialFiles
@@ -30,12 +31,18 @@ class SweepContext:
     Attributes:
         facts: facts of the task.
         weight_hash: SHA-256 of the base weights.
+        queue_name: its name in a queue that it shares with other sweeps; empty if it is alone.
     """
 
     spec: SweepSpec
     folder: SweepFolder
     facts: TaskFacts
     weight_hash: str
+    queue_name: str = ""
+
+    def key(self, run_id: str) -> str:
+        """Return the key of a run in the queue."""
+        return key_of(self.queue_name, run_id)
 
     @cached_property
     def plan(self) -> Plan:
@@ -55,17 +62,13 @@ class SweepContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerInputs:
-    """The objects that every worker needs.
-
-    They are in the object store once, and all processes of a node map the same arrays.
+class SweepInputs:
+    """The objects that a worker needs for the runs of one sweep.
 
     Attributes:
         models: the base model by the type of its weights, which may vary with the adapter.
         trials: run_id -> planned run.
         accounted: run_id -> event of the run's privacy record.
-        first: the settings of the run that a worker gets first, whose model it sets up at its
-            start.
         folder: the sweep's folder.
         exchange: the store through which runs are handed over; None if every node sees the folder.
         key: the sweep's secret key.
@@ -76,7 +79,6 @@ class WorkerInputs:
     models: Mapping[str, SharedModel]
     trials: dict[str, TrialPlan]
     accounted: dict[str, Event]
-    first: Settings
     sweep_id: str
     folder: Path
     exchange: Exchange | None
@@ -106,4 +108,26 @@ class WorkerInputs:
             )
 
     def __repr__(self) -> str:
-        return f"WorkerInputs({self.spec.name!r})"  # the key is never shown
+        return f"SweepInputs({self.spec.name!r})"  # the key is never shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInputs:
+    """The objects that every worker needs.
+
+    They are in the object store once, and all processes of a node map the same arrays. Sweeps on
+    equal data and models share their objects.
+
+    Attributes:
+        sweeps: the sweeps by their names in the queue.
+        first: the sweep and the settings of the run that a worker gets first, whose model it sets
+            up at its start.
+    """
+
+    sweeps: Mapping[str, SweepInputs]
+    first: tuple[str, Settings]
+
+    def of(self, key: str) -> tuple[SweepInputs, str]:
+        """Return the sweep of a run by its key in the queue, and the run's id."""
+        sweep, run_id = split_key(key)
+        return self.sweeps[sweep], run_id

@@ -76,7 +76,7 @@ class TrialQueue:
         *,
         expected: int,
         max_retries: int,
-        early_stopping: EarlyStopping | None = None,
+        early_stopping: Mapping[str, EarlyStopping] | None = None,
         max_idle_starts: int = 3,
     ) -> None:
         self._runs = RunQueue(

@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -178,7 +178,7 @@ class Slots:
         expected: number of runs that will enter the queue, including the measurement of the base
             model.
         storage: a folder for Ray Train's own state.
-        early_stopping: decides which runs stop early; None if no run stops early.
+        early_stopping: see `RunQueue`.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Slots:
         *,
         expected: int,
         storage: Path,
-        early_stopping: EarlyStopping | None = None,
+        early_stopping: Mapping[str, EarlyStopping] | None = None,
     ) -> None:
         # No more slots than runs: an idle slot would hold devices for nothing.
         self.num_slots = min(fitting_slots(cluster), expected)

@@ -137,11 +137,11 @@ class TrialRunner:
             base_weights=self._start if full else {},  # an adapter is switched off instead
         )
         self._autocast = torch.bfloat16 if spec.model.autocasts_on(comm.device.type) else None
-        self._task = task
+        self._task = self._given = task
         say("checks that examples do not depend on each other")
         # Clipping bounds one example's influence only if no example changes another's gradient.
         context = TrainingContext(model=model, parameters=self._parameters, autocast=self._autocast)
-        clipped = spec.method.params.max_grad_norm is not None
+        self._clipping_checked = clipped = spec.method.params.max_grad_norm is not None
         probe.check(context, task, model=spec.model.name, clipped=clipped, sharded=self._sharded)
         if spec.cluster.gradient_checkpointing:
             # Recompute activations in the backward pass: slower, but with less memory.
@@ -183,15 +183,25 @@ class TrialRunner:
         )
         return kept
 
-    def turn_to(self, spec: SweepSpec) -> bool:
+    def turn_to(
+        self, spec: SweepSpec, *, task: Task | None = None, key: bytes | None = None
+    ) -> bool:
         """Go on with the runs of a spec that has other further fields.
 
-        Return False if they need another model.
+        Return False if they need another model, or a check of this one that was not made.
+
+        Args:
+            task, key: those of another sweep; None keeps the present ones.
         """
         # Another model section means another adapter or other weights.
-        if spec.model != self._spec.model:
+        clips = spec.method.params.max_grad_norm is not None
+        if (
+            spec.model != self._spec.model
+            or (task is not None and task is not self._given)
+            or (clips and not self._clipping_checked)
+        ):
             return False
-        self._spec = spec
+        self._spec, self._key = spec, key or self._key
         return True
 
     def run(

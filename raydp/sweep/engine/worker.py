@@ -18,7 +18,7 @@ from ray.train.torch import get_device
 
 from raydp.models import sharing
 from raydp.search_spaces.settings import NO_SETTINGS, Settings
-from raydp.sweep.engine.context import WorkerInputs
+from raydp.sweep.engine.context import SweepInputs, WorkerInputs
 from raydp.sweep.engine.leases.run_queue import News
 from raydp.sweep.engine.queue import Order, TrialQueue
 from raydp.sweep.engine.trial import TrialRunner, runs_on
@@ -63,19 +63,22 @@ def work(queue: ActorProxy[TrialQueue], slot: int, max_trials: int) -> None:
         return
     (reference,) = ray.get(queue.shared.remote())
     shared = ray.get(reference)
-    # A node that does not see the sweep's folder can train no run, so the slot gives up.
+    # A node that does not see the sweeps' folders can train no run, so the slot gives up.
     try:
-        shared.require_folder()
+        for sweep in shared.sweeps.values():
+            sweep.require_folder()
     except ValueError as error:
         ray.get(queue.explain.remote(slot, str(error), True))
         raise
     # Set the model up once, for all runs of this worker group.
     try:
-        torch.set_num_threads(max(1, int(shared.spec.cluster.cpus_per_worker)))
+        name, settings = shared.first
+        first = shared.sweeps[name]
+        torch.set_num_threads(max(1, int(first.spec.cluster.cpus_per_worker)))
         runners = Runners(
             shared, comm, partial(queue.prepare.remote, slot) if comm.rank == 0 else None
         )
-        runners.of(shared.first)
+        runners.of(first, settings)
     except DependentExamples as error:
         # Examples depend on each other by model and task: another worker group cannot help.
         ray.get(queue.explain.remote(slot, str(error), True))
@@ -100,45 +103,46 @@ def _register(
 
 
 def _run_lease(
-    runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQueue], run_id: str, token: int
+    runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQueue], key: str, token: int
 ) -> None:
     """Run the leased run.
 
     A failure is reported with its reason, and then restarts the whole worker group.
     """
-    files = shared.files(run_id)
+    sweep, run_id = shared.of(key)
+    files = sweep.files(run_id)
     # The tokens of a resumed sweep begin at 1 again, so the name has a random part.
     attempt = f"attempt-{token}-{secrets.token_hex(4)}"
     # Train under heartbeats, whose answers bring the order to pause.
-    with closing(files), Heartbeat(queue, run_id, token, active=runners.comm.rank == 0) as heart:
+    with closing(files), Heartbeat(queue, key, token, active=runners.comm.rank == 0) as heart:
         try:
             if run_id == BASE_RUN:
-                outcome = runners.of(NO_SETTINGS).measure_base(shared.spec.seed_labels[0])
+                outcome = runners.of(sweep, NO_SETTINGS).measure_base(sweep.spec.seed_labels[0])
             else:
-                trial = shared.trials[run_id]
-                outcome = runners.of(trial.settings).run(
-                    trial, files, attempt, heart, shared.accounted[run_id]
+                trial = sweep.trials[run_id]
+                outcome = runners.of(sweep, trial.settings).run(
+                    trial, files, attempt, heart, sweep.accounted[run_id]
                 )
         except Paused:
-            ray.get(queue.release.remote(run_id, token))  # changes nothing if the lease was lost
+            ray.get(queue.release.remote(key, token))  # changes nothing if the lease was lost
             return
         except Exception as error:
             refused = isinstance(error, DependentExamples)  # another attempt would find the same
             reason = str(error) if refused else f"{type(error).__name__}: {error}"
             # With a full disk the next attempt would fail at once, too.
-            if isinstance(error, OSError) and shared.exchange is None:
+            if isinstance(error, OSError) and sweep.exchange is None:
                 wait_until_writable(
-                    shared.folder / "trials", seconds=DISK_SECONDS, stop_fn=heart.must_pause
+                    sweep.folder / "trials", seconds=DISK_SECONDS, stop_fn=heart.must_pause
                 )
-            ray.get(queue.fail.remote(run_id, token, reason, not refused))
+            ray.get(queue.fail.remote(key, token, reason, not refused))
             raise
     # Rank 0 alone has an outcome. The queue refuses it if the lease was lost.
     if outcome is not None:
-        ray.get(queue.complete.remote(run_id, token, outcome))
+        ray.get(queue.complete.remote(key, token, outcome))
 
 
 class Runners:
-    """The runner of a sweep's runs.
+    """The runner of the runs of one sweep or several.
 
     It has one base model in memory, and is set up anew where runs need another one.
 
@@ -156,24 +160,29 @@ class Runners:
         self._prepare = prepare
         self._runner: TrialRunner | None = None
 
-    def of(self, settings: Settings) -> TrialRunner:
-        """Return the runner of the runs with these settings."""
-        spec = self._shared.spec.of_run(settings)
-        if self._runner is None or not self._runner.turn_to(spec):
+    def of(self, sweep: SweepInputs, settings: Settings) -> TrialRunner:
+        """Return the runner of a sweep's runs with these settings."""
+        spec = sweep.spec.of_run(settings)
+        if self._runner is None or not self._runner.turn_to(spec, task=sweep.task, key=sweep.key):
             self._runner = None
             gc.collect()  # the earlier model's memory, before the next model needs its own
             if self.comm.device.type == "cuda":
                 torch.cuda.empty_cache()
-            model = sharing.assemble(self._shared.models[spec.model.weight_dtype])
+            model = sharing.assemble(sweep.models[spec.model.weight_dtype])
             model = replace(model, quantization=spec.model.quantization)
             self._runner = TrialRunner(
                 spec,
-                self._shared.task,
+                sweep.task,
                 model,
                 self.comm,
-                self._shared.key,
+                sweep.key,
                 prepare=self._prepare,
-                planned=runs_on(spec.model, self._shared.spec, list(self._shared.trials.values())),
+                planned=[
+                    trial
+                    for other in self._shared.sweeps.values()
+                    if other.task is sweep.task
+                    for trial in runs_on(spec.model, other.spec, list(other.trials.values()))
+                ],
             )
         return self._runner
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from raydp.models import base_models as models
 from raydp.models.families import ModelFamily, family_of
 from raydp.plugins.registries import resolve
@@ -17,11 +19,29 @@ Models that differ in them alone are probed once.
 """
 
 
-def build_task(spec: SweepSpec) -> tuple[Task, str]:
+@dataclass
+class KnownInputs:
+    """What was read and checked for other sweeps.
+
+    Attributes:
+        tasks: section of the task, model and unit -> the task.
+        checked: sections of models that were checked.
+        probed: what `check_architecture` has probed.
+    """
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)
+    probed: set[str] = field(default_factory=set)
+
+
+def build_task(spec: SweepSpec, known: KnownInputs | None = None) -> tuple[Task, str]:
     """Read and tokenise the task's data, after a check that the model and its adapter fit.
 
     A few examples show that the examples of model and task do not depend on each other
     (`raydp.training.probe`).
+
+    Args:
+        known: what other sweeps share with this one. New inputs are added.
 
     Returns:
         The task, and the hash of the base weights.
@@ -38,27 +58,32 @@ def build_task(spec: SweepSpec) -> tuple[Task, str]:
                 f"a whole sweep. Leave it out, and run `raydp score {spec.name} --score "
                 f"{score.name}` after the sweep."
             )
+    known = KnownInputs() if known is None else known
     sharded = spec.cluster.sharding == "full"
     # The name of a family's model states the shape of the data, so the data come first. Texts need
     # the tokenizer of the model, so the model comes first.
+    model = spec.model.model_dump_json(exclude={"adapter"})
+    same = f"{spec.model_dump_json(include={'task'})} {model} {spec.privacy.unit}"
     if spec.task.params.model_family is not None or family_of(spec.model.name) is not None:
-        task = _task_of_family(spec)
+        if same not in known.tasks:
+            known.tasks[same] = _task_of_family(spec)
         _, weight_hash = models.check(spec.model, sharded=sharded)
     else:
         tokenizer, weight_hash = models.check(spec.model, sharded=sharded)
-        task = task_of(spec, tokenizer)
+        if same not in known.tasks:
+            known.tasks[same] = task_of(spec, tokenizer)
+    task = known.tasks[same]
     # Check every model and method of the space, but each kind once: a check may take seconds.
-    checked, probed = set[str](), set[str]()
     for own in [spec, *spec.run_specs()]:
-        section = own.model.model_dump_json()
-        if section not in checked:
+        section = f"{id(task)} {own.model.model_dump_json()}"
+        if section not in known.checked:
             _check_model(own, task, sharded=sharded)
-            checked.add(section)
+            known.checked.add(section)
         clipped = own.method.params.max_grad_norm is not None
-        kind = f"{clipped} {own.model.model_dump_json(exclude=SIZES)}"
-        if kind not in probed:
+        kind = f"{id(task)} {clipped} {own.model.model_dump_json(exclude=SIZES)}"
+        if kind not in known.probed:
             check_architecture(own.model, task, clipped=clipped)
-            probed.add(kind)
+            known.probed.add(kind)
         if isinstance(task, ObservingTask):
             task.check_run(own)
         _check_dropout(own)

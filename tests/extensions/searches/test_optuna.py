@@ -20,8 +20,9 @@ from raydp.analysis.tables.points import configurations
 from raydp.extensions.searches.observations import observations_of
 from raydp.extensions.searches.optuna_search import OptunaSearch
 from raydp.extensions.searches.optuna_study import FILE, SearchStudy, _Nearest, opened
+from raydp.extensions.searches.random_order import RandomSearch
 from raydp.search_spaces import Configuration, grid
-from raydp.sweep.search import Goal, RandomSearch, SearchState
+from raydp.sweep.search import Goal, SearchState
 from raydp.testing.surface import SPACE, median_loss, surface
 from tests.marks import slow_unless
 

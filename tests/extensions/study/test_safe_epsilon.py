@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from raydp.extensions.study.safe_epsilon import EPSILON, SafeEpsilon, safe_epsilon
+from raydp.extensions.study.answers import answered
+from raydp.extensions.study.page import study_page
+from raydp.extensions.study.safe_epsilon import EPSILON, SafeEpsilon, StudyScores, sentences
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
+from raydp.sweep.store.source import PointsSource
 
 EPSILONS = (1, 2, 4, 8, 16)
 Truth = dict[Configuration, float]
@@ -53,10 +57,15 @@ def epsilon_of(configuration: Configuration) -> float:
     return float(str(configuration.settings[EPSILON]))
 
 
+def answer_of(points: pd.DataFrame, *, max_leak: float | None, **bounds: Any) -> SafeEpsilon:
+    (answer,) = StudyScores.of(points, **bounds).answers(max_leak=max_leak)
+    return answer
+
+
 def test_nearly_exact_scores_give_the_answer_that_the_truth_gives() -> None:
     points, truth = generated(0, spread=1e-4)
     limit = sorted(truth.values())[14]
-    answer = safe_epsilon(points, max_leak=limit * 1.01)
+    answer = answer_of(points, max_leak=limit * 1.01)
     keeping = {e: [truth[c] <= limit * 1.01 for c in truth if epsilon_of(c) == e] for e in EPSILONS}
     assert answer.epsilon == max(e for e in EPSILONS if any(keeping[e]))
     golden = [e for k, e in enumerate(EPSILONS) if all(all(keeping[d]) for d in EPSILONS[: k + 1])]
@@ -71,10 +80,10 @@ def test_only_useful_configurations_count() -> None:
     """The loss falls with ε: at ε = 1 none is useful, and that breaks no promise."""
     points, _ = generated(1)
     bound = float(points.loc[points["settings"].str.contains(":2}"), "utility_loss"].max())
-    answer = safe_epsilon(points, max_leak=math.inf, max_loss=bound)
+    answer = answer_of(points, max_leak=math.inf, max_loss=bound)
     assert answer.levels[0]["admissible"] < 8
     assert answer.gold == answer.epsilon == 16
-    nothing = safe_epsilon(points, max_leak=1e-9)
+    nothing = answer_of(points, max_leak=1e-9)
     assert (nothing.epsilon, nothing.configuration, nothing.gold) == (None, None, None)
 
 
@@ -86,7 +95,7 @@ def test_claims_are_wrong_no_more_often_than_they_say() -> None:
         points, truth = generated(seed)
         share = np.random.default_rng([seed, 1]).uniform(0.2, 0.9)
         limit = float(np.quantile(list(truth.values()), share))
-        answer: SafeEpsilon = safe_epsilon(points, max_leak=limit)
+        answer = answer_of(points, max_leak=limit)
         if answer.configuration is not None:
             claimed += 1
             wrong += truth[Configuration.from_json(answer.configuration)] > limit
@@ -119,4 +128,37 @@ def test_claims_are_wrong_no_more_often_than_they_say() -> None:
 def test_a_table_that_cannot_tell_is_refused(change: Any, words: str) -> None:
     points, _ = generated(2)
     with pytest.raises(ValueError, match=words):
-        safe_epsilon(change(points), max_leak=0.1)
+        answer_of(change(points), max_leak=0.1)
+
+
+def test_models_are_asked_apart_and_data_are_fitted_apart(tmp_path: Path) -> None:
+    """A model that gains nothing has no useful configuration, and does not end the others."""
+    tables = []
+    for seed, (task, model) in enumerate(
+        [("mails", "small"), ("mails", "poor"), ("chats", "small")]
+    ):
+        points, _ = generated(seed)
+        base = 0.1 if model == "poor" else 5.0
+        text = points["settings"].str.replace("{", f'{{"model":"{model}",', regex=False)
+        text = text.str.replace("}", f',"task":"{task}"}}', regex=False)
+        tables.append(points.assign(settings=text, base_utility_loss=base))
+    pd.concat(tables).assign(run_id=range(240)).to_csv(file := tmp_path / "points.csv", index=False)
+    found = answered(
+        PointsSource(file=file), max_leak=math.inf, confidence=0.95, min_gain_share=0.5
+    )
+    told = {(a.on["task"], a.on["model"]): a for _, a in found.parts}
+    assert set(told) == {("mails", "small"), ("mails", "poor"), ("chats", "small")}
+    assert [told["mails", "small"].gold, told["chats", "small"].gold] == [16, 16]
+    assert sentences(told["mails", "poor"]) == ["No configuration is useful enough."]
+    assert len({id(scores) for scores, _ in found.parts}) == 2
+    page = study_page("models", found.parts)
+    assert page.count("Up to ε = 16 every useful configuration keeps to it (ε^gold).") == 2
+    assert "model = poor, task = mails" in page
+
+
+def test_runs_without_a_guarantee_do_not_count_at_the_epsilon_that_was_asked_for() -> None:
+    points, _ = generated(4)
+    without = points.assign(epsilon=math.inf, score=9.0, run_id=points["run_id"] + "-plain")
+    limit = float(points["score"].max()) * 2
+    with_both = pd.concat([points.assign(epsilon=1.0), without])
+    assert answer_of(with_both, max_leak=limit).gold == answer_of(points, max_leak=limit).gold == 16

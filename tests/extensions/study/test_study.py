@@ -13,9 +13,13 @@ import yaml
 
 from raydp import Sweep, find_models
 from raydp.extensions.study import run
+from raydp.extensions.study.document import Cell, Study
 from raydp.search_spaces.settings import Settings
-from raydp.sweep.driver import run_sweep
+from raydp.sweep.api import planned
+from raydp.sweep.ending import finish
+from raydp.sweep.engine.trial import TrialRunner
 from raydp.sweep.store.folder import SweepFolder
+from raydp.training.trial_plan import TrialPlan
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 from tests.sweep.without_ray import train_without_ray
@@ -37,7 +41,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
         train_without_ray(patch)
-        from raydp.extensions.study.document import Study
         from raydp.extensions.study.points import write_study_tables
         from raydp.system.output import stderr
 
@@ -56,6 +59,56 @@ def test_a_dry_run_costs_every_sweep_and_writes_nothing(raydp: Raydp, tmp_path: 
     assert rows[0]["smallest σ"] > rows[1]["largest σ"]
     assert all(row["largest ε"] <= row["privacy.target_epsilon"] for row in rows)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_tells_how_long_all_sweeps_take_on_one_queue(
+    raydp: Raydp, tmp_path: Path
+) -> None:
+    hardware = "nodes=2,seconds_per_example=1,trial_seconds=0,driver_seconds=0"
+    study = written(tmp_path, TWO, cluster={})
+    answer = raydp("study", study, "--dry-run", "--simulate", hardware, "--json")
+    assert answer.code == 0, answer.err
+    told = json.loads(answer.out)["simulation"]
+    computes = sorted(
+        [t.batch_size * t.num_steps for c in Study.read(study).cells for t in plan_of(c)]
+    )
+    assert told["runs"] == len(computes) == 4
+    assert told["total_seconds"] == sum(computes)
+    assert told["orders"]["largest_first"]["makespan_seconds"] == computes[-1] + computes[0]
+    assert raydp("study", study, "--simulate", hardware).code == 2
+
+
+def plan_of(cell: Cell) -> tuple[TrialPlan, ...]:
+    return planned(cell.spec)[0].first_pass
+
+
+def test_runs_of_all_sweeps_are_trained_by_their_compute(
+    raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is the largest one of either sweep, and sweeps on equal data share one
+    measurement of the untrained model."""
+    train_without_ray(monkeypatch)
+    measured, trained = list[object](), list[TrialPlan]()
+    base, run_one = TrialRunner.measure_base, TrialRunner.run
+
+    def measure_base(self: TrialRunner, seed: int) -> Any:
+        measured.append(self)
+        return base(self, seed)
+
+    def train(self: TrialRunner, plan: TrialPlan, *args: Any, **options: Any) -> Any:
+        trained.append(plan)
+        return run_one(self, plan, *args, **options)
+
+    monkeypatch.setattr(TrialRunner, "measure_base", measure_base)
+    monkeypatch.setattr(TrialRunner, "run", train)
+    assert raydp("study", written(tmp_path, TWO), "--json").code == 0
+    assert len(measured) == 1
+    computes = [plan.batch_size * plan.num_steps for plan in trained]
+    assert computes == sorted(computes, reverse=True)
+    assert len(computes) == 4
+    assert len({plan.noise_multiplier for plan in trained[:2]}) == 2, (
+        "one run of each ε comes first"
+    )
 
 
 def test_each_cell_is_a_sweep_and_all_points_are_in_one_table(done: Path) -> None:
@@ -112,19 +165,21 @@ def test_a_sweep_that_fails_does_not_end_the_study_and_is_run_again(
 ) -> None:
     train_without_ray(monkeypatch)
     broken = ["target_epsilon-8"]
+    own = finish.finish
 
-    def fail_once(spec: Any, **options: Any) -> Any:
-        if spec.name in broken:
+    def fail_once(recorder: Any) -> Any:
+        if recorder.context.spec.name in broken:
             broken.clear()
             raise RuntimeError("no more memory")
-        return run_sweep(spec, **options)
+        return own(recorder)
 
-    monkeypatch.setattr("raydp.extensions.study.run.run_sweep", fail_once)
+    monkeypatch.setattr(finish, "finish", fail_once)
     study = written(tmp_path, TWO)
     answer = raydp("study", study, "--json")
     assert answer.code == 1
-    states = {c["privacy.target_epsilon"]: c["state"] for c in json.loads(answer.out)["cells"]}
-    assert states == {8: "failed", 1: "finished"}
+    cells = {c["privacy.target_epsilon"]: c for c in json.loads(answer.out)["cells"]}
+    assert {epsilon: c["state"] for epsilon, c in cells.items()} == {8: "failed", 1: "finished"}
+    assert cells[8]["reason"] == "no more memory"
     assert "the sweep target_epsilon = 8 has failed: no more memory" in answer.err
     answer = raydp("study", study, "--resume", "--json")
     assert answer.code == 0, answer.err
@@ -135,14 +190,14 @@ def test_an_interruption_names_the_command_that_goes_on(
     raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_without_ray(monkeypatch)
-    own = run_sweep
+    own = finish.finish
 
-    def interrupted(spec: Any, **options: Any) -> Any:
-        if spec.name == "target_epsilon-8":
+    def interrupted(recorder: Any) -> Any:
+        if recorder.context.spec.name == "target_epsilon-8":
             raise KeyboardInterrupt
-        return own(spec, **options)
+        return own(recorder)
 
-    monkeypatch.setattr("raydp.extensions.study.run.run_sweep", interrupted)
+    monkeypatch.setattr(finish, "finish", interrupted)
     study = written(tmp_path, {"privacy.target_epsilon": [1, 8]})
     answer = raydp("study", study)
     assert answer.code != 0
@@ -157,6 +212,6 @@ def test_a_cell_that_cannot_run_is_named_before_any_training(raydp: Raydp, tmp_p
     privacy = {"target_epsilon": 8, "accountant": "rdp", "noise_key": "test"}
     answer = raydp("study", written(tmp_path, axes, privacy=privacy))
     assert answer.code == 2
-    assert "target_delta = 0.9: target_delta must be <" in answer.err
+    assert "target_delta-0.9: target_delta must be <" in answer.err
     assert not list(tmp_path.glob("runs/small/*")), "nothing was begun"
     assert not SweepFolder.is_at(tmp_path / "runs/small")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from raydp.sweep.engine.leases.keys import split_key
 from raydp.sweep.store.results import RunResult
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class _Run:
 class RunQueue:
     """Hands runs to slots.
 
+    Runs of several sweeps have keys instead of ids (see `raydp.sweep.engine.leases.keys`).
+
     A run that fails is tried again `max_retries` times, and then fails with its reasons. Each lease
     has a new fencing token. Only the holder of the newest token can complete a run: a worker that
     was wrongly thought dead cannot replace the result of the next holder.
@@ -63,7 +66,7 @@ class RunQueue:
     Args:
         expected: how many runs will enter the queue.
         max_retries: how often a failed run is tried again.
-        early_stopping: decides which runs stop early; None if no run stops early.
+        early_stopping: sweep -> what decides which of its runs stop early.
 
     Attributes:
         paused: whether no run is handed out any more.
@@ -72,14 +75,18 @@ class RunQueue:
     """
 
     def __init__(
-        self, *, expected: int, max_retries: int, early_stopping: EarlyStopping | None = None
+        self,
+        *,
+        expected: int,
+        max_retries: int,
+        early_stopping: Mapping[str, EarlyStopping] | None = None,
     ) -> None:
         self.expected = expected
         self.paused = False
         self.retried: list[tuple[str, str]] = []
         self.abandoned: str | None = None
         self._max_retries = max_retries
-        self._early_stopping = early_stopping
+        self._early_stopping = dict(early_stopping or {})
         self._runs: dict[str, _Run] = {}
         self._held: dict[str, _Run] = {}  # runs with a slot: few of thousands
         self._waiting: deque[str] = deque()
@@ -168,12 +175,12 @@ class RunQueue:
         self, run_id: str, token: int, check: str, utility_loss: float, now: float
     ) -> str | None:
         """Take the utility loss at a check. Return why the run ends; None if it goes on."""
-        run = self._runs[run_id]
-        if self._early_stopping is None or not run.is_held_with(token):
+        run, stopping = self._runs[run_id], self._early_stopping.get(split_key(run_id)[0])
+        if stopping is None or not run.is_held_with(token):
             return None
         run.heartbeat = now
         run.checks[check] = utility_loss
-        return self._early_stopping.reason(check, utility_loss)
+        return stopping.reason(check, utility_loss)
 
     def release(self, run_id: str, token: int) -> None:
         """Take back a paused run. The attempt does not count, because a pause is no failure."""
@@ -195,9 +202,9 @@ class RunQueue:
         if not run.is_held_with(token) or run.outcome is not None:
             return False
         self._let_go(run)
-        run.outcome = replace(outcome, attempts=run.attempts, checks=run.checks)
-        if self._early_stopping is not None:
-            self._early_stopping.learn(run.outcome)
+        run.outcome = replace(outcome, run_id=run_id, attempts=run.attempts, checks=run.checks)
+        if (stopping := self._early_stopping.get(split_key(run_id)[0])) is not None:
+            stopping.learn(run.outcome)
         return True
 
     def fail(self, run_id: str, token: int, reason: str, *, retry: bool) -> None:

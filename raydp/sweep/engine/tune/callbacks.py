@@ -13,7 +13,7 @@ from ray.tune import Callback as Callback
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
-    from raydp.sweep.engine.committer import Committer
+    from raydp.sweep.engine.committer import Committers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ class CommitCallback(tune.Callback):
     trial instead.
     """
 
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
+    def __init__(self, committers: Committers) -> None:
+        self._committers = committers
         self._refusal: ValueError | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -36,7 +36,7 @@ class CommitCallback(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **info: object
     ) -> None:
         try:
-            self._committer.commit(trial.config["run_id"])
+            self._committers.commit(trial.config["run_id"])
         except ValueError as error:
             self._refusal = error
 

@@ -12,7 +12,10 @@ PLAIN = ("status", "reason", "utility_loss", "train_seconds", "score_seconds", "
 
 
 class TrialConfig(TypedDict):
-    """Config of a trial of Tune: run id, (b, T, η), σ, seed and further fields, if any."""
+    """Config of a trial of Tune: run id, (b, T, η), σ, seed and further fields, if any.
+
+    If several sweeps share a queue, the run id is `SWEEP/RUN`.
+    """
 
     run_id: str
     batch_size: int
@@ -23,10 +26,10 @@ class TrialConfig(TypedDict):
     settings: NotRequired[dict[str, object]]
 
 
-def config_of(trial: TrialPlan) -> TrialConfig:
-    """Return a run's config."""
+def config_of(trial: TrialPlan, key: str | None = None) -> TrialConfig:
+    """Return a run's config, with its key in the queue, if it has one, as its id."""
     config = TrialConfig(
-        run_id=trial.run_id,
+        run_id=key or trial.run_id,
         batch_size=trial.batch_size,
         num_steps=trial.num_steps,
         learning_rate=trial.learning_rate,

@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
@@ -13,7 +14,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydp.search_spaces.settings import settings_in_words
-from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.committer import Committers
 from raydp.sweep.engine.queue import TrialQueue
 from raydp.sweep.engine.tune.callbacks import CommitCallback, GuardedCallback
 from raydp.sweep.engine.tune.metrics import config_of, final_metrics
@@ -41,23 +42,32 @@ REPORTS_A_SECOND = 10
 
 
 class RunSource(Protocol):
-    """Gives out runs one after another.
+    """Gives out runs one after another, by their keys in the queue.
 
-    Implemented by `ListSource`, and by `StepwiseSource` for a search and for adaptive seeds.
-
-    Attributes:
-        finished: whether no more runs will be given out.
-        handed_out: how many runs were given out.
+    Implemented by `ListSource`, by `StepwiseSource` for a search and for adaptive seeds, and by
+    `JointSource` for several sweeps.
     """
 
-    finished: bool
-    handed_out: int
+    @property
+    def finished(self) -> bool:
+        """Return whether no more runs will be given out."""
+
+    @property
+    def handed_out(self) -> int:
+        """Return how many runs were given out."""
 
     def next_run(self) -> str | None:
         """Return the next run. None: there is none now, and never again if `finished` is set."""
 
     def given(self) -> list[str]:
         """Return every run that was given out."""
+
+
+class KnownSource(RunSource, Protocol):
+    """A source that tells which runs it gives out next."""
+
+    def upcoming(self, count: int) -> list[str]:
+        """Return at most `count` of the next runs that are known now."""
 
 
 class ListSource:
@@ -83,7 +93,7 @@ class RunSearcher(Searcher):
     """Hands the runs of a source to Tune as trials.
 
     Args:
-        trials: run_id -> the planned run, whose parameters become the trial's config.
+        trials: key in the queue -> the planned run, whose parameters become the trial's config.
         close: called with the number of runs that were given out, after the last one.
     """
 
@@ -106,7 +116,7 @@ class RunSearcher(Searcher):
         """Return the config of the next run, None if Tune must ask again, or FINISHED."""
         run_id = self.source.next_run()
         if run_id is not None:
-            return config_of(self._trials[run_id])
+            return config_of(self._trials[run_id], run_id)
         if self.source.finished:
             self._close(self.source.handed_out)
             return Searcher.FINISHED
@@ -147,15 +157,21 @@ class TuneRun:
     """The objects that all rounds of one sweep share.
 
     Attributes:
-        queue: the actor of the sweep's TrialQueue.
-        committer: commits the results.
+        queue: the actor of the TrialQueue.
+        committers: commit the results.
+        trials: key in the queue -> the planned run.
+        score: the score that selects.
+        folder: a folder for Tune's own state.
         shown: whether step metrics, utility and scores go through Tune. Those of a private
             selection do not.
         callbacks: the user's own callbacks of Tune.
     """
 
     queue: ActorProxy[TrialQueue]
-    committer: Committer
+    committers: Committers
+    trials: Mapping[str, TrialPlan]
+    score: str | None
+    folder: Path
     num_slots: int
     shown: bool
     callbacks: Sequence[GuardedCallback]
@@ -181,8 +197,8 @@ class TuneRun:
         A trial only follows its run in the queue, and holds no CPU, which the workers need. There
         is one more trial than slots, so that the next run is in the queue before a slot asks.
         """
-        context, num_actors = self.committer.context, min(self.num_slots + 1, count)
-        score, shown, queue = context.spec.select.score, self.shown, self.queue
+        num_actors = min(self.num_slots + 1, count)
+        score, shown, queue = self.score, self.shown, self.queue
         seconds, name = max(REPORT_SECONDS, self.num_slots / REPORTS_A_SECOND), secrets.token_hex(4)
 
         # The trial reports the run's progress until its outcome. To follow a run puts it into the
@@ -211,24 +227,24 @@ class TuneRun:
             tune_config=tune.TuneConfig(
                 max_concurrent_trials=num_actors,
                 reuse_actors=True,
-                search_alg=RunSearcher(source, context.trials, close),
+                search_alg=RunSearcher(source, self.trials, close),
                 num_samples=count,
                 trial_name_creator=_trial_name,
                 trial_dirname_creator=_trial_folder,
             ),
             run_config=tune.RunConfig(
                 name="tune",
-                storage_path=str(context.folder.ray),
+                storage_path=str(self.folder),
                 verbose=0,
                 progress_reporter=SilentReporter(),
-                callbacks=[CommitCallback(self.committer), *self.callbacks],
+                callbacks=[CommitCallback(self.committers), *self.callbacks],
                 failure_config=tune.FailureConfig(max_failures=3),
             ),
         ).fit()
         # If Tune gave up on a trial, its run has an outcome in the queue nevertheless.
         for run_id in source.given():
-            if run_id not in self.committer.committed and not context.folder.has_ended(run_id):
-                self.committer.commit(run_id)
+            if not self.committers.has(run_id):
+                self.committers.commit(run_id)
 
 
 def _trial_name(trial: Trial) -> str:
@@ -241,4 +257,4 @@ def _trial_name(trial: Trial) -> str:
 
 def _trial_folder(trial: Trial) -> str:
     """Name a trial's folder by its run."""
-    return str(trial.config["run_id"])
+    return str(trial.config["run_id"]).replace("/", "_")

@@ -11,7 +11,7 @@ from raydp.system.output import print_json
 def list_(storage: Storage = "raydp_runs", json: Json = False) -> None:
     """The sweeps under a storage folder: their runs, the selected configuration, when they
     changed."""
-    listing = imported("raydp.sweep.listing")  # here, so that --help needs no pandas
+    listing = imported("raydp.extensions.listing.sweeps")  # here, so that --help needs no pandas
     found = listing.list_sweeps(storage)
     if json:
         print_json([sweep.to_json() for sweep in found])

@@ -9,11 +9,11 @@ from typing import Any
 import optuna
 import pytest
 
+from raydp.extensions.searches.source import SearchSource
 from raydp.scores.score import Measurement
 from raydp.search_spaces import Configuration, grid
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import Sweep
-from raydp.sweep.engine.adaptive import SearchSource
 from raydp.sweep.engine.tune.metrics import config_of
 from raydp.sweep.engine.tune.rounds import RunSearcher
 from raydp.sweep.search import Goal, Proposal, Search, SearchState

@@ -1,0 +1,1 @@
+"""The sweeps under a storage folder: `raydp list`."""
