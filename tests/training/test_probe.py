@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -300,6 +300,34 @@ def test_the_real_model_is_refused_too_in_16_bits() -> None:
         model="m",
         clipped=True,
     )
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_machine_that_rounds_too_far_in_16_bits_is_told_from_an_unsound_model(
+    autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors without products in 16 bits gave 0.21 for SmolLM2."""
+    own = probe._plain_call
+
+    def rounded(measured: TrainingContext, rows: Sequence[torch.Tensor]) -> float:
+        weights = {p.dtype for p in measured.model.parameters()}
+        in_16_bits = measured.autocast is not None or torch.bfloat16 in weights
+        return 0.21 if in_16_bits else own(measured, rows)
+
+    monkeypatch.setattr(probe, "_plain_call", rounded)
+    for config, words in (
+        (SOUND["llama"][0](), r"model\.dtype must be float32 on this machine.*'plain call'"),
+        (BOTH_WAYS["llama, not causal"](), "must predict each token from the tokens before it"),
+    ):
+        tried = context(config)
+        if autocast:
+            tried = replace(tried, autocast=torch.bfloat16)
+        else:
+            tried.model.to(torch.bfloat16)
+        types = [p.dtype for p in tried.model.parameters()]
+        with pytest.raises(DependentExamples, match=words):
+            probe.check(tried, task(), model="m", clipped=True)
+        assert [p.dtype for p in tried.model.parameters()] == types, "the model itself is kept"
 
 
 @pytest.mark.slow
