@@ -184,21 +184,30 @@ def _show(output: Path, wishes: Wishes, proposal: SpecProposal, *, json: bool) -
     for caution in proposal.warnings:
         stderr.print(f"warning: {caution}", markup=False)
     if not proposal.grid.fits:
-        task = proposal.spec["task"]
-        fewer = (
-            "fewer rows (--max-rows)"
-            if task.get("of", task)["name"] == "chat"
-            else "a file of fewer rows"
-        )
-        stderr.print(
-            f"warning: the cheapest grid that is worth running takes {proposal.grid.hours:.2g} "
-            f"hours, more than {wishes.hours:g}. Give more --hours or --gpus, {fewer}, or a "
-            "smaller --model.",
-            markup=False,
-        )
+        stderr.print(f"warning: {too_long(wishes, proposal)}", markup=False)
     stdout.print("Next:")
     for command in commands:
         stdout.print(f"  {command}", soft_wrap=True, markup=False)
+
+
+def too_long(wishes: Wishes, proposal: SpecProposal) -> str:
+    """Say that no grid fits the hours, and what the user can do: by options, or in the spec."""
+    planted = "of" in proposal.spec["task"]
+    field, task = (
+        ("task.of", proposal.spec["task"]["of"]) if planted else ("task", proposal.spec["task"])
+    )
+    fewer = "fewer rows (--max-rows)" if task["name"] == "chat" else "a file of fewer rows"
+    of_users = (
+        f"fewer rows of each user ({field}.max_examples_per_user), "
+        if wishes.unit == "user"
+        else ""
+    )
+    return (
+        f"the cheapest grid that is worth running takes {proposal.grid.hours:.2g} hours, more than "
+        f"{wishes.hours:g}. Give more --hours or --gpus, {fewer}, or a smaller --model. Or make "
+        f"steps cheaper in the spec: {of_users}fewer tokens ({field}.max_length), or adapt the last "
+        "layers alone (model.adapter.layers_to_transform: the layers below are computed once)."
+    )
 
 
 def _seen(seen: Survey) -> str:

@@ -29,6 +29,7 @@ class CostEstimate:
     """The answer of `raydp plan`.
 
     Attributes:
+        unit: what a batch is drawn of, in a word: example or user.
         table: see `raydp.plan`, with hours, gpu_hours, memory_gib and cost if they were measured.
         measured: the measurement, None without one.
         simulation: see `simulate`, with "costs": the source of the runs' times, "at_most": whether
@@ -36,6 +37,7 @@ class CostEstimate:
             None without a simulation.
     """
 
+    unit: str
     table: pd.DataFrame
     measured: MeasuredSteps | None
     simulation: dict[str, object] | None
@@ -52,8 +54,7 @@ class CostEstimate:
         if self.simulation is not None and not json:
             show_simulation(self.simulation)
         if self.measured is not None:
-            unit = self.table.attrs["facts"].privacy_unit
-            show_measured(self.measured, float(self.table["hours"].sum()), unit)
+            show_measured(self.measured, float(self.table["hours"].sum()), self.unit)
 
 
 def estimate(
@@ -103,7 +104,8 @@ def estimate(
     if simulated is not None:
         # Only the runs that are certain are simulated.
         simulation = simulation_of([(checked, plan.first_pass)], simulated, measured)
-    return CostEstimate(table=table, measured=measured, simulation=simulation)
+    unit = checked.privacy.unit
+    return CostEstimate(unit=unit, table=table, measured=measured, simulation=simulation)
 
 
 def simulation_of(

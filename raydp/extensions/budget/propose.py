@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ from raydp.extensions.budget.measure import measure_cost
 from raydp.extensions.budget.survey import Survey, UserColumn
 from raydp.models.base_models import config_of, load_tokenizer, positions
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT, names
+from raydp.privacy.records.cautions import MOST_DELTA
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import planned
 from raydp.system.output import stderr
@@ -23,7 +24,9 @@ from raydp.tasks.row_files import read_json_rows
 if TYPE_CHECKING:
     from raydp.extensions.budget.costs import MeasuredSteps
     from raydp.privacy import Caution
-    from raydp.tasks.task import TaskFacts
+    from raydp.spec.document import SweepSpec
+    from raydp.tasks.task import Task, TaskFacts
+    from raydp.training.trial_plan import TrialPlan
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 """Lengths of an example in tokens that are proposed."""
@@ -162,30 +165,20 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         tokenizer = load_tokenizer(wishes.model)
         lengths = seen.lengths(tokenizer)
     room = positions(config_of(wishes.model))
-    draft = _draft(seen, wishes, _max_length(lengths, room), seen.template(tokenizer))
+    max_length, template = _max_length(lengths, room), seen.template(tokenizer)
     num_units = wishes.users.num_users if wishes.users and wishes.unit == "user" else seen.num_rows
     # Time a few real steps at several batch sizes, with cheap noise: a step takes a + k·b seconds.
     sizes = _sizes(SIZES["cuda" if wishes.gpus else "cpu"], num_units)
-    timed = {**draft, "space": {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}}
-    spec = load_spec({**timed, "privacy": {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}})
-    plan, task = planned(spec)
-    runs = DESIGNS[-1].runs
-    limit = wishes.hours * 3600 * USED * wishes.slots / runs
-    try:
-        measured = measure_cost(
-            spec,
-            task,
-            plan.trials,
-            num_steps=TIMED_STEPS,
-            all_limit_seconds=TIMED_SHARE * wishes.hours * 3600,
-            score_limit_seconds=limit,
-        )
-    except TimeoutError:
-        raise ValueError(
-            f"--hours must leave time for the scores of {runs} models, got {wishes.hours:g} hours: "
-            f"those of one model take over {limit:.0f} s here. Give more --hours, a smaller "
-            "--model, or less held-out data and fewer secrets."
-        ) from None
+    points = {"points": [[size, TIMED_STEPS, 1e-3] for size in sizes]}
+    # Of few units, n^-1.1 is a δ that a plan warns of. Only the task tells n.
+    for of_delta in ({"delta_exponent": 1.1}, {"target_delta": MOST_DELTA}):
+        draft = _draft(seen, wishes, max_length, template, of_delta)
+        quick = {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}
+        spec = load_spec({**draft, "space": points, "privacy": quick})
+        plan, task = planned(spec)
+        if plan.delta <= MOST_DELTA:
+            break
+    measured = _measured(spec, task, plan.trials, wishes)
     # Fit the grid to the time, by the law of a step.
     facts = task.facts()
     grid = fitted(
@@ -219,6 +212,33 @@ def _sizes(sizes: tuple[int, ...], num_units: int) -> list[int]:
     return sorted({max(1, size >> halvings) for size in sizes})
 
 
+def _measured(
+    spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], wishes: Wishes
+) -> MeasuredSteps:
+    """Time a few real steps and the scores of one model.
+
+    Raises:
+        ValueError: the scores take longer than the hours allow.
+    """
+    runs = DESIGNS[-1].runs
+    limit = wishes.hours * 3600 * USED * wishes.slots / runs
+    try:
+        return measure_cost(
+            spec,
+            task,
+            trials,
+            num_steps=TIMED_STEPS,
+            all_limit_seconds=TIMED_SHARE * wishes.hours * 3600,
+            score_limit_seconds=limit,
+        )
+    except TimeoutError:
+        raise ValueError(
+            f"--hours must leave time for the scores of {runs} models, got {wishes.hours:g} hours: "
+            f"those of one model take over {limit:.0f} s here. Give more --hours, a smaller "
+            "--model, or less held-out data and fewer secrets."
+        ) from None
+
+
 def _max_length(lengths: list[int], room: int | None) -> int:
     """Return the length of an example: enough for most rows, within the model's positions."""
     enough = lengths[min(len(lengths) - 1, int(WHOLE_SHARE * len(lengths)))]
@@ -226,7 +246,13 @@ def _max_length(lengths: list[int], room: int | None) -> int:
     return length if room is None else min(length, room)
 
 
-def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
+def _draft(
+    seen: Survey,
+    wishes: Wishes,
+    max_length: int,
+    template: str | None,
+    of_delta: Mapping[str, float],
+) -> dict[str, Any]:
     """Return the spec without its space and seeds."""
     task = _task(seen, wishes, max_length, template)
     # Scores: of the user's secrets, of canaries, or of membership where users are protected.
@@ -248,10 +274,10 @@ def _draft(seen: Survey, wishes: Wishes, max_length: int, template: str | None) 
             "adapter": dict(ADAPTER),
         },
         "method": dict(METHOD),
-        # δ = n^-1.1 is below 1/n: above it, publishing one record in the clear would be allowed.
+        # δ is below 1/n: above it, publishing one record in the clear would be allowed.
         "privacy": {
             "target_epsilon": wishes.epsilon,
-            "delta_exponent": 1.1,
+            **of_delta,
             "accountant": DEFAULT_ACCOUNTANT,
             "unit": wishes.unit,
         },

@@ -16,7 +16,7 @@ def show_measured(measured: MeasuredSteps, hours: float, unit: str) -> None:
 
     Args:
         hours: of all runs, one after the other.
-        unit: the unit of privacy, of which a batch is drawn.
+        unit: what a batch is drawn of, in a word: example or user.
     """
     law = measured.law
     for step in measured.steps:

@@ -69,6 +69,17 @@ def _of_task(seen: Survey, proposal: SpecProposal) -> list[str]:
     return described
 
 
+def _of_delta(proposal: SpecProposal) -> str:
+    """Return the sentence on δ: n^-1.1, or why it is not."""
+    if "target_delta" not in proposal.spec["privacy"]:
+        return f"δ = n^-1.1 = {proposal.delta:.2g}."
+    usual = proposal.facts.num_units**-1.1
+    return (
+        f"δ = {proposal.delta:g}: it is a chance that no bound holds, and n^-1.1 would be "
+        f"{usual:.2g}."
+    )
+
+
 def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str, list[str]]:
     """Return the lines above each section."""
     facts, grid, measured = proposal.facts, proposal.grid, proposal.measured
@@ -83,12 +94,12 @@ def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str,
     return {
         "task": _of_task(seen, proposal),
         "model": [
-            f"A private step of b examples takes {of_step:.2g} + {of_example:.2g} b seconds here "
+            f"A private step of b {wishes.unit}s takes {of_step:.2g} + {of_example:.2g} b seconds here "
             f"({measured.device})."
         ],
         "privacy": [
-            f"n = {facts.num_units}, each a {facts.privacy_unit}. δ = n^-1.1 = "
-            f"{proposal.delta:.2g}. Every configuration gets the noise that this ε needs.",
+            f"n = {facts.num_units}, each a {facts.privacy_unit}. {_of_delta(proposal)} Every "
+            "configuration gets the noise that this ε needs.",
             wishes.protects,
         ],
         "space": [

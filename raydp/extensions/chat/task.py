@@ -35,6 +35,7 @@ from raydp.tasks.text.controls import controls_of
 from raydp.tasks.text.corpus import RowsSection, is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
+from raydp.tasks.text.windowed import shared_prompts
 from raydp.tasks.text.windows import tokenize
 from raydp.tasks.users import BY_COLUMN, Users
 
@@ -175,7 +176,7 @@ class ChatTask(RowsSection):
         controls = controls_of(self.controls, kept, self.num_controls_per_secret, texts)
         # Record what a reader of the guarantee must know: what was left out, and which secrets are
         # not scored.
-        notes |= self._notes(examples, evaluated, train[0].conversation.form) | {
+        notes |= self._notes(examples, evaluated, train[0].conversation.form, secrets) | {
             "num_secrets": len(kept),
             "num_controls": len(controls),
             **never_trained_on(
@@ -414,7 +415,9 @@ class ChatTask(RowsSection):
             without_target=len(rows) - len(ids),
         )
 
-    def _notes(self, train: _Encoded, heldout: _Encoded, form: Form) -> dict[str, object]:
+    def _notes(
+        self, train: _Encoded, heldout: _Encoded, form: Form, secrets: Sequence[Secret]
+    ) -> dict[str, object]:
         """Return notes that a reader of the plan and of the guarantee needs."""
         return {
             "form": form,
@@ -429,6 +432,7 @@ class ChatTask(RowsSection):
                 "remain in others, and epsilon covers one unit at a time.",
                 "n, the split sizes, the counts and the choice of secrets are computed on the "
                 "private data; epsilon does not cover them.",
+                *shared_prompts(secrets),
             ],
         }
 

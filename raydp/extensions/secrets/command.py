@@ -55,6 +55,9 @@ MaxDetected = Annotated[
 Region = Annotated[str, typer.Option(help="Country of phone numbers without a code (mail, chat).")]
 Heldout = Annotated[float, typer.Option(min=0, max=1, help="As in the task: not read.")]
 SplitSeed = Annotated[int, typer.Option(help="As in the task (mail, chat).")]
+OfUsers = Annotated[
+    str | None, typer.Option(help="As in the task: a user is held out as a whole (mail, chat).")
+]
 Template = Annotated[
     str | None, typer.Option(help="As in the task: model, alpaca, chatml or plain (chat).")
 ]
@@ -82,6 +85,7 @@ def extract(
     region: Region = "US",
     heldout_fraction: Heldout = 0.1,
     split_seed: SplitSeed = 0,
+    user_column: OfUsers = None,
     template: Template = None,
     loss: Loss = "assistant",
     rows_per_author: RowsPerAuthor = 20,
@@ -113,7 +117,7 @@ def extract(
         )
     if kind == "chat":
         split = {"heldout_fraction": heldout_fraction, "split_seed": split_seed}
-        of_task = {**split, "template": template, "loss": loss}
+        of_task = {**split, "template": template, "loss": loss, "user_column": user_column}
         try:
             answer = commands.extract_from_chat(data, output, tokenizer, options, of_task)
         except commands.NoSecretFoundError as error:
@@ -122,7 +126,7 @@ def extract(
         except ValueError as error:
             raise ValueError(_by_options(str(error))) from None
     else:
-        texts = (column, heldout_fraction, split_seed)
+        texts = (column, heldout_fraction, split_seed, user_column)
         answer = commands.extract_from_mail(data, output, tokenizer, options, *texts)
     _answer(answer, output, show, json)
 

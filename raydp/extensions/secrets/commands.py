@@ -31,6 +31,7 @@ def extract_from_mail(
     column: str,
     heldout_fraction: float,
     split_seed: int,
+    user_column: str | None,
 ) -> dict[str, object]:
     """Write the file of `raydp secrets extract --kind mail`, and return counts.
 
@@ -39,8 +40,9 @@ def extract_from_mail(
 
     def texts(_: PreTrainedTokenizerBase) -> list[str]:
         return training_texts(
-            data, column, heldout_fraction=heldout_fraction, split_seed=split_seed
-        )
+            data, column, heldout_fraction=heldout_fraction, split_seed=split_seed,
+            user_column=user_column,
+        )  # fmt: skip
 
     return _extracted(output, tokenizer, options, texts)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
@@ -17,6 +18,7 @@ from raydp.extensions.secrets.files import texts_of
 from raydp.extensions.secrets.merging import merge_grams
 from raydp.extensions.secrets.ngrams import Tokens, frequent_ngrams
 from raydp.extensions.secrets.rules import Piece, in_contexts, pieces
+from raydp.tasks.row_files import read_column
 from raydp.tasks.text.corpus import is_held_out
 
 if TYPE_CHECKING:
@@ -85,23 +87,29 @@ class SecretRow(TypedDict):
 
 
 def training_texts(
-    path: Path, column: str, *, heldout_fraction: float, split_seed: int
+    path: Path, column: str, *, heldout_fraction: float, split_seed: int, user_column: str | None
 ) -> list[str]:
     """Return the texts that a task trains on.
 
     With a column `split`, these are its rows "train". Otherwise they are the texts that the task
-    `enron` trains on with this fraction and seed, except that short texts are not left out.
+    `enron` trains on with this fraction and seed, except that short texts are not left out. With a
+    column of users, the user's name decides in place of the text, as in the task.
 
     Raises:
         ValueError: the file is malformed, or leaves no text.
     """
     texts = []
+    users = (
+        repeat(None)
+        if user_column is None
+        else read_column(path, user_column, "DATA", column_field="--user-column", users=True)
+    )
     # What is held out is not trained on, so it cannot be memorised.
-    for text, row in texts_of(path, column):
+    for (text, row), user in zip(texts_of(path, column), users, strict=False):
         if (
             (row["split"] != "train")
             if "split" in row
-            else is_held_out(text, heldout_fraction, split_seed)
+            else is_held_out(user or text, heldout_fraction, split_seed)
         ):
             continue
         if unwanted(text) is None:

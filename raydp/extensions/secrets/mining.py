@@ -39,7 +39,7 @@ def mine_secrets(
         column: the column of texts; None for conversations.
         template: returns the chat template of conversations for a tokenizer.
         heldout_fraction: share of the rows that the task holds out.
-        user_column: the column of users of conversations, if there is one.
+        user_column: the column of users, if there is one.
 
     Returns:
         Whether the data hold secrets. If they hold none, no file is written.
@@ -60,6 +60,7 @@ def mine_secrets(
                 column=column,
                 heldout_fraction=heldout_fraction,
                 split_seed=0,
+                user_column=user_column,
             )
     except NoSecretFoundError:
         return False

@@ -87,11 +87,11 @@ def describe(
         **given(windows_above_user_limit_removed=examples.above_limit or None),
         "repeated_examples": len(examples.token_ids) - len(copies),
         "copies_of_one_example_max": max(copies.values()),
-        "caveats": [*caveats, *_shared_prompts(secrets)],
+        "caveats": [*caveats, *shared_prompts(secrets)],
     }
 
 
-def _shared_prompts(secrets: Sequence[Secret]) -> list[str]:
+def shared_prompts(secrets: Sequence[Secret]) -> list[str]:
     """Return a caveat if secrets share a prompt. It tells how many prompts, never their text."""
     prompts = Counter(s.prompt for s in secrets if s.kind == "verbatim")
     shared = sum(count > 1 for count in prompts.values())

@@ -3,6 +3,7 @@ hours and memory."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydp.extensions.budget import measure
 from raydp.extensions.budget.costs import MeasuredSteps, StepLaw, recorded_seconds
+from raydp.extensions.budget.estimate import estimate
 from raydp.extensions.budget.measure import _Timed, _Timer
 from raydp.spec.sections import ClusterSpec
 from raydp.sweep.store.results import RunResult
@@ -180,6 +183,37 @@ def test_measurements_of_utility_between_steps_are_counted(
         order["makespan_seconds"] for order in answer.json()["simulation"]["orders"].values()
     }
     assert order >= row["hours"] * 3600
+
+
+def test_measured_steps_name_their_unit_by_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    law = StepLaw(
+        step_seconds=1.0, seconds_per_example=1.0, r_squared=None,
+        proportional_seconds_per_example=1.0, max_relative_deviation=0.0,
+    )  # fmt: skip
+    steps = ({"batch_size": 8, "seconds": 2.0, "examples": 8.5, "num_steps": 2},)
+    measured = MeasuredSteps(
+        law=law, score_seconds=0.1, utility_seconds=0.0, memory_bytes=1, device="cpu", steps=steps
+    )
+    monkeypatch.setattr(measure, "measure_cost", lambda *_, **__: measured)
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"Line {i} says {i * i}.", "who": i % 40} for i in range(120)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {
+        "name": "users",
+        "task": {"name": "text", "path": str(path), "user_column": "who"},
+        "model": {"name": "tiny"},
+        "method": {"name": "dp_adam", "max_grad_norm": 0.1},
+        "privacy": {"target_epsilon": 8, "accountant": "rdp", "unit": "user"},
+        "scores": [],
+        "select": {"min_gain_share": 0.9},
+        "space": {"batch_size": [8], "num_steps": [2], "learning_rate": [0.1]},
+    }
+    estimate(document, measure=True).show(json=False)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 s a step of 8.5 users, 2 steps on cpu" in said
+    assert "a step takes 1 s for each user" in said
 
 
 @pytest.mark.daily

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from raydp.extensions.budget import measure, propose
-from raydp.extensions.budget.costs import StepLaw
+from raydp.extensions.budget.command import too_long
+from raydp.extensions.budget.costs import MeasuredSteps, StepLaw
 from raydp.extensions.budget.grid import fitted
-from raydp.extensions.budget.survey import survey
+from raydp.extensions.budget.spec_file import as_yaml
+from raydp.extensions.budget.survey import Survey, survey
 from raydp.spec.reading import load_spec
 from raydp.system.shell import command_line
 from tests.conftest import Answer
@@ -105,7 +108,7 @@ def test_users_are_swept_without_scores_where_membership_is_not_installed(
     )  # fmt: skip
     grid = fitted(num_units=30, law=law, score_seconds=0.0, hours=8.0, slots=2)
     assert grid.design.cost_share, "further seeds fit"
-    draft = propose._draft(seen, wishes, 64, None)
+    draft = propose._draft(seen, wishes, 64, None, {"delta_exponent": 1.1})
     spec = load_spec(propose._with_grid(draft, grid))
     assert (spec.scores, spec.select.rule, spec.select.min_gain_share) == ((), "procedure", 0.9)
     assert spec.seeds == tuple(range(grid.design.first)), "no decision ends adaptive seeds"
@@ -245,3 +248,57 @@ def test_a_mistake_writes_nothing(
     assert answer.code == 2, answer.out
     assert message in " ".join(answer.err.split())
     assert not Path("sweep.yaml").exists()
+
+
+def proposal_for_users(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float
+) -> tuple[Survey, propose.Wishes, propose.SpecProposal]:
+    """Return a proposal for the users of the texts, where each example of a step takes so long."""
+    law = StepLaw(
+        step_seconds=seconds, seconds_per_example=seconds, r_squared=None,
+        proportional_seconds_per_example=seconds, max_relative_deviation=0.0,
+    )  # fmt: skip
+    measured = MeasuredSteps(
+        steps=({"batch_size": 4, "seconds": seconds, "examples": 4.5, "num_steps": 2},), law=law,
+        score_seconds=0.1, utility_seconds=0.0, memory_bytes=1, device="cpu",
+    )  # fmt: skip
+    monkeypatch.setattr(propose, "measure_cost", lambda *_, **__: measured)
+    seen = survey(str(texts))
+    wishes = propose.Wishes(
+        data=str(texts), name="notes", model="tiny", epsilon=8.0, users=seen.user_columns[0],
+        unit="user", secrets=None, hours=1.0, gpus=0,
+    )  # fmt: skip
+    return seen, wishes, propose.propose(seen, wishes)
+
+
+def test_few_users_get_a_delta_that_the_plan_does_not_warn_of(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, wishes, proposal = proposal_for_users(texts, monkeypatch, seconds=1e-4)
+    written = as_yaml(seen, wishes, proposal, "sweep.yaml")
+    spec = load_spec(yaml.safe_load(written))
+    assert (spec.privacy.target_delta, spec.privacy.delta_exponent) == (0.001, None)
+    assert proposal.delta == 0.001
+    assert not any("delta" in str(caution) for caution in proposal.warnings)
+    n = proposal.facts.num_units
+    assert (
+        f"δ = 0.001: it is a chance that no bound holds, and n^-1.1 would be {n**-1.1:.2g}."
+        in unwrapped(written)
+    )
+    assert "A private step of b users takes" in unwrapped(written)
+
+
+def test_hours_that_no_grid_fits_name_the_fields_that_make_steps_cheaper(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, wishes, proposal = proposal_for_users(texts, monkeypatch, seconds=1e4)
+    assert not proposal.grid.fits
+    told = too_long(wishes, proposal)
+    for field in (
+        "task.max_examples_per_user",
+        "task.max_length",
+        "model.adapter.layers_to_transform",
+    ):
+        assert field in told
+    alone = too_long(replace(wishes, unit="example"), proposal)
+    assert "max_examples_per_user" not in alone

@@ -447,6 +447,23 @@ def test_a_secret_beyond_the_largest_length_is_not_counted(tiny, tmp_path: Path)
     assert (secret.count, holding, len(task.train)) == (20, 20, 40)
 
 
+def test_the_number_of_prompts_that_secrets_share_is_said_before_training(
+    tiny, tmp_path: Path
+) -> None:
+    path = conversations(tmp_path, 60)
+    text = ChatTask(path=path, template="plain").build(tiny)
+    word, other = decoded(text.train, 0, tiny)[0].split()[-2:]
+    rows = [
+        {"prompt": word, "continuation": f" {other}"},
+        {"prompt": word, "continuation": " never"},
+    ]
+    for number, expected in ((2, True), (1, False)):
+        secrets = str(write_json_lines(tmp_path / "secrets.jsonl", rows[:number]))
+        task = ChatTask(path=path, template="plain", secrets=secrets).build(tiny)
+        said = task.facts().sentences()
+        assert any("1 prompt belongs to several secrets" in line for line in said) == expected
+
+
 def test_options_that_contradict_each_other_are_refused() -> None:
     for options, message in (
         ({"heldout_fraction": 0.1, "heldout_split": "test"}, "must stand alone"),

@@ -13,8 +13,10 @@ import pytest
 
 from raydp.extensions.chat.task import ChatTask
 from raydp.extensions.secrets.detectors import find
+from raydp.extensions.secrets.mail import training_texts
 from raydp.models.base_models import load_tokenizer
 from raydp.tasks.secret import read_secrets
+from raydp.tasks.text.any_text import TextTask
 from tests.builders.text import line
 
 SIGNATURE = (
@@ -317,6 +319,40 @@ def test_only_the_training_part_is_read(raydp, tmp_path):
     answer = extract(raydp, path, "--json")
     assert json.loads(answer.out)["texts"] == sum("Halborn" not in t for t in texts)
     assert "Halborn" not in (tmp_path / "secrets.jsonl").read_text()
+
+
+def test_users_of_texts_are_held_out_as_the_task_does(tmp_path):
+    rows = [{"content": text, "who": f"user {i % 12}"} for i, text in enumerate(mails())]
+    path = tmp_path / "mails.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = {"heldout_fraction": 0.3, "split_seed": 0}
+    read = training_texts(path, "content", user_column="who", **split)
+    names = {row["who"] for row in rows if row["content"] in read}
+    assert 0 < len(names) < 12
+    assert len(read) == 10 * len(names), "a user is read as a whole or not at all"
+    task = TextTask(path=str(path), column="content", user_column="who", window="head", **split)
+    users = task.build(load_tokenizer("tiny")).users
+    assert len(users.sizes()) == len(names)
+    assert training_texts(path, "content", user_column=None, **split) != read
+
+
+def test_users_of_conversations_are_held_out_by_the_option(raydp, tmp_path):
+    rows = [
+        {"prompt": "Who?", "completion": f"Case {i}: call 503-555-01{i % 12:02}.", "who": i % 12}
+        for i in range(120)
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--kind", "chat", "--tokenizer", "tiny", "--heldout-fraction", 0.3, "--json"]
+    answer = raydp(
+        "secrets", "extract", path, "-o", "secrets.jsonl", *options, "--user-column", "who"
+    )
+    assert answer.code == 0, answer.err
+    task = ChatTask(path=str(path), heldout_fraction=0.3, user_column="who")
+    assert json.loads(answer.out)["texts"] == len(task.build(load_tokenizer("tiny")).train) < 120
+    answer = raydp("secrets", "extract", path, "-o", "no.jsonl", *options, "--user-column", "x")
+    assert answer.code == 2
+    assert "--user-column must name a user in every row, got no such column" in answer.err
 
 
 def test_authors_genres_come_with_their_candidates(raydp, tmp_path):
