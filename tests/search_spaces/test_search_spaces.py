@@ -30,22 +30,41 @@ def test_tofu_spaces_are_those_of_table_6(name, batch_sizes):
     assert "Table 6" in space.source
 
 
+CENTRE_S, CENTRE_L = (8192, 250, 3e-3), (4096, 500, 1e-3)
+"""The strong candidates of App. B.9, around which the paper varied its GPT-2 configurations."""
+VARIATIONS = ((1, 0.5), (2, 1))
+"""Factors of (b, T) of the variations that App. B.9 prints: (b*, T*/2, η*) and (2b*, T*, η*)."""
+TABLE_9 = {(8192, 250, 1e-3), (8192, 250, 3e-3), (8192, 125, 1e-3)}
+FIGURE_25 = {(8192, 250, rate) for rate in (5e-4, 1e-3, 3e-3)}
+SIZES_S, SIZES_L = {(8192, 1000), (1024, 125), (1024, 250)}, {(8192, 500), (1024, 125)}
+"""(b, T) of Table 14 and of the sentences above it in App. G. No η is printed there."""
+
+
 @pytest.mark.parametrize(
-    ("name", "centre"), [("enron-gpt2s", (8192, 250, 3e-3)), ("enron-gpt2l", (4096, 500, 1e-3))]
+    ("name", "centre", "sizes", "others"),
+    [
+        ("enron-gpt2s", CENTRE_S, SIZES_S, TABLE_9 | FIGURE_25),
+        ("enron-gpt2l", CENTRE_L, SIZES_L, set()),
+    ],
 )
-def test_enron_spaces_are_the_halved_and_doubled_neighbours_of_the_stated_centre(name, centre):
+def test_enron_spaces_are_the_points_that_the_paper_prints(name, centre, sizes, others):
+    b, steps, rate = centre
+    varied = {(b * of_b, steps * of_steps, rate) for of_b, of_steps in VARIATIONS}
+    printed = {centre, *varied, *others, *((*size, rate) for size in sizes)}
     space = load_space(name)
-    neighbours = [
-        tuple(v * (f if i == k else 1) for i, v in enumerate(centre))
-        for k in range(3)
-        for f in (0.5, 2)
-    ]
-    assert set(triples(space.configurations)) == {centre, *neighbours}
-    assert space.source.startswith("ours")
+    assert set(triples(space.configurations)) == printed
+    assert space.max_grad_norm == 0.5
+
+
+def test_the_audited_space_is_that_of_table_9_and_figure_25():
+    space = load_space("enron-gpt2s-audit")
+    assert set(triples(space.configurations)) == TABLE_9 | FIGURE_25
+    assert "Table 9" in space.source
 
 
 def test_names_are_listed_and_misspelt_ones_corrected():
-    assert space_names() == ["enron-gpt2l", "enron-gpt2s", "tofu-1", "tofu-2", "tofu-4"]
+    enron = ["enron-gpt2l", "enron-gpt2s", "enron-gpt2s-audit"]
+    assert space_names() == [*enron, "tofu-1", "tofu-2", "tofu-4"]
     assert [load_space(name).name for name in space_names()] == space_names()
     with pytest.raises(
         ValueError, match=r"'tofu1' is unknown\. Did you mean 'tofu-1'\? Known: enron-gpt2l, "
