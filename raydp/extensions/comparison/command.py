@@ -12,7 +12,7 @@ from raydp.cli.commands.analyze import print_answer
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.comparison.comparable import check_comparable
 from raydp.extensions.comparison.left_out import compare
-from raydp.extensions.comparison.methods import Comparisons, compare_methods
+from raydp.extensions.comparison.methods import Comparisons, compare_methods, without_axis
 from raydp.extensions.comparison.sources import classify, open_sources, tables_of
 from raydp.extensions.comparison.trends import variance_trends
 from raydp.system.output import print_json, print_table, print_warning, stdout
@@ -48,8 +48,14 @@ def trends(
 
 def methods(
     sweeps: Annotated[
-        list[str], typer.Argument(metavar="POINTS|SWEEP...", help="Two or more, of one space.")
+        list[str],
+        typer.Argument(
+            metavar="POINTS|SWEEP...", help="Two or more of one space, or one table with --by."
+        ),
     ],
+    by: Annotated[
+        str | None, typer.Option(help="An axis of a study to group its table by, such as method.")
+    ] = None,
     any_data: Annotated[
         bool,
         typer.Option(
@@ -61,12 +67,15 @@ def methods(
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
-    """Two methods or more on the same configurations: paired t, Wilcoxon, RMSE, correlation
+    """Two methods or more on the same configurations: paired t, Wilcoxon, errors, correlation
     (Zagardo 2024)."""
     sources = open_sources(sweeps, storage)
-    tables = tables_of(sources, score=score, worst_case=worst_case)
+    tables = tables_of(sources, score=score, worst_case=worst_case, by=by)
+    if by is not None:
+        tables = without_axis(tables, by)
     # Different data or base models make a comparison of methods meaningless.
-    warnings = check_comparable(tables, storage, any_data=any_data)
+    folders = {name: None if by else sources[name].folder for name in tables}
+    warnings = check_comparable(tables, folders, any_data=any_data)
     answer = compare_methods(tables, with_perplexity=not classify(sources))
     print_json({**answer, "warnings": warnings}) if json else show_methods(answer, warnings)
 
@@ -105,6 +114,12 @@ def show_methods(answer: Comparisons, warnings: Sequence[str]) -> None:
             "Wilcoxon p": row["wilcoxon_p"],
             "RMSE": row["rmse"],
             "r": row["pearson"],
+            "MAE": row["mae"],
+            "median |a − b|": row["median_error"],
+            "R²": row["r2"],
+            "MAPE": row["mape"],
+            "variation a": row["variation_a"],
+            "variation b": row["variation_b"],
         }
         rows.setdefault(f"a: {row['a']}, b: {row['b']}", []).append(shown)
     for title, table in rows.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from raydp.sweep.api import source_of
+from raydp.sweep.store.folder import SweepFolder
 
 DATA, BASE = "data or secrets (task_hash)", "base model"
 MUST_SHARE = (DATA, BASE)
@@ -17,13 +17,16 @@ Other data, secrets or base models change losses and scores whatever the method.
 
 
 def check_comparable(
-    tables: Mapping[str, pd.DataFrame], storage: str, *, any_data: bool = False
+    tables: Mapping[str, pd.DataFrame],
+    folders: Mapping[str, SweepFolder | None],
+    *,
+    any_data: bool = False,
 ) -> list[str]:
     """Compare the data, the base models and the guarantees of several tables.
 
     Args:
         tables: source -> points table.
-        storage: the folder that sweeps live in, for a name.
+        folders: source -> its sweep; None for a file, or a part of one.
         any_data: whether to warn of different data, secrets and base models instead of refusing
             them.
 
@@ -35,7 +38,7 @@ def check_comparable(
         ValueError: data, secrets or base model differ. The message names the first two sources that
             differ.
     """
-    facts = {source: _facts(source, table, storage) for source, table in tables.items()}
+    facts = {source: _facts(table, folders[source]) for source, table in tables.items()}
     warnings = []
     for name in (*MUST_SHARE, "epsilon", "delta"):
         stated = {source: values[name] for source, values in facts.items()}
@@ -64,9 +67,8 @@ def check_comparable(
     return warnings
 
 
-def _facts(source: str, table: pd.DataFrame, storage: str) -> dict[str, str | None]:
+def _facts(table: pd.DataFrame, folder: SweepFolder | None) -> dict[str, str | None]:
     """Return the facts of a source as texts. A fact is None if the source does not state it."""
-    folder = source_of(source, storage).folder
     model = None if folder is None else folder.spec().model
     return {
         DATA: _values(table, "task_hash", digits=12),

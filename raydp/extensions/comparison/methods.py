@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.results import Reason, because, holm
 from raydp.analysis.statistics.spread import unit_of
-from raydp.analysis.tables.columns import KEY
+from raydp.analysis.tables.columns import KEY, SETTINGS
 from raydp.analysis.tables.per_secret import PREFIX, score_names, score_values
 from raydp.analysis.tables.points import column_means, configuration_means, require_hyperparameters
+from raydp.extensions.comparison.agreement import ROUNDING, UNKNOWN, Agreement, agreement
+from raydp.search_spaces.settings import Settings
 
 Array = NDArray[np.float64]
 
@@ -23,11 +25,9 @@ LARGEST = 1e150
 """The largest value that is squared."""
 LARGEST_LOG = 345.0
 """The largest loss whose perplexity is computed. The perplexity stays below `LARGEST`."""
-ROUNDING = 1e-12
-"""A relative spread below this is attributed to rounding."""
 
 
-class Paired(Reason):
+class Paired(Agreement, Reason):
     """The statistics of the pairs of two methods' values."""
 
     mean_difference: float | None
@@ -40,6 +40,21 @@ class Paired(Reason):
     rmse: float | None
     pearson: float | None
     pearson_interval: list[float] | None
+
+
+_UNTESTED: Paired = {
+    **UNKNOWN,
+    "mean_difference": None,
+    "interval": None,
+    "t": None,
+    "p": None,
+    "p_holm": None,
+    "wilcoxon": None,
+    "wilcoxon_p": None,
+    "rmse": None,
+    "pearson": None,
+    "pearson_interval": None,
+}
 
 
 class Comparison(Paired):
@@ -71,9 +86,9 @@ def compare_methods(
         "comparisons": [{"a", "b", "figure", "configurations" (number in both), "mean_difference" (a
         minus b), "interval" (95 %, Student), "t", "p", "p_holm" (over all rows), "wilcoxon"
         (smaller of the two rank sums), "wilcoxon_p", "rmse" (root of the mean squared difference),
-        "pearson", "pearson_interval" (95 %, Fisher)}]. The figures are utility_loss, perplexity
-        (its exponential), each score.<name>, and score if it equals none of them. Undefined figures
-        are None with a "reason".
+        "pearson", "pearson_interval" (95 %, Fisher), and the keys of `Agreement`}]. The figures are
+        utility_loss, perplexity (its exponential), each score.<name>, and score if it equals none
+        of them. Undefined figures are None with a "reason".
 
     The configurations of one grid are not a sample of a population, and their errors share data and
     secrets. So the tests tell whether two methods differ on this grid, not on other grids. Finding
@@ -116,6 +131,28 @@ def compare_methods(
     return {"comparisons": rows}
 
 
+def without_axis(groups: Mapping[str, pd.DataFrame], axis: str) -> dict[str, pd.DataFrame]:
+    """Leave an axis out of the settings, so that configurations that differ in it alone are pairs.
+
+    Args:
+        groups: name -> points table, as `split_by` returns them for the axis's column.
+        axis: the path of the axis, such as method.
+    """
+    return {
+        name: table
+        if SETTINGS not in table
+        else table.assign(
+            **{SETTINGS: [_without(str(text), axis) for text in table[SETTINGS].fillna("")]}
+        )
+        for name, table in groups.items()
+    }
+
+
+def _without(text: str, axis: str) -> str:
+    """Return the text of settings without one of them."""
+    return Settings({k: v for k, v in Settings.parse(text).items() if k != axis}).text
+
+
 def _is_repeated(figure: object, *tables: pd.DataFrame) -> bool:
     """Return whether `score` repeats one `score.NAME` in all tables, and would be tested twice."""
     if figure != "score":
@@ -150,18 +187,7 @@ def _paired(one: Array, other: Array) -> Paired:
     from scipy.stats import t as student
     from scipy.stats import wilcoxon
 
-    result: Paired = {
-        "mean_difference": None,
-        "interval": None,
-        "t": None,
-        "p": None,
-        "p_holm": None,
-        "wilcoxon": None,
-        "wilcoxon_p": None,
-        "rmse": None,
-        "pearson": None,
-        "pearson_interval": None,
-    }
+    result: Paired = {**_UNTESTED}
     if not len(one):
         return {**result, "reason": "no configuration has both"}
     largest = float(np.abs(np.concatenate([one, other])).max())
@@ -172,7 +198,8 @@ def _paired(one: Array, other: Array) -> Paired:
     difference = (one - other) / unit
     result["mean_difference"] = float(difference.mean() * unit)
     result["rmse"] = float(np.sqrt(np.mean(difference**2)) * unit)
-    reasons = []
+    agrees, reasons = agreement(one, other)
+    result = {**result, **agrees}
     if len(one) < 2:
         reasons.append("a test needs two configurations")
     elif np.ptp(difference) * unit <= ROUNDING * largest:

@@ -12,9 +12,13 @@ import pandas as pd
 import pytest
 import yaml
 from scipy import stats
+from sklearn import metrics
 
 from raydp.analysis import compare_methods, save_points
+from raydp.extensions.comparison.agreement import agreement
 from raydp.extensions.comparison.comparable import check_comparable
+from raydp.search_spaces.settings import Settings
+from raydp.sweep.api import source_of
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
 
@@ -75,6 +79,57 @@ def test_statistics_are_those_of_the_textbook() -> None:
             pytest.approx(fisher.high, rel=1e-9),
         ]
         assert row["configurations"] == 12
+
+
+def test_agreement_is_that_of_scikit_learn() -> None:
+    """Each figure against scikit-learn's or scipy's, with a for the truth."""
+    rng = np.random.default_rng(1)
+    one, other = rng.uniform(0.5, 2, 28), rng.uniform(0.5, 2, 28)
+    found, reasons = agreement(one, other)
+    expected = {
+        "mae": metrics.mean_absolute_error(one, other),
+        "mse": metrics.mean_squared_error(one, other),
+        "median_error": metrics.median_absolute_error(one, other),
+        "r2": metrics.r2_score(one, other),
+        "mape": metrics.mean_absolute_percentage_error(one, other),
+        "variation_a": stats.variation(one, ddof=1),
+        "variation_b": stats.variation(other, ddof=1),
+    }
+    assert found == {name: pytest.approx(value, rel=1e-12) for name, value in expected.items()}
+    assert reasons == []
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "mse", "r2", "variation"),
+    [
+        (32.62, 15.91, 156.363, 0.359, 0.488),
+        (32.62, 15.91, 725.739, -1.974, 0.488),
+        (41.46, 20.20, 1341.057, -2.409, 0.487),
+    ],
+)
+def test_agreement_follows_the_conventions_of_the_printed_tables(
+    mean: float, std: float, mse: float, r2: float, variation: float
+) -> None:
+    """Zagardo 2024, perplexity of members after one epoch: mean and standard deviation of Table 2
+    over 28 ε, MSE, R² and coefficient of variation of Table 3.
+
+    The tolerances are half a unit of the printed digits of Table 2, carried to R² and the ratio.
+    """
+    rng = np.random.default_rng(0)
+    one, error = rng.normal(size=28), rng.normal(size=28)
+    one = mean + std * (one - one.mean()) / one.std(ddof=1)
+    other = one + error * math.sqrt(mse / np.mean(error**2))
+    found, _ = agreement(one, other)
+    assert found["mse"] == pytest.approx(mse)
+    assert found["r2"] == pytest.approx(r2, abs=2 * (1 - r2) * 0.005 / std + 0.0005)
+    assert found["variation_a"] == pytest.approx(variation, abs=0.0006)
+
+
+def test_agreement_without_a_meaning_has_a_reason() -> None:
+    found, reasons = agreement(np.array([0.0, 0.0]), np.array([1.0, -1.0]))
+    assert (found["mae"], found["mse"], found["median_error"]) == (1, 1, 1)
+    assert [found[key] for key in ("r2", "mape", "variation_a", "variation_b")] == [None] * 4  # type: ignore[literal-required]
+    assert [reason.split()[0] for reason in reasons] == ["R²", "a", "a"]
 
 
 @pytest.mark.slow
@@ -235,14 +290,15 @@ def test_sweeps_from_other_base_models_are_no_comparison_of_methods(tmp_path: Pa
         (tmp_path / name / "spec.yaml").write_text(
             yaml.safe_dump(content | {"model": content["model"] | {"name": model}})
         )
+    folders = {name: source_of(name, str(tmp_path)).folder for name in tables}
     with pytest.raises(
         ValueError,
         match=r"one base model, got two: a has tiny in float32, b has another in float32\.",
     ):
-        check_comparable(tables, str(tmp_path))
+        check_comparable(tables, folders)
     assert any(
         "Not the same base model" in one
-        for one in check_comparable(tables, str(tmp_path), any_data=True)
+        for one in check_comparable(tables, folders, any_data=True)
     )
 
 
@@ -255,3 +311,21 @@ def test_the_command_compares_tables(raydp: Callable[..., Answer], tmp_path: Pat
     shown = raydp("analyze", "methods", "a.csv", "b.csv")
     assert "a: a.csv, b: b.csv" in shown.out
     assert "score.vmr" in shown.out
+
+
+def test_the_methods_of_a_study_are_paired_over_its_other_axes(
+    raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
+    """One table has two methods at three ε: pairs have one configuration and one ε."""
+    parts = []
+    for name, shift in (("dp_sgd", 0.1), ("dp_weights", 0.0)):
+        for epsilon in (1, 8, 16):
+            settings = Settings({"method": name, "privacy.target_epsilon": epsilon})
+            part = sweep(np.random.default_rng(epsilon), shift=shift)
+            parts.append(part.assign(method=name, settings=settings.text))
+    save_points(pd.concat(parts, ignore_index=True), tmp_path / "points.csv")
+    rows = raydp("analyze", "methods", "points.csv", "--by", "method", "--json").json()
+    score = by_figure(rows)["score"]
+    assert (score["a"], score["b"], score["configurations"]) == ("dp_sgd", "dp_weights", 36)
+    assert score["mean_difference"] == pytest.approx(0.1)
+    assert score["mae"] == pytest.approx(0.1)
