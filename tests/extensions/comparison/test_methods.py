@@ -297,8 +297,7 @@ def test_sweeps_from_other_base_models_are_no_comparison_of_methods(tmp_path: Pa
     ):
         check_comparable(tables, folders)
     assert any(
-        "Not the same base model" in one
-        for one in check_comparable(tables, folders, any_data=True)
+        "Not the same base model" in one for one in check_comparable(tables, folders, any_data=True)
     )
 
 
