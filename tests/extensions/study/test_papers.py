@@ -121,5 +121,5 @@ def test_a_study_runs_to_its_pictures(
     page = Path(told["comparison"]).read_text(encoding="utf-8")
     assert all(cell.spec.name in page for cell in Study.read(study).cells)
     if "privacy.target_epsilon" in told["cells"][0]:
-        envelope = tmp_path / "raydp_runs" / path.stem / "epsilon.html"
-        assert envelope.is_file() or told["epsilon"].startswith("Which ε: ")
+        envelope = tmp_path / "raydp_runs" / path.stem / "envelope.html"
+        assert envelope.is_file() or told["epsilon"].startswith("Which ε is not known: ")
