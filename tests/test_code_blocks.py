@@ -23,7 +23,7 @@ import yaml
 
 import raydp
 from raydp.cli.main import app
-from raydp.extensions.study.document import KEY, Study
+from raydp.extensions.study.document import KEY, LIMITS, Study
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import DEMO, load_spec
 from raydp.tracking import export_model
@@ -103,7 +103,7 @@ def test_every_fence_is_of_a_form_that_is_checked() -> None:
 def test_a_spec_loads(block: Block) -> None:
     """A part of a spec replaces these sections of the demo's. Axes make it a study."""
     given = yaml.safe_load(block.text)
-    assert set(given) <= {*SweepSpec.model_fields, KEY}
+    assert set(given) <= {*SweepSpec.model_fields, KEY, LIMITS}
     required = {name for name, field in SweepSpec.model_fields.items() if field.is_required()}
     demo = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
     if "scores" in given:
