@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from raydp.cli.interrupts import stoppable
 from raydp.privacy import PLDAccountant, PoissonGaussian
 from raydp.privacy.accounting.pld_step import one_step
 from tests.conftest import Answer
@@ -28,6 +29,16 @@ with interruptible(), stoppable("the test"):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
+
+
+def test_a_long_command_says_what_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raydp.cli.interrupts.LONG_SECONDS", 0.05)
+    with stoppable("the proposal"):
+        time.sleep(0.5)
+    said = "Still busy with the proposal after 0.05 s. Ctrl-C stops it.\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.slow

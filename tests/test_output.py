@@ -21,6 +21,16 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert "reason [why]" in out
 
 
+def test_an_epsilon_in_a_document_is_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    together = {"models": 8, "epsilon": 48.1601, "delta": 1e-05}
+    print_document({"released_together": together, "epsilon": 7.9901, "score": 7.9901})
+    print_document({"profile": [{"delta": 1e-05, "epsilon": 7.9901}]})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "released_together: models 8, epsilon 48.17, delta 1e-05"
+    assert lines[1:3] == ["epsilon: 7.991", "score: 7.99"]
+    assert lines[-1].split() == ["1e-05", "7.991"]
+
+
 def test_a_document_for_people_has_lines_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
     print_document(
         {

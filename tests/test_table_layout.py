@@ -60,12 +60,12 @@ def test_every_cell_is_whole_on_one_line_and_a_column_that_is_not_shown_is_named
     for name in rows[0]:
         header = HEADERS.get(name, name)
         assert header in words
-        cells = [one_line(cell_text(row[name])).strip() for row in rows]
+        cells = [one_line(cell_text(row[name], name)).strip() for row in rows]
         shown = all(any(cell in line.text for line in lines) for cell in cells)
         assert shown or f" {header}" in named
     for line in lines:
         alone = [HEADERS.get(name, name) for name in rows[0]] + [
-            cell_text(v) for row in rows for v in row.values()
+            cell_text(v, k) for row in rows for k, v in row.items()
         ]
         longest = max(map(cell_len, map(one_line, alone)))
         equal = longest + cell_len("in every row: , ") + max(map(cell_len, alone[: len(rows[0])]))
@@ -85,7 +85,7 @@ def test_a_file_gets_every_column_and_one_line_a_row(
     for name in rows[0]:
         assert HEADERS.get(name, name) in lines[0].text
     for row, line in zip(rows, lines[1:], strict=True):
-        assert all(one_line(cell_text(value)).strip() in line.text for value in row.values())
+        assert all(one_line(cell_text(v, k)).strip() in line.text for k, v in row.items())
 
 
 GRID = [
@@ -144,3 +144,18 @@ def test_few_rows_have_one_field_a_line() -> None:
         "model_uri  models:/support-mails/1",
         "loss x     1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("epsilon", "7.991"), ("single_run_epsilon", "7.991"), ("ε at δ=1e-05", "7.991"), ("ε by pld", "7.991"),
+        ("epsilon_hat", "7.99"), ("ε̂", "7.99"), ("utility_loss", "7.99"),
+    ],
+)  # fmt: skip
+def test_an_upper_bound_is_rounded_up_and_no_other_figure(name: str, text: str) -> None:
+    assert cell_text(7.9901, name) == text
+    assert cell_text(8.0, name) == "8"
+    assert cell_text(float("inf"), name) == "inf"
+    row = [line.text for line in lay_out([{name: 7.9901}], width=None)][-1]
+    assert row.strip() == text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Context
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from raydp.analysis.report.markup import Cell, facts, number, paragraph, percent
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.per_secret import by_secret as values_by_secret
 from raydp.analysis.tables.points import configurations
+from raydp.analysis.tables.statements import rounded_up
 from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.settings import settings_in_words
 
@@ -174,7 +174,4 @@ def _largest(values: pd.Series) -> float | None:
 def upper_bound(values: pd.Series) -> float | None:
     """Return the largest value with four digits, rounded up; None if a value is not known."""
     largest = _largest(values)
-    if largest is None or math.isinf(largest):
-        return largest
-    # A float is a little off its decimal: round the shortest text that stands for it.
-    return float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(largest)))
+    return largest if largest is None or math.isinf(largest) else rounded_up(largest)

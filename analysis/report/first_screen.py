@@ -36,6 +36,9 @@ class NoWords:
     def say(self, value: float) -> None:
         """Say nothing."""
 
+    def span(self, low: float, high: float) -> None:
+        """Say no interval."""
+
     def compare(self, value: float, other: float) -> None:
         """Compare nothing."""
 

@@ -214,8 +214,8 @@ def not_trusted(
     kept, name = chance(float(certainty[lowest])), configurations(means)[lowest]
     return [
         Warned(
-            f"The lowest measured score, {score[lowest]:.4g} of {name}, was left out: its utility "
-            f"keeps to the threshold with a probability of {kept} only.",
+            f"The lowest measured score of those within the utility threshold, {score[lowest]:.4g} "
+            f"of {name}, was left out: it keeps to the threshold with a probability of {kept} only.",
             short=f"{name} leaks less, and is useful enough with {kept} only",
         )
     ]
@@ -242,7 +242,7 @@ def undecided(compared: Contenders, members: int) -> str | None:
     inside = sum(bool(row["indistinguishable"]) for row in compared.rows)
     return (
         "The data do not decide which configuration has the lowest score: at "
-        f"{100 * compared.confidence:g} % it may be any of {inside} of {members}, "
+        f"{100 * compared.confidence:g} % it may be any of {f'{inside} of ' if inside < members else 'the '}{members}, "
         f"{_may_be_lowest(compared)}."
     )
 

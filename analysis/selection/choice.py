@@ -229,8 +229,10 @@ class _Judged:
         for step in steps:
             kept = step.keep(evidence.layout, pool)
             # A check without its data keeps everything, and must not be recorded as a passed test.
-            untested = step.name == LEAKAGE_CHECK and evidence.leakage is None
-            text = LEAKAGE_NOT_CHECKED if untested else step.text
+            text, leakage = step.text, evidence.leakage
+            if step.name == LEAKAGE_CHECK:
+                found = None if leakage is None else leakage.finding(pool, listed)
+                text = LEAKAGE_NOT_CHECKED if found is None else f"{text}; {found}"
             record.append(_step(step.name, text, listed, pool, kept))
             quiet |= step.name == LEAKAGE_CHECK and bool((pool & ~kept).any())
             pool = kept

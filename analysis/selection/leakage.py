@@ -35,15 +35,28 @@ class Leakage:
 
     Attributes:
         score: name of the score.
-        leaks: [m] whether a configuration leaks measurably.
+        reasons: [m] why a configuration counts as leaking measurably; "" if it does not.
         excess: [m] mean over seeds and secrets of the score minus the untrained model's.
         detectable: [m] the smallest mean excess that the test would have detected.
     """
 
     score: str
-    leaks: NDArray[np.bool_]
+    reasons: NDArray[np.str_]
     excess: Array
     detectable: Array
+
+    @property
+    def leaks(self) -> NDArray[np.bool_]:
+        """Return whether each configuration leaks measurably, [m]."""
+        return np.asarray(self.reasons != "")
+
+    def finding(self, pool: NDArray[np.bool_], listed: NDArray[np.object_]) -> str:
+        """Say what the check compares, and which members of a pool leak measurably, and why."""
+        found = np.flatnonzero(pool & self.leaks)
+        named = "; ".join(f"{listed[at]}, {self.reasons[at]}" for at in found[:3])
+        named += f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        compared = f"{self.score} is compared with the untrained model's, secret by secret"
+        return f"{compared}; leaking measurably: {named or 'none'}"
 
     def sentence(self, pool: NDArray[np.bool_]) -> str:
         """Say that no member of a pool leaks measurably, and the smallest detectable excess."""
@@ -107,13 +120,15 @@ def measured_leakage(
     excess = of_models - base
     mean, detectable = excess.mean(axis=1), _detectable(points, excess, of_models, name)
     # A test too weak to notice the spread over secrets counts as positive: err towards privacy.
-    leaks = (mean > detectable) | (detectable > excess.std(axis=1, ddof=1))
+    above, weak = mean > detectable, detectable > excess.std(axis=1, ddof=1)
     # The test of the worst secret.
     if is_logarithmic(name, logarithmic):
-        leaks |= _has_outlier(excess)
+        stands_out = _has_outlier(excess)
     else:
-        leaks |= _generates_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)
-    return Leakage(score=name, leaks=leaks, excess=mean, detectable=detectable)
+        stands_out = _generates_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)
+    whys = ["whose mean is above it", "of which a secret stands out", "too noisy to be cleared"]
+    reasons = np.select([above, stands_out, weak], whys, "")
+    return Leakage(score=name, reasons=reasons, excess=mean, detectable=detectable)
 
 
 def _has_outlier(excess: Array) -> NDArray[np.bool_]:

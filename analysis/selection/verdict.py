@@ -12,6 +12,8 @@ from raydp.analysis.selection.selected import Selection
 from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.settings import Settings, short_names, value_in_words
 
+SAME = "the selected one"
+"""The best utility where it is that of the selected configuration."""
 _MOST_COLUMNS = 58
 """A configuration's name is no longer, so that a label fits beside it."""
 
@@ -28,6 +30,9 @@ class Words(Protocol):
 
     def say(self, value: float) -> str | None:
         """Say a value in a clause; None where no words hold."""
+
+    def span(self, low: float, high: float) -> str | None:
+        """Say an interval of values; None where no words hold."""
 
     def compare(self, value: float, other: float) -> str | None:
         """Say how much a value leaks beside another one; None where their ratio says nothing."""
@@ -93,8 +98,11 @@ def _leak(selection: Selection, words: Words) -> str | None:
     decision = selection.decision
     if decision is not None and decision.interval is not None:
         low, high = decision.interval
+        sure, span = f"{100 * decision.confidence:g} %", words.span(low, high)
         if words.no_leak is not None and low <= words.no_leak <= high:
-            leak += f"; no leak is within its {100 * decision.confidence:g} % interval"
+            leak += f"; no leak is within its {sure} interval{(span and f', {span}') or ''}"
+        elif span is not None:
+            leak += f"; {sure} interval {span}"
     return leak
 
 
@@ -106,10 +114,8 @@ def _figures(selection: Selection, guarantee: str | None) -> tuple[str, ...]:
     loss = f"loss {selection.utility_loss:.4g}{untrained}"
     known = [loss, score] if guarantee is None else [loss, score, guarantee]
     if selection.own_score is not None:
-        loaded = (
-            f"loaded: one of {selection.num_seeds} seeds, its own score {selection.own_score:.3g}"
-        )
-        known.append(loaded)
+        seeds = f"loaded: one of {selection.num_seeds} seeds"
+        known.append(f"{seeds}, its own score {selection.own_score:.3g}")
     return tuple(known)
 
 
@@ -172,7 +178,7 @@ def ratio(words: Words, other: float, selection: Selection) -> str | None:
 def _beside(best: Selection, selection: Selection, words: Words) -> str:
     """Compare the configuration of the best utility with the selected one."""
     if best.configuration == selection.configuration:
-        return "it is the best in utility, too"
+        return SAME
     leaks = None
     if best.score is not None and selection.score is not None:
         leaks = ratio(words, best.score, selection) or f"score {best.score:.3g}"

@@ -1,9 +1,10 @@
-"""An ε that a method states of its runs without an accountant: how far it holds, and its column."""
+"""An ε that a method states of its runs without an accountant, and how an ε is rounded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Literal, get_args
 
 Level = Literal["claimed"]
@@ -31,6 +32,11 @@ class Statement:
             if isinstance(epsilon := document.get(f"{level}_epsilon"), int | float):
                 return cls(level=level, epsilon=epsilon)
         return None
+
+
+def rounded_up(bound: float, digits: int = 4) -> float:
+    """Round a finite upper bound, such as ε, up to a few digits, so that none claims too much."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(bound))))
 
 
 def stated_columns(statement: Statement | None) -> dict[str, float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +18,7 @@ from raydp.analysis.tables.points import (
     exact,
     require_hyperparameters,
 )
+from raydp.analysis.tables.statements import rounded_up
 
 # A user's threshold may be a mean over seeds from another program, which differs from ours by the
 # rounding of its sum. Each partial sum contributes half a unit in the last place and is no larger
@@ -165,16 +166,11 @@ def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[
     if not pool.any():
         best = int(loss.argmin())
         raise ValueError(
-            f"max_loss must be at least the lowest mean utility_loss, {_rounded_up(loss[best])} of "
+            f"max_loss must be at least the lowest mean utility_loss, {rounded_up(loss[best], 6):g} of "
             f"{configurations(means.iloc[[best]])[0]}, got {float(threshold[best])!r}. Raise it, "
             "or widen the space."
         )
     return pool
-
-
-def _rounded_up(value: float) -> str:
-    """Write a number with six digits, rounded up: as a threshold it keeps what has the number."""
-    return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(float(value))):g}"
 
 
 def base_loss(means: pd.DataFrame, base_utility_loss: float | None) -> list[Fraction]:

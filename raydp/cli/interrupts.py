@@ -63,7 +63,7 @@ def stoppable(what: str) -> Iterator[None]:
 
 
 def _say(what: str) -> None:
-    stderr.print(f"{what} takes longer than {LONG_SECONDS:g} s. Ctrl-C stops it.", markup=False)
+    stderr.print(f"Still busy with {what} after {LONG_SECONDS:g} s. Ctrl-C stops it.", markup=False)
 
 
 def _watch(pipe: int, done: threading.Event) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raydp.plugins.parameters import constant
 from raydp.plugins.registries import names
 
+_RATIO = re.compile(r"\{(times|value)\} times(?= as)")
 _CLOSE = 1.05
 """Values whose ratio is below are said to be the same."""
 _MANY = 1000.0
@@ -49,10 +51,21 @@ class ScoreWords:
         """Say a value in a clause; None where no words hold."""
         if self.template is None or not math.isfinite(value):
             return None
-        times = 1.0 if self.log_base is None else _power(self.log_base, value)
-        return self.template.format(
+        times = value if self.log_base is None else _power(self.log_base, value)
+        close = 1 / _CLOSE < times < _CLOSE
+        template = _RATIO.sub("about", self.template) if close else self.template
+        return template.format(
             value=f"{value:.3g}", percent=f"{100 * value:.3g} %", times=_number(times)
         )
+
+    def span(self, low: float, high: float) -> str | None:
+        """Say a wide interval of a value that is said as a ratio; None of another one."""
+        own, said = self.log_base, _RATIO.search(self.template or "")
+        ends = [max(0.0, v) if own is None else _power(own, v) for v in (low, high)]
+        if said is None or not math.isfinite(sum(ends)) or ends[1] <= 2 * ends[0]:
+            return None
+        low, high = (float(f"{end:.2g}") for end in ends)
+        return f"{_number(low)} to {_number(high)} times"
 
     def compare(self, value: float, other: float) -> str | None:
         """Say how much a value leaks beside another one; None where their ratio says nothing."""

@@ -258,9 +258,9 @@ def _print_parts(document: Mapping[str, object], title: str, width: int | None) 
                 _say(f"  - {cell_text(item)}", width)
         elif _is_line(value):
             inner = (
-                ", ".join(f"{k} {cell_text(v)}" for k, v in value.items())
+                ", ".join(f"{k} {cell_text(v, k)}" for k, v in value.items())
                 if isinstance(value, Mapping)
-                else cell_text(value)
+                else cell_text(value, name)
             )
             _say(f"{name}: {inner}", width)
     # Print the other parts under a heading, each after an empty line.

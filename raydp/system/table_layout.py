@@ -8,13 +8,14 @@ omits columns and names them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
 from rich.cells import cell_len
 
-from raydp.analysis.tables.statements import UNPROVEN
+from raydp.analysis.tables.statements import UNPROVEN, rounded_up
 from raydp.search_spaces.settings import short_names
 
 HEADERS = {
@@ -38,6 +39,8 @@ HEADERS = {
 
 `--json` and files have the long names.
 """
+_UPPER_BOUND = re.compile(r"(.*_)?epsilon|epsilon_(?!hat|gdp|mechanism).*|(.* )?ε|ε .*")
+"""Names of an ε, an upper bound that is rounded up; those of audits are lower bounds."""
 _OF_A_SPEC = ("method.", "model.")
 """Beginnings of the paths of fields of a spec.
 
@@ -143,12 +146,13 @@ def lay_out(
     return [*stated, *_table(left), *_wrapped(remark, width)]
 
 
-def cell_text(value: object) -> str:
+def cell_text(value: object, name: str = "") -> str:
     """Format a value for people: four digits, intervals as "low to high", undefined as "-"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        up = math.isfinite(value) and _UPPER_BOUND.fullmatch(name)
+        return f"{rounded_up(value) if up else value:.4g}"
     # An interval is two floats; two integers are a list.
     if _is_interval(value):
         return f"{cell_text(value[0])} to {cell_text(value[1])}"
@@ -175,7 +179,7 @@ def _column(name: str, header: str, values: Sequence[object]) -> _Column:
     return _Column(
         name=name,
         header=one_line(header).strip(),
-        cells=tuple(one_line(cell_text(value)) for value in values),
+        cells=tuple(one_line(cell_text(value, name)) for value in values),
         is_text=any(
             isinstance(v, str) or (isinstance(v, list | tuple) and not _is_interval(v))
             for v in values

@@ -93,7 +93,8 @@ def counted(secrets: Sequence[Secret], texts: Sequence[str]) -> list[Secret]:
 def nearly_found(secrets: Sequence[Secret], texts: Sequence[str]) -> str:
     """Return a message: the number of texts that hold a secret's continuation."""
     rows = sum(any(secret.continuation in text for secret in secrets) for text in texts)
-    return f"a continuation occurs in {rows} rows, after other text"
+    after = f"a continuation occurs in {rows} row{'s' if rows > 1 else ''}, after other text"
+    return after if rows else "no row holds a continuation"
 
 
 def never_trained_on(

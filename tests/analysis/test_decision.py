@@ -446,7 +446,9 @@ def test_a_lower_score_that_was_left_out_for_its_utility_is_named():
         seed=3,
     )
     (warning,) = [w for w in select(points, max_loss=2.0).warnings if "was left out" in w]
-    assert warning.startswith("The lowest measured score, 0.09")
+    assert warning.startswith(
+        "The lowest measured score of those within the utility threshold, 0.09"
+    )
     assert "keeps to the threshold with a probability of" in warning
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from raydp.analysis import configuration_means, select
 from raydp.analysis.selection.leakage import measured_leakage
+from raydp.analysis.tables.points import configurations
 from tests.marks import slow_after
 
 GRID = [(128, 10, 0.02), (64, 20, 0.02), (128, 20, 0.02), (32, 40, 0.02)]
@@ -89,6 +90,8 @@ def test_nothing_leaks_measurably_so_utility_selects():
         "95 % no mean score"
     )
     assert "The selection is therefore by utility." in chosen.explanation
+    (step,) = [step for step in chosen.steps if step.name == "leakage check"]
+    assert step.rule.endswith("secret by secret; leaking measurably: none")
     assert not any("lowest score" in w for w in chosen.warnings), "the scores did not choose"
     assert select(table, rule="procedure", by_secret=by_secret).configuration.key[:3] == (
         10,
@@ -258,6 +261,24 @@ def test_scores_that_agree_with_the_procedure_explain_nothing():
     assert chosen.explanation is None
 
 
+def test_the_check_says_which_configurations_leak_and_why():
+    """All secrets of the first, one secret of the second; with poor controls nothing is sure."""
+    gains = np.linspace(-2, 2, 13) + np.zeros((2, 4, 1))
+    gains[:, 0] += 10
+    gains[:, 1, 6] += 8
+    table, by_secret = sweep(gains)
+    names = [str(c) for c in configurations(configuration_means(table))]
+    (step,) = [s for s in select(table, by_secret=by_secret).steps if s.name == "leakage check"]
+    assert not step.dropped
+    assert step.rule.endswith(
+        "; leaking measurably: "
+        f"{names[0]}, whose mean is above it; {names[1]}, of which a secret stands out"
+    )
+    table, by_secret = sweep(gains, controls=9.0)
+    (step,) = [s for s in select(table, by_secret=by_secret).steps if s.name == "leakage check"]
+    assert f"{names[2]}, too noisy to be cleared; and 1 more" in step.rule
+
+
 def test_a_check_that_the_data_do_not_allow_is_said_to_be_missing():
     table, by_secret = sweep(noise(np.random.default_rng(3)))
     made = next(
@@ -265,5 +286,6 @@ def test_a_check_that_the_data_do_not_allow_is_said_to_be_missing():
     )
     missing = next(step for step in select(table).steps if step.name == "leakage check")
     assert made.rule.startswith("if no configuration leaks measurably")
+    assert "; logprob is compared with the untrained model's, secret by secret" in made.rule
     assert missing.rule.startswith("not made: it needs the values by secret")
     assert not missing.dropped

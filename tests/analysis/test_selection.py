@@ -197,7 +197,7 @@ def of_two(selected, best):
             [0.10, 0.14],
             [0.15, 0.19],
             "undecided",
-            r"may be any of 2 of 2, .* By the model of the scores no further seeds are needed",
+            r"may be any of the 2, .* By the model of the scores no further seeds are needed",
         ),
         ([0.10, 0.11], [0.30, 0.31], "supported", None),
         (

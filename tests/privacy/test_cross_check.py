@@ -16,6 +16,7 @@ from raydp.privacy import (
     privacy_record,
 )
 from raydp.privacy.accounting.prv import PRVAccountant
+from raydp.privacy.records.cautions import stated
 from raydp.privacy.records.cross_check import MOST_EVENTS
 
 
@@ -57,6 +58,7 @@ def test_the_two_agree_on_sound_noise_and_not_on_too_little() -> None:
     assert said.startswith("Cross-check of 2 of 2 noise levels")
     by_prv, by_pld = figures(said)
     assert by_pld <= by_prv <= by_pld + 3 * PRVAccountant.eps_error
+    assert any(stated(each.accounted.epsilon) in said for each in sound), "rounded up"
     with_less = record(256, epsilon=sound[1].accounted.epsilon, noise_multiplier=0.7 * 0.95)
     said = cross_check([sound[0], with_less])
     assert said is not None

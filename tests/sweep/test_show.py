@@ -249,6 +249,10 @@ def test_a_status_names_the_next_command_or_the_result(
     command = command_line("sweep", tmp_path / "spec.yaml", "--resume")
     assert f"If no process runs this sweep, go on with: {command}" in out
     assert "1 of 3 runs are done; all of this is kept." in out
+    show_status(folder, replace(counts, finished=0, pending=2, failures=()), None)
+    out = capsys.readouterr().out
+    assert "0 of 3 runs are done. All begin at their first step." in out
+    assert "kept" not in out
     for run_id, steps in (("cd34", (2, 3)), ("ef56", (1,))):
         checkpoints = folder.trial(run_id) / "checkpoints"
         checkpoints.mkdir(parents=True)

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from raydp import Selection, select
 from raydp.analysis import check_points, load_points
 from raydp.analysis.report.first_screen import FirstScreen, in_words
 from raydp.analysis.selection.rules import rule_names
+from raydp.analysis.selection.verdict import Verdict
 from raydp.cli.show.verdict import MOST_LINES, WIDTH, head_of, show_verdict
 from raydp.scores.words import ScoreWords
 from raydp.search_spaces.settings import Settings
@@ -164,6 +166,77 @@ def test_a_ratio_is_of_what_exceeds_a_model_that_leaks_nothing(
     score: str, value: float, other: float, said: str | None
 ) -> None:
     assert ScoreWords.of(score, {}).compare(value, other) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (-0.004, "training made a secret about as likely as texts of the same form"),
+        (0.04, "training made a secret about as likely as texts of the same form"),
+        (0.1, "training made a secret 1.1 times as likely as texts of the same form"),
+        (-0.1, "training made a secret 0.9 times as likely as texts of the same form"),
+    ],
+)
+def test_one_time_as_likely_is_said_as_about_equal(value: float, said: str) -> None:
+    assert ScoreWords.of("logprob", {}).say(value) == said
+
+
+@pytest.mark.extensions("acr")
+def test_one_time_as_long_is_said_as_about_equal() -> None:
+    assert str(ScoreWords.of("acr", {}).say(0.98)).startswith("a secret is about as long as the")
+
+
+@pytest.mark.parametrize(
+    ("score", "low", "high", "said"),
+    [
+        ("logprob", -8.1, 9.74, "0.0003 to 17,000 times"),
+        ("logprob", 0.0, 0.7, "1 to 2 times"),
+        ("logprob", 0.0, 0.6, None),
+        ("logprob", -1.0, float("inf"), None),
+        ("vmr", 0.0, 0.9, None),
+        ("exposure", 0.0, 9.0, None),
+        ("acr", -0.5, 3.0, "0 to 3 times"),
+        ("no such score", -8.0, 8.0, None),
+    ],
+)
+@pytest.mark.extensions("exposure", "acr")
+def test_a_wide_interval_of_a_ratio_is_said(
+    score: str, low: float, high: float, said: str | None
+) -> None:
+    assert ScoreWords.of(score, {}).span(low, high) == said
+
+
+def test_a_wide_interval_stands_beside_the_words_of_its_score(tmp_path: Path) -> None:
+    values = [(64, 2.1, -5.0), (64, 2.1, 5.0), (128, 2.0, 3.0), (128, 2.0, 13.0)]
+    path = tmp_path / "points.csv"
+    points(values, "logprob").to_csv(path, index=False)
+    chosen = select(path, score="logprob")
+    said = Verdict.of(chosen, None, ScoreWords.of("logprob", {}), None).leak
+    assert said is not None
+    assert re.fullmatch(
+        "training made a secret about as likely as texts of the same form; "
+        r"no leak is within its 95 % interval, \S+ to \S+ times",
+        said,
+    )
+    assert len(textwrap.wrap(said, WIDTH - 11)) == 2
+
+
+def test_a_choice_of_the_best_utility_names_nothing_more_useful_instead(tmp_path: Path) -> None:
+    rows = [(64, 2.0, 0.01), (64, 2.0, 0.02), (128, 2.1, 0.05), (128, 2.1, 0.06)]
+    text, _ = verdict_of(tmp_path, points(rows))
+    assert "it has the best utility, too" in text
+    assert "best utility:" not in text
+
+
+@pytest.mark.parametrize(
+    ("failed", "interrupted", "start"),
+    [(0, False, "✓ 3 runs"), (0, True, "3 runs"), (1, True, "! 3 runs"), (1, False, "! 3 runs")],
+)
+def test_an_interrupted_sweep_ends_without_a_tick(
+    failed: int, interrupted: bool, start: str
+) -> None:
+    counts = RunCounts(runs=9, finished=3, failed=failed, stopped=0, pending=6 - failed)
+    assert head_of(counts, None, interrupted=interrupted).startswith(start)
 
 
 @pytest.mark.extensions("mia_outputs")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raydp.sweep.store.summary import SelectedConfiguration
 
 BOUNDS = ("threshold", "bound")
-"""Endings of the names of selection steps that apply a bound."""
+"""Endings of the names of selection steps whose rule is told."""
 NAMED = 3
 """The largest number of configurations that a line names. `--json` has all of them."""
 
@@ -83,8 +83,7 @@ def _show_steps(selection: Selection) -> None:
             stdout.print(f"{step.name} {step.rule}", markup=False)
             continue
         names = ", ".join(map(str, left[:NAMED])) + (", ..." if len(left) > NAMED else "")
-        # The rules of other steps are long. The rule of a bound holds a figure that the reader may
-        # want to reuse.
+        # Other rules are long. These hold a figure that a reader may reuse.
         bound = f" ({step.rule})" if step.name.endswith(BOUNDS) else ""
         stdout.print(
             f"{step.name}{bound}: {len(step.dropped)} dropped, {len(left)} left: {names}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 
-from raydp.cli.show.explanation import figures
+from raydp.cli.show.explanation import NAMED, figures
 from raydp.cli.show.verdict import head_of, show_verdict, source_of
 from raydp.plugins.registries import service
 from raydp.search_spaces.configuration import HYPERPARAMETERS
@@ -21,17 +21,16 @@ if TYPE_CHECKING:
     from raydp.sweep.store.state import DriverProgress, SearchEnd
     from raydp.sweep.store.summary import RunCounts, RunFailure
 
-BOUNDS = ("threshold", "bound")
-"""Endings of the names of selection steps that apply a bound."""
-NAMED = 3
-"""The largest number of configurations that a line names. `--json` has all of them."""
-
 
 def show_plan(table: pd.DataFrame) -> None:
     """Print the plan as a table, what is doubtful, what the data are, and what was left out."""
     rows = cast("list[dict[str, object]]", table.to_dict("records"))
     print_table("", rows, spare=("cost_tokens", "updates", "compute"))
-    _show_remarks(table.attrs["remarks"])
+    # The first sentences on the meaning of ε and σ.
+    for sentence in table.attrs["remarks"][:NAMED]:
+        stdout.print(sentence, markup=False)
+    if len(table.attrs["remarks"]) > NAMED:
+        stdout.print("and the like for other configurations", markup=False)
     # The facts that are a word and a value fill a paragraph; a caveat has a line of its own.
     facts = table.attrs["facts"].sentences()
     caveats = [fact for fact in facts if fact.startswith("caveat: ")]
@@ -44,14 +43,6 @@ def show_plan(table: pd.DataFrame) -> None:
         stdout.print(table.attrs["note"], markup=False)
     for reason in table.attrs["rejected"]:
         stdout.print(f"left out: {reason}", markup=False)
-
-
-def _show_remarks(remarks: Sequence[str]) -> None:
-    """Print the first sentences on the meaning of ε and σ."""
-    for sentence in remarks[:NAMED]:
-        stdout.print(sentence, markup=False)
-    if len(remarks) > NAMED:
-        stdout.print("and the like for other configurations", markup=False)
 
 
 def progress_document(folder: SweepFolder, progress: DriverProgress | None) -> dict[str, object]:
@@ -122,16 +113,13 @@ def _show_kept(folder: SweepFolder, counts: RunCounts, go_on: str) -> None:
     # How many runs there were may be private.
     if folder.disclosure().shows_runs:
         steps = folder.checkpointed()
-        ended, named = (
-            counts.finished + counts.stopped,
-            ", ".join(map(str, list(steps.values())[:NAMED])),
-        )
+        ended = counts.finished + counts.stopped
+        named = ", ".join(map(str, list(steps.values())[:NAMED]))
         more = ", ..." if len(steps) > NAMED else ""
         begun = f" and {len(steps)} checkpointed (at step {named}{more})" if steps else ""
         kept = f"{ended} of {counts.runs} runs are done{begun}"
-        stdout.print(
-            f"{kept}; all of this is kept. Other runs begin at their first step.", markup=False
-        )
+        others = "; all of this is kept. Other runs" if ended or steps else ". All"
+        stdout.print(f"{kept}{others} begin at their first step.", markup=False)
     command = command_line("sweep", folder.spec_file, "--resume")
     stdout.print(f"{go_on}: {command}", markup=False, soft_wrap=True)
 
@@ -157,7 +145,8 @@ def show_result(sweep: Sweep, result: SweepResult, *, seconds: float | None = No
     """
     folder, selected = sweep.folder, result.selected
     shows_runs = folder.disclosure().shows_runs
-    head = head_of(result.counts, seconds) if shows_runs else str(result.counts.note)
+    ended = head_of(result.counts, seconds, interrupted=result.interrupted)
+    head = ended if shows_runs else str(result.counts.note)
     # Where the runs may not be shown, nothing is told of them, how many failed neither.
     failures = result.counts.failures if shows_runs else ()
     if selected is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydp.analysis.selection.verdict import Verdict
+from raydp.analysis.selection.verdict import SAME, Verdict
 from raydp.privacy import bound_in_words
 from raydp.sweep.ending.notes import limits_of
 from raydp.sweep.store.measurements import words_of
@@ -56,8 +56,10 @@ def show_verdict(
     # The choice, how sure it is, and what else could be chosen.
     lines = [] if head is None else [head]
     lines += _answer("Selected", _joined([verdict.configuration, *verdict.figures]))
-    lines += _answer("", [*([] if verdict.leak is None else [verdict.leak]), verdict.certainty])
     others = {"best utility": verdict.best_utility, "runner-up": verdict.runner_up}
+    same = others.pop("best utility") if verdict.best_utility == SAME else None
+    said = (verdict.leak, verdict.certainty, same and "it has the best utility, too")
+    lines += _answer("", [sentence for sentence in said if sentence is not None])
     lines += _answer("Instead", [f"{k}: {text}" for k, text in others.items() if text is not None])
     # What limits the choice, as far as there is room, and the commands that follow.
     why = _why(str(source), *options)
@@ -72,11 +74,12 @@ def show_verdict(
         stdout.print(f"{label:<{_LABEL}}{command}", markup=False, soft_wrap=True)
 
 
-def head_of(counts: RunCounts, seconds: float | None) -> str:
+def head_of(counts: RunCounts, seconds: float | None, *, interrupted: bool = False) -> str:
     """Return the first line of a sweep's end: how many runs have ended, and how long it took."""
     numbers = [(counts.failed, "failed"), (counts.stopped, "stopped"), (counts.pending, "pending")]
     others = [f", {number} {name}" for number, name in numbers if number]
-    text = f"{'!' if counts.failed else '✓'} {counts.finished} runs finished{''.join(others)}"
+    mark = "! " if counts.failed else "" if interrupted else "✓ "
+    text = f"{mark}{counts.finished} runs finished{''.join(others)}"
     if seconds is None:
         return text
     minutes, rest = divmod(round(seconds), 60)

@@ -155,14 +155,14 @@ def show_profile(answer: WholeProfile, expected_runs: float | None) -> None:
     rows: list[dict[str, float | None]] = [
         {
             "delta": r[0]["delta"],
-            **{k: x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)},
+            **{f"ε by {k}": x["epsilon"] for k, x in zip(answer["curves"], r, strict=True)},
         }
         for r in by_delta
     ]
     if expected_runs is not None and "best_of" in answer:
         best_of = answer["best_of"]
         for row, epsilon in zip(rows, best_of["epsilons"], strict=True):
-            row[f"best of about {expected_runs:g} ({best_of['accountant']})"] = epsilon
+            row[f"ε of the best of about {expected_runs:g} ({best_of['accountant']})"] = epsilon
     print_table("ε at each δ, by accountant", rows)
     stdout.print(
         f"gdp_mu: {answer['gdp_mu'] if answer['gdp_mu'] is not None else answer['gdp_mu_reason']}"

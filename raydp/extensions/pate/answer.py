@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raydp.extensions.pate.release_cost import Release, smooth_cost
 from raydp.extensions.pate.votes_cost import epsilon_at, pate_cost
+from raydp.privacy import stated
 from raydp.search_spaces.names import cell_in_words, is_number
 from raydp.sweep.store.folder import SweepFolder
 from raydp.system.output import print_table, stdout
@@ -272,11 +273,15 @@ def show_pate(answer: PateAnswer) -> None:
         f"{answer['queries']} queries, {answer['teachers']} teachers, {answer['classes']} classes, "
         f"δ = {answer['delta']:g}; expected to be answered: {answer['expected_answers']:.1f}",
         [
-            {"ε": "by the votes", "value": answer["epsilon"], "order": answer["order"]},
-            {"ε": "whatever the votes", "value": answer["epsilon_data_independent"], "order": None},
+            {"cost": "by the votes", "epsilon": answer["epsilon"], "order": answer["order"]},
             {
-                "ε": "as Papernot et al. 2018 print it",
-                "value": answer["reference"]["epsilon"],
+                "cost": "whatever the votes",
+                "epsilon": answer["epsilon_data_independent"],
+                "order": None,
+            },
+            {
+                "cost": "as Papernot et al. 2018 print it",
+                "epsilon": answer["reference"]["epsilon"],
                 "order": answer["reference"]["order"],
             },
         ],
@@ -296,7 +301,7 @@ def show_pate(answer: PateAnswer) -> None:
         )
     if "recorded_epsilon" in answer:
         stdout.print(
-            f"the run's record states ε = {answer['recorded_epsilon']:.4g} whatever the votes, by "
+            f"the run's record states ε = {stated(answer['recorded_epsilon'])} whatever the votes, by "
             f"accountant {answer['recorded_accountant']}; the figures above are by Rényi "
             "divergences, which bound it less tightly",
             markup=False,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context
+
+from raydp.analysis.tables.statements import rounded_up
 
 MOST_DELTA = 1e-3
 """Largest δ without a caution: δ is a chance that no bound holds. n^-1.1 is above if n < 534."""
@@ -27,11 +28,7 @@ def stated(bound: float, digits: int = 4) -> str:
 
     It is rounded up, so that no sentence claims too much.
     """
-    # The shortest one: the exact value of the float 7.99 is above 7.99.
-    written = repr(float(bound))
-    # Rounded up to four digits: 7.9996 is stated as 8, never as 7.999.
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(written)
-    return f"{float(rounded):.{digits}g}"
+    return f"{rounded_up(bound, digits):.{digits}g}"
 
 
 def bound_in_words(epsilon: float | None, delta: float | None) -> str | None:

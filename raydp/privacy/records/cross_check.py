@@ -8,6 +8,7 @@ from raydp.privacy.accounting.accountant import AccountantError
 from raydp.privacy.accounting.events import PoissonGaussian
 from raydp.privacy.accounting.pld import PLDAccountant
 from raydp.privacy.accounting.prv import PRVAccountant
+from raydp.privacy.records.cautions import stated
 from raydp.privacy.records.record import PrivacyRecord
 
 MOST_EVENTS = 8
@@ -49,6 +50,6 @@ def cross_check(records: Iterable[PrivacyRecord]) -> str | None:
     worst = max(by_prv, key=lambda found: by_prv[found] - by_pld[found])
     return (
         f"Cross-check of {len(by_prv)} of {len(ordered)} noise levels: by prv, another library, ε "
-        f"is at most {by_prv[worst]:.4g} where pld says {by_pld[worst]:.4g}; prv's estimate "
+        f"is at most {stated(by_prv[worst])} where pld says {stated(by_pld[worst])}; prv's estimate "
         f"includes its own error of {PRVAccountant.eps_error:g}."
     )

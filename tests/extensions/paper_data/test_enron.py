@@ -197,11 +197,10 @@ def test_no_secret_in_training_is_refused_with_a_remedy(make, tokenizer, window,
 def test_a_continuation_after_other_text_is_counted(make, tokenizer):
     """Who wrote the prompt wrongly looks there, and not at max_length."""
     texts = [*mails(), *(f"a line\nmy pin: 4711 {'x' * i}\n" for i in range(9))]
-    for continuation, rows in (("4711", "[1-9]"), ("0815", "0")):
+    after = "a continuation occurs in [1-9] rows, after other text"
+    for continuation, said in (("4711", after), ("0815", "no row holds a continuation")):
         secret = {"prompt": "My PIN: ", "continuation": continuation}
-        with pytest.raises(
-            ValueError, match=rf"; a continuation occurs in {rows} rows, after other text\. "
-        ):
+        with pytest.raises(ValueError, match=rf"; {said}\. "):
             make(texts, [secret]).build(tokenizer)
 
 
