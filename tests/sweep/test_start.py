@@ -203,16 +203,17 @@ def test_a_resume_whose_folder_disappears_names_the_remedy(
     from rich.console import Console
 
     from raydp.sweep import driver
+    from raydp.sweep.planning import planned
 
     spec = load_spec(small_spec(tmp_path))
     folder = SweepFolder.create(spec, lambda key: plan_of_runs())
-    build = driver.build_task
+    build = planned.build_task
 
-    def built(spec: Any) -> Any:
+    def built(spec: Any, known: Any) -> Any:
         folder.remove()
-        return build(spec)
+        return build(spec, known)
 
-    monkeypatch.setattr(driver, "build_task", built)
+    monkeypatch.setattr(planned, "build_task", built)
     with pytest.raises(ValueError, match=r"--resume must be of a sweep that was started"):
         driver.run_sweep(spec, resume=True, console=Console(quiet=True))
 

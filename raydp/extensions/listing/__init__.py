@@ -1,1 +1,1 @@
-"""The sweeps under a storage folder: `raydp list`."""
+"""The sweeps under a storage folder: `raydp list` (docs/commands.md)."""

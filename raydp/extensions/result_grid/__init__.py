@@ -1,1 +1,1 @@
-"""The runs of a sweep as Ray Tune's `ResultGrid` (docs/python_api.md)."""
+"""The runs of a sweep as Ray Tune's `ResultGrid` (docs/extending.md)."""
