@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydp.analysis.statistics.results import Reason
 from raydp.analysis.statistics.spread import std, unit_of
 
 Array = NDArray[np.float64]
@@ -16,7 +16,7 @@ ROUNDING = 1e-12
 """A relative spread below this is attributed to rounding."""
 
 
-class Agreement(TypedDict):
+class Agreement(Reason):
     """Statistics of the pairs of two methods' values, a and b.
 
     Keys:

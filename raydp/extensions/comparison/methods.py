@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.results import Reason, because, holm
+from raydp.analysis.statistics.results import because, holm
 from raydp.analysis.statistics.spread import unit_of
 from raydp.analysis.tables.columns import KEY, SETTINGS
 from raydp.analysis.tables.per_secret import PREFIX, score_names, score_values
@@ -27,7 +27,7 @@ LARGEST_LOG = 345.0
 """The largest loss whose perplexity is computed. The perplexity stays below `LARGEST`."""
 
 
-class Paired(Agreement, Reason):
+class Paired(Agreement):
     """The statistics of the pairs of two methods' values."""
 
     mean_difference: float | None
