@@ -191,6 +191,7 @@ def test_a_command_names_waits_for_which_it_has_no_words(tmp_path: Path) -> None
     assert len(done.stderr.splitlines()) == 4
 
 
+@pytest.mark.extensions
 def test_a_wait_that_is_asked_for_at_once_has_words(
     raydp: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

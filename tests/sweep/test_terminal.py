@@ -152,6 +152,7 @@ def test_a_spec_whose_sweep_was_not_started(
     assert "name must be" in raydp("status", path).err
 
 
+@pytest.mark.extensions
 def test_the_sweeps_of_a_storage_are_listed(
     raydp: Command, trained: Trained, tmp_path: Path
 ) -> None:

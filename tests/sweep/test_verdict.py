@@ -182,6 +182,7 @@ def test_one_time_as_likely_is_said_as_about_equal(value: float, said: str) -> N
 
 
 @pytest.mark.extensions("acr")
+@pytest.mark.extensions("acr")
 def test_one_time_as_long_is_said_as_about_equal() -> None:
     assert str(ScoreWords.of("acr", {}).say(0.98)).startswith("a secret is about as long as the")
 
@@ -392,7 +393,13 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.extensions) if name == "list" else name
+        for name in OUTPUTS
+    ],
+)
 def test_an_output_is_the_one_that_a_person_has_read(
     done: Done,
     raydp: Callable[..., Answer],
