@@ -182,7 +182,6 @@ def test_one_time_as_likely_is_said_as_about_equal(value: float, said: str) -> N
 
 
 @pytest.mark.extensions
-@pytest.mark.extensions
 def test_one_time_as_long_is_said_as_about_equal() -> None:
     assert str(ScoreWords.of("acr", {}).say(0.98)).startswith("a secret is about as long as the")
 
