@@ -240,9 +240,10 @@ def undecided(compared: Contenders, members: int) -> str | None:
     if compared.verdict != "undecided":
         return None
     inside = sum(bool(row["indistinguishable"]) for row in compared.rows)
+    which = f"{inside} of {members}" if inside < members else f"the {members}"
     return (
         "The data do not decide which configuration has the lowest score: at "
-        f"{100 * compared.confidence:g} % it may be any of {f'{inside} of ' if inside < members else 'the '}{members}, "
+        f"{100 * compared.confidence:g} % it may be any of {which}, "
         f"{_may_be_lowest(compared)}."
     )
 

@@ -73,6 +73,7 @@ def joint_source(
         own = own_source([training], [committer])
         stepwise |= own is not None
         # Of a sweep without a source all runs are trained.
-        listed = ListSource([trial.run_id for trial in training.left])
-        sources[training.context.queue_name] = own or listed
+        sources[training.context.queue_name] = (
+            ListSource([trial.run_id for trial in training.left]) if own is None else own
+        )
     return JointSource(sources, in_order(trainings)) if stepwise else None

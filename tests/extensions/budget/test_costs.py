@@ -185,7 +185,7 @@ def test_measurements_of_utility_between_steps_are_counted(
     assert order >= row["hours"] * 3600
 
 
-def test_measured_steps_name_their_unit_by_one_word(
+def test_plan_measure_prints_user_or_example_as_the_unit_of_a_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     law = StepLaw(

@@ -271,7 +271,7 @@ def proposal_for_users(
     return seen, wishes, propose.propose(seen, wishes)
 
 
-def test_few_users_get_a_delta_that_the_plan_does_not_warn_of(
+def test_init_writes_a_target_delta_for_few_users(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, wishes, proposal = proposal_for_users(texts, monkeypatch, seconds=1e-4)
@@ -288,7 +288,7 @@ def test_few_users_get_a_delta_that_the_plan_does_not_warn_of(
     assert "A private step of b users takes" in unwrapped(written)
 
 
-def test_hours_that_no_grid_fits_name_the_fields_that_make_steps_cheaper(
+def test_init_names_cheaper_fields_if_no_grid_fits_the_hours(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, wishes, proposal = proposal_for_users(texts, monkeypatch, seconds=1e4)

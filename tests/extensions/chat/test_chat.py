@@ -447,9 +447,7 @@ def test_a_secret_beyond_the_largest_length_is_not_counted(tiny, tmp_path: Path)
     assert (secret.count, holding, len(task.train)) == (20, 20, 40)
 
 
-def test_the_number_of_prompts_that_secrets_share_is_said_before_training(
-    tiny, tmp_path: Path
-) -> None:
+def test_the_chat_task_counts_the_prompts_that_secrets_share(tiny, tmp_path: Path) -> None:
     path = conversations(tmp_path, 60)
     text = ChatTask(path=path, template="plain").build(tiny)
     word, other = decoded(text.train, 0, tiny)[0].split()[-2:]

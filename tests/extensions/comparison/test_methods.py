@@ -81,7 +81,7 @@ def test_statistics_are_those_of_the_textbook() -> None:
         assert row["configurations"] == 12
 
 
-def test_agreement_is_that_of_scikit_learn() -> None:
+def test_the_agreement_of_two_methods_equals_that_of_scikit_learn() -> None:
     """Each figure against scikit-learn's or scipy's, with a for the truth."""
     rng = np.random.default_rng(1)
     one, other = rng.uniform(0.5, 2, 28), rng.uniform(0.5, 2, 28)
