@@ -40,7 +40,7 @@ from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.rules import OwnRule
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.selection.verdict import Words
-from raydp.analysis.tables.per_secret import is_logarithmic, own_score
+from raydp.analysis.tables.per_secret import base_of, own_score
 from raydp.analysis.tables.points import (
     configuration_means,
     configurations,
@@ -69,7 +69,6 @@ def write_report(
     by_secret: tuple[pd.DataFrame, str] | None = None,
     score_name: str | None = None,
     words: Words | None = None,
-    logarithmic: bool | None = None,
     card_rows: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -92,7 +91,6 @@ def write_report(
             secrets.
         score_name: name of the score, if the table does not tell it (`own_score`).
         words: how a person says the score's values; None says them as numbers.
-        logarithmic: as for `select`; if it is true, the page shows no ratios of scores.
         card_rows: label -> text of further rows for the card of the selected model.
         warnings: plain sentences to print at the top, before the warnings of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
@@ -123,7 +121,7 @@ def write_report(
                 points,
                 rule=rule,
                 by_secret=by_secret,
-                logarithmic=logarithmic,
+                log_base=words.log_base,
                 no_leak=words.no_leak,
                 **asdict(constraints),
             )
@@ -151,13 +149,13 @@ def write_report(
         points,
         constraints,
         by_secret=by_secret,
-        logarithmic=logarithmic,
+        log_base=words.log_base,
         no_leak=words.no_leak,
         precision=precision,
         further_rules=[rule for rule in by_rule if isinstance(rule, OwnRule)],
     )
-    # Ratios mislead for logarithmic and for negative scores.
-    relative = not is_logarithmic(score_name, logarithmic) and bool((means["score"] >= 0).all())
+    # Ratios mislead for logarithms and for negative scores.
+    relative = base_of(score_name, words.log_base) is None and bool((means["score"] >= 0).all())
     rules = threshold_section(at_thresholds, headline.rule, base_utility_loss, relative=relative)
     sections = {
         "What every rule selects": rules,

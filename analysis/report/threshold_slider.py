@@ -54,7 +54,7 @@ def threshold_section(
         selections: every rule's selections.
         rule: the rule that the page is about.
         base_utility_loss: loss of the pre-trained model, if it is known.
-        relative: whether ratios of scores are meaningful. They are not for logarithmic scores.
+        relative: whether ratios of scores are meaningful. They are not for logarithms.
     """
     lines = plot(
         "by_threshold",

@@ -21,7 +21,7 @@ from raydp.analysis.surface.hierarchy import loss_posterior
 from raydp.analysis.surface.outlook import more_secrets, outlook
 from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.surface.what_if import MeasuredScores
-from raydp.analysis.tables.per_secret import is_logarithmic
+from raydp.analysis.tables.per_secret import base_of
 from raydp.analysis.tables.points import configurations, require_hyperparameters
 from raydp.search_spaces import Configuration
 
@@ -90,7 +90,7 @@ def next_seed(
     *,
     begun: Mapping[Configuration, int],
     by_secret: tuple[pd.DataFrame, str] | None = None,
-    logarithmic: bool | None = None,
+    log_base: float | None = None,
     no_leak: float | None = 0.0,
 ) -> NextSeed:
     """Decide which configuration gets another seed.
@@ -100,7 +100,7 @@ def next_seed(
         constraints: the constraints of the selection.
         limits: the limits of the further runs.
         begun: configuration -> number of its runs that have begun.
-        by_secret, logarithmic, no_leak: as for `select`.
+        by_secret, log_base, no_leak: as for `select`.
 
     The rule is top-two Thompson sampling: the leader is the best configuration in one draw of all
     true scores and losses from the posterior, and its challenger is the best one of another draw.
@@ -124,7 +124,7 @@ def next_seed(
             points,
             **asdict(constraints),
             by_secret=by_secret,
-            logarithmic=logarithmic,
+            log_base=log_base,
             no_leak=no_leak,
             confidence=confidence,
             tolerance=tolerance,
@@ -134,7 +134,7 @@ def next_seed(
     # If nothing leaks measurably, the scores differ by chance alone, and seeds cannot rank them.
     if any(step.name == LEAKAGE_CHECK and step.dropped for step in selection.steps):
         return NextSeed(state="nothing leaks", reason=selection.explanation)
-    race = _Race.of(points, constraints, selection, by_secret, logarithmic, no_leak)
+    race = _Race.of(points, constraints, selection, by_secret, log_base, no_leak)
     decision = selection.decision
     assert decision is not None, "a rule decides"
     # A decision ends the seeds only if it also holds against configurations of doubtful utility.
@@ -201,11 +201,11 @@ class _Race:
         constraints: Constraints,
         selection: Selection,
         by_secret: tuple[pd.DataFrame, str] | None,
-        logarithmic: bool | None,
+        log_base: float | None,
         no_leak: float | None = 0.0,
     ) -> _Race:
-        is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
-        measured = MeasuredScores.of(points, by_secret, logarithmic=is_log)
+        log_base = base_of(None if by_secret is None else by_secret[1], log_base)
+        measured = MeasuredScores.of(points, by_secret, log_base=log_base)
         measured = replace(measured, no_leak=no_leak)
         means, scores = measured.means, measured.posterior()
         # Utility is uncertain too: in each draw of the losses, other configurations may be useful.
@@ -251,9 +251,7 @@ class _Race:
         """Return whether the decision also holds against configurations of doubtful utility."""
         own, useful = self.scores.draws[:, self.selected], self.useful[:, self.selected]
         lowest = self._lowest
-        allowed = self.scores.highest_within(
-            lowest, tolerance, logarithmic=self.measured.logarithmic
-        )
+        allowed = self.scores.highest_within(lowest, tolerance, log_base=self.measured.log_base)
         if useful.mean() < confidence:
             return False
         return bool((own <= allowed)[useful].mean() >= confidence)

@@ -96,7 +96,7 @@ def selections_by_threshold(
     constraints: Constraints | None = None,
     *,
     by_secret: tuple[pd.DataFrame, str] | None = None,
-    logarithmic: bool | None = None,
+    log_base: float | None = None,
     no_leak: float | None = 0.0,
     precision: Precision | None = None,
     max_thresholds: int = MOST_THRESHOLDS,
@@ -108,7 +108,7 @@ def selections_by_threshold(
         points: a points table.
         constraints: all but the utility threshold hold at every threshold. The utility threshold,
             if there is one, is the starting threshold.
-        by_secret, logarithmic, no_leak: as for `select`.
+        by_secret, log_base, no_leak: as for `select`.
         precision: the confidence and the tolerance as for `select`, by default `Precision()`.
         max_thresholds: at least 2. More thresholds are thinned evenly.
         further_rules: rules that are given as objects, from `own_rules.named_rule`.
@@ -129,7 +129,7 @@ def selections_by_threshold(
     thresholds = (every := np.unique(loss[allowed]))[evenly(len(every), max_thresholds)]
     given = constraints.thresholds(means)
     layout = Evidence.of(
-        points, means, constraints, passed, by_secret, logarithmic, no_leak, precision
+        points, means, constraints, passed, by_secret, log_base, no_leak, precision
     ).layout
     selected, start, reasons = dict[str, Positions](), dict[str, int](), dict[str, str]()
     for rule in (*rule_names(), *further_rules):

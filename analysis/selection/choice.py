@@ -69,7 +69,7 @@ def select(
     max_score: float | None = None,
     at_most: Mapping[str, float] | None = None,
     by_secret: tuple[pd.DataFrame, str] | None = None,
-    logarithmic: bool | None = None,
+    log_base: float | None = None,
     no_leak: float | None = 0.0,
     confidence: float = CONFIDENCE,
     tolerance: float = TOLERANCE,
@@ -87,8 +87,8 @@ def select(
         by_secret: the content of the sweep's secrets.parquet and the score's name. With it, the
             uncertainty includes the choice of secrets, and "informed" can test whether anything
             leaks. Without it, the uncertainty is over seeds alone.
-        logarithmic: whether that score is a logarithm, so that ratios of it say nothing. None: its
-            name decides, if it is a built-in score.
+        log_base: the base of the logarithm that the score is, so that ratios of it say nothing.
+            None: none, or the base of a built-in score of that name.
         no_leak: the score of a model that leaks nothing; None if it is not known.
         confidence, tolerance: the probability that a decision needs, and the relative difference of
             what two equivalent scores exceed `no_leak` by. Without `no_leak` there is no tolerance.
@@ -135,7 +135,7 @@ def select(
     if not scored:
         return _without_scores(rule, points, means, constraints, narrowings, passed, record)
     evidence = Evidence.of(
-        points, means, constraints, passed, by_secret, logarithmic, no_leak, precision
+        points, means, constraints, passed, by_secret, log_base, no_leak, precision
     )
     judged = _Judged.of(evidence, passed, steps, listed)
     scores, certainty = evidence.layout.models.scores, evidence.layout.certainty
@@ -145,7 +145,7 @@ def select(
         judged.compared,
         judged.selected,
         scores,
-        logarithmic=evidence.logarithmic,
+        log_base=evidence.log_base,
         certainty=certainty,
         precision=precision,
         needs_utility=not judged.quiet and any(step.name == UTILITY_CHECK for step in steps),
@@ -180,7 +180,7 @@ def select(
         points,
         judged.compared,
         by_secret=by_secret,
-        logarithmic=evidence.logarithmic,
+        log_base=evidence.log_base,
         no_leak=no_leak,
     )
     # `threshold_changes` knows the constraints of the user alone.

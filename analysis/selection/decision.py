@@ -73,7 +73,7 @@ class Decision:
             passes: its true loss may be above the threshold, and that of another one below. Else
             "undecided".
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1
-            allows 10 % more above no leak; for a score that is a logarithm, a difference of ln 1.1.
+            allows 10 % more above no leak; for a score that is a logarithm, a difference of log 1.1 to its base.
         probability: that the selected configuration has the lowest score.
         probability_within: that its score is within the tolerance of the lowest. Scores that can be
             negative and are no logarithms have no tolerance.
@@ -138,7 +138,7 @@ def decide(
     selected: int,
     scores: Posterior,
     *,
-    logarithmic: bool,
+    log_base: float | None,
     certainty: Array | None,
     precision: Precision,
     needs_utility: bool = False,
@@ -151,7 +151,7 @@ def decide(
         pool: [m] the configurations to compare, the selected one among them.
         selected: position of the selected configuration.
         scores: the posterior of the scores.
-        logarithmic: whether the score is a logarithm.
+        log_base: as of `Evidence`.
         certainty: [m] probability that each configuration keeps to the utility threshold, None
             without one.
         precision: the probability and the tolerance of the decision's state.
@@ -177,7 +177,7 @@ def decide(
     if (unknown := unknown_errors(means)) is not None:
         return replace(undecided, reason=unknown)
     # The state follows from the draws: the lowest, or within the tolerance of the lowest.
-    lowest, within = scores.chances(pool, precision.tolerance, logarithmic=logarithmic)
+    lowest, within = scores.chances(pool, precision.tolerance, log_base=log_base)
     chances = _Chances(lowest, within, selected, precision.confidence)
     state, reason = chances.state(len(members) == 1, useful if needs_utility else None)
     stated = replace(undecided, state=state, reason=reason)
@@ -185,7 +185,7 @@ def decide(
     estimated = _estimated(stated, means, members, scores, chances, highest)
     if len(members) == 1:
         return estimated
-    return _with_regret(estimated, members, scores, chances, logarithmic=logarithmic)
+    return _with_regret(estimated, members, scores, chances, log_base=log_base)
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def _with_regret(
     scores: Posterior,
     chances: _Chances,
     *,
-    logarithmic: bool,
+    log_base: float | None,
 ) -> Decision:
     """Add the selected member's chances, and by how much its score exceeds the lowest."""
     limited = scores.limited[:, members]
@@ -278,9 +278,10 @@ def _with_regret(
     regret = max(0.0, float((limited[:, members == chances.selected][:, 0] - lowest).mean()))
     # Relative to the lowest score, unless it can be negative and is no logarithm.
     relative = 0.0 if regret == 0 else None
-    if logarithmic:
-        # A difference d of logarithms is a relative difference e^d - 1. The cap avoids overflow.
-        relative = math.expm1(min(regret, 700.0))
+    if log_base is not None:
+        # A difference d of logarithms to the base B is a relative one of B^d - 1. The cap avoids
+        # overflow.
+        relative = math.expm1(min(regret * math.log(log_base), 700.0))
     elif scores.ratio and scores.no_leak is not None and lowest.mean() > scores.no_leak:
         relative = regret / float(lowest.mean() - scores.no_leak)
     return replace(
@@ -298,7 +299,7 @@ def what_would_decide(
     pool: NDArray[np.bool_],
     *,
     by_secret: tuple[pd.DataFrame, str] | None,
-    logarithmic: bool,
+    log_base: float | None,
     no_leak: float | None,
 ) -> Outlook:
     """Return what would decide which member of a pool has the lowest score.
@@ -310,7 +311,7 @@ def what_would_decide(
         points: the points table.
         pool: [m] the compared configurations.
         by_secret: as for `select`.
-        logarithmic, no_leak: as for `select`.
+        log_base, no_leak: as for `select`.
     """
     confidence, tolerance = decision.confidence, decision.tolerance
     enough = Outlook(
@@ -325,7 +326,7 @@ def what_would_decide(
     if len(pool) > _MOST_CONFIGURATIONS:
         limit = f"a table of more than {_MOST_CONFIGURATIONS} configurations"
         return Outlook(sentence=f"How many further seeds would decide is not computed for {limit}.")
-    measured = MeasuredScores.of(points, by_secret, logarithmic=logarithmic)
+    measured = MeasuredScores.of(points, by_secret, log_base=log_base)
     measured = replace(measured, no_leak=no_leak)
     # A rule that does not look at the scores may select another configuration than the one that is
     # known to be lowest.

@@ -66,7 +66,12 @@ def unknown_errors(means: pd.DataFrame) -> str | None:
 
 
 def equivalents(
-    means: pd.DataFrame, scores: Posterior, pools: Pools, precision: Precision, *, logarithmic: bool
+    means: pd.DataFrame,
+    scores: Posterior,
+    pools: Pools,
+    precision: Precision,
+    *,
+    log_base: float | None,
 ) -> Pools:
     """Return each pool's configurations whose scores are equivalent to the pool's lowest score.
 
@@ -93,7 +98,7 @@ def equivalents(
         # More members only lower the lowest score, so a member that was not close stays so.
         new = pool & ~before
         lowest = np.minimum(lowest, scores.draws[:, new].min(axis=1, initial=np.inf))
-        highest = scores.highest_within(lowest, precision.tolerance, logarithmic=logarithmic)
+        highest = scores.highest_within(lowest, precision.tolerance, log_base=log_base)
         close = _often_below(scores.draws, close | new, highest, precision.confidence)
         before = pool
         decided = _often_below(scores.draws, close, lowest, precision.confidence).any()

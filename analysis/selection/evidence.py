@@ -14,7 +14,7 @@ from raydp.analysis.selection.leakage import Leakage, measured_leakage
 from raydp.analysis.selection.rules import Layout
 from raydp.analysis.statistics.noise import mean_over_seeds, measured_values
 from raydp.analysis.surface.posterior import Posterior
-from raydp.analysis.tables.per_secret import is_logarithmic
+from raydp.analysis.tables.per_secret import base_of
 from raydp.analysis.tables.utility_filter import base_loss, rounding, within
 
 Array = NDArray[np.float64]
@@ -27,7 +27,7 @@ class Evidence:
     Attributes:
         means: configuration means in the order (T, b, η).
         of_secrets: [m, k] means of `measured_values`, None if the table of secrets is not given.
-        logarithmic: whether the score is a logarithm.
+        log_base: the base of the logarithm that the score is; None if it is none.
         leakage: each configuration's leakage beyond the untrained model's, None if it cannot be
             tested.
         layout: the layout that the rules see.
@@ -35,7 +35,7 @@ class Evidence:
 
     means: pd.DataFrame
     of_secrets: Array | None
-    logarithmic: bool
+    log_base: float | None
     leakage: Leakage | None
     layout: Layout
 
@@ -47,7 +47,7 @@ class Evidence:
         constraints: Constraints,
         pool: NDArray[np.bool_],
         by_secret: tuple[pd.DataFrame, str] | None = None,
-        logarithmic: bool | None = None,
+        log_base: float | None = None,
         no_leak: float | None = 0.0,
         precision: Precision | None = None,
     ) -> Evidence:
@@ -63,13 +63,13 @@ class Evidence:
             if by_secret is None
             else mean_over_seeds(points, measured_values(points, *by_secret))
         )
-        is_log = is_logarithmic(None if by_secret is None else by_secret[1], logarithmic)
+        log_base = base_of(None if by_secret is None else by_secret[1], log_base)
         # If nothing leaks measurably, the utility decides and not the scores.
-        leakage = measured_leakage(points, means, by_secret, logarithmic=logarithmic)
+        leakage = measured_leakage(points, means, by_secret, log_base=log_base)
         layout = Layout.of(
             means,
             by_secret=of_secrets,
-            logarithmic=is_log,
+            log_base=log_base,
             pool=pool,
             leaks=None if leakage is None else leakage.leaks,
             precision=precision or Precision(),
@@ -81,7 +81,7 @@ class Evidence:
         return cls(
             means=means,
             of_secrets=of_secrets,
-            logarithmic=is_log,
+            log_base=log_base,
             leakage=leakage,
             layout=replace(layout, models=models, certainty=certainty),
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from raydp.analysis.statistics.noise import means_by_secret
 from raydp.analysis.statistics.spread import t_quantile
 from raydp.analysis.tables.columns import KEY, with_settings
-from raydp.analysis.tables.per_secret import ERROR, PREFIX, is_logarithmic
+from raydp.analysis.tables.per_secret import ERROR, PREFIX, base_of
 
 Array = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def measured_leakage(
     means: pd.DataFrame,
     by_secret: tuple[pd.DataFrame, str] | None,
     *,
-    logarithmic: bool | None = None,
+    log_base: float | None = None,
 ) -> Leakage | None:
     """Test whether each configuration leaks more than the untrained model.
 
@@ -83,7 +83,7 @@ def measured_leakage(
         points, means: a checked points table, and its configuration means.
         by_secret: the sweep's secrets.parquet, with the untrained model's values, and the score's
             name.
-        logarithmic: as for `select`.
+        log_base: as for `select`.
 
     Returns:
         None if there are no values by secret, fewer than eight secrets, or no values of the
@@ -96,7 +96,7 @@ def measured_leakage(
       `logprob` subtracts the gain of control secrets, whose error is part of the score's own
       standard error. If the test's threshold exceeds the spread over secrets, the test could not
       detect a leak, and the configuration counts as leaking.
-    - The worst secret of a logarithmic score: its excess is an outlier among the secrets' (median
+    - The worst secret of a logarithm: its excess is an outlier among the secrets' (median
       and median absolute deviation, at 5 % divided by the number of secrets).
     - The worst secret of a probability: its excess is at least 0.001. If the values are shares of
       generations and the untrained model generates the secret too, its excess must be significant
@@ -122,7 +122,7 @@ def measured_leakage(
     # A test too weak to notice the spread over secrets counts as positive: err towards privacy.
     above, weak = mean > detectable, detectable > excess.std(axis=1, ddof=1)
     # The test of the worst secret.
-    if is_logarithmic(name, logarithmic):
+    if base_of(name, log_base) is not None:
         stands_out = _has_outlier(excess)
     else:
         stands_out = _generates_more(of_models, base, means["num_seeds"].to_numpy(), num_samples)

@@ -61,7 +61,7 @@ class Layout:
         means: pd.DataFrame,
         *,
         by_secret: Array | None = None,
-        logarithmic: bool = False,
+        log_base: float | None = None,
         pool: Pools | None = None,
         leaks: Pools | None = None,
         precision: Precision | None = None,
@@ -71,7 +71,7 @@ class Layout:
             coded=Coded.of(means),
             utility_loss=means["utility_loss"].to_numpy(),
             score=means["score"].to_numpy(),
-            models=Models(means=means, by_secret=by_secret, logarithmic=logarithmic, pool=pool),
+            models=Models(means=means, by_secret=by_secret, log_base=log_base, pool=pool),
             leaks=leaks,
             precision=precision,
         )
@@ -98,14 +98,14 @@ class Models:
     Attributes:
         means: configuration means.
         by_secret: [m, k] means by secret, None if the choice of secrets is not counted.
-        logarithmic: whether the score is a logarithm.
+        log_base: as of `Evidence`.
         pool: [m] the configurations that may be selected, None for all.
         no_leak: as for `select`.
     """
 
     means: pd.DataFrame
     by_secret: Array | None
-    logarithmic: bool
+    log_base: float | None
     pool: Pools | None
     no_leak: float | None = 0.0
 
@@ -123,7 +123,7 @@ class Models:
     def scores(self) -> Posterior:
         """Return the posterior of the scores."""
         scores = score_posterior(
-            self.means, by_secret=self.by_secret, logarithmic=self.logarithmic, pool=self.pool
+            self.means, by_secret=self.by_secret, log_base=self.log_base, pool=self.pool
         )
         return replace(scores, no_leak=self.no_leak)
 
@@ -248,7 +248,7 @@ def most_useful_equivalent(layout: Layout, pools: Pools) -> Pools:
         return pools
     models, flat = layout.models, pools.reshape(-1, pools.shape[-1])
     close = equivalents(
-        models.means, models.scores, flat, layout.precision, logarithmic=models.logarithmic
+        models.means, models.scores, flat, layout.precision, log_base=models.log_base
     )
     kept = flat.copy()
     for at in np.flatnonzero(close.any(axis=1)):

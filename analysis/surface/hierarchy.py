@@ -39,7 +39,7 @@ def score_posterior(
     means: pd.DataFrame,
     *,
     by_secret: Array | None = None,
-    logarithmic: bool = False,
+    log_base: float | None = None,
     pool: NDArray[np.bool_] | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -48,7 +48,7 @@ def score_posterior(
     Args:
         means: configuration means.
         by_secret: [m, k] means by secret, to include the choice of secrets in the errors.
-        logarithmic: whether the score is a logarithm, so that secrets differ by differences. Other
+        log_base: the base if the score is a logarithm. Secrets then differ by differences. Other
             scores that are nowhere negative are rates, whose secrets differ by factors.
         pool: [m] the configurations that may be selected; None for all. Of more than 150
             configurations, 150 are modelled jointly: 75 of those with the lowest scores, and 75
@@ -69,7 +69,7 @@ def score_posterior(
     Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical
     models).
     """
-    given = _Measured.of(means, "score", by_secret, pool, logarithmic=logarithmic, seed=seed)
+    given = _Measured.of(means, "score", by_secret, pool, log_base=log_base, seed=seed)
     return _remembered(given)
 
 
@@ -79,7 +79,7 @@ def loss_posterior(means: pd.DataFrame, *, seed: int = 0) -> Posterior:
     The held-out examples are the same for all configurations; the error of their choice is not
     counted.
     """
-    return _remembered(_Measured.of(means, "utility_loss", None, None, logarithmic=True, seed=seed))
+    return _remembered(_Measured.of(means, "utility_loss", None, None, log_base=math.e, seed=seed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class _Measured:
     Attributes:
         content: everything as bytes, which equality compares.
         rows: [n] positions of the modelled configurations.
-        means, figure, by_secret, logarithmic, seed: see `score_posterior`.
+        means, figure, by_secret, log_base, seed: see `score_posterior`.
     """
 
     content: tuple[object, ...]
@@ -99,7 +99,7 @@ class _Measured:
     means: pd.DataFrame = field(compare=False)
     figure: Figure
     by_secret: Array | None = field(compare=False)
-    logarithmic: bool
+    log_base: float | None
     seed: int
 
     @classmethod
@@ -110,7 +110,7 @@ class _Measured:
         by_secret: Array | None,
         pool: NDArray[np.bool_] | None,
         *,
-        logarithmic: bool,
+        log_base: float | None,
         seed: int,
     ) -> _Measured:
         """Gather what a posterior depends on."""
@@ -142,7 +142,7 @@ class _Measured:
             means=means,
             figure=figure,
             by_secret=by_secret,
-            logarithmic=logarithmic,
+            log_base=log_base,
             seed=seed,
         )
 
@@ -168,7 +168,7 @@ def _fitted(given: _Measured) -> Posterior:
         None if given.by_secret is None or given.by_secret.shape[1] < 2 else given.by_secret / unit
     )
     measured = measured / unit
-    ratio = not given.logarithmic and bool(measured.min() >= 0)
+    ratio = given.log_base is None and bool(measured.min() >= 0)
     # Only a rate without zeros has a logarithm, and a logarithmic score is one already.
     scales = [False, True] if ratio and measured.min() > 0 else [False]
     fitted = [

@@ -143,7 +143,7 @@ def settled(
         num_seeds, times_secrets: as for `Measured.posterior`. The defaults are what was measured.
     """
     scores = measured.posterior(num_seeds=num_seeds, times_secrets=times_secrets)
-    _, within = scores.chances(pool, tolerance, logarithmic=measured.logarithmic)
+    _, within = scores.chances(pool, tolerance, log_base=measured.log_base)
     return bool(within[pool].max() >= confidence)
 
 

@@ -64,27 +64,27 @@ class Posterior:
         return draws * self.common if self.ratio else draws + self.common  # a rate stays above 0
 
     def chances(
-        self, pool: NDArray[np.bool_], tolerance: float, *, logarithmic: bool
+        self, pool: NDArray[np.bool_], tolerance: float, *, log_base: float | None
     ) -> tuple[Array, Array]:
         """Return each configuration's probability to be the lowest of a pool [m], and to be near it.
 
         Several configurations may share the lowest draw, such as zeros; each of them counts.
         """
         lowest = self.draws[:, pool].min(axis=1)
-        highest = self.highest_within(lowest, tolerance, logarithmic=logarithmic)
+        highest = self.highest_within(lowest, tolerance, log_base=log_base)
         return (self.draws <= lowest[:, None]).mean(axis=0), (self.draws <= highest[:, None]).mean(
             axis=0
         )
 
-    def highest_within(self, lowest: Array, tolerance: float, *, logarithmic: bool) -> Array:
+    def highest_within(self, lowest: Array, tolerance: float, *, log_base: float | None) -> Array:
         """Return the highest figure within a tolerance of each lowest figure, in the same shape.
 
-        A tolerance of 0.1 allows 10 % more above `no_leak`; of a logarithm, a difference of ln 1.1.
+        A tolerance of 0.1 allows 10 % more above `no_leak`; of a logarithm, a difference of log 1.1.
         A share of a figure means nothing if the figure can be negative and is no logarithm. It then
         has no tolerance, like one without `no_leak`.
         """
-        if logarithmic:
-            return lowest + math.log1p(tolerance)
+        if log_base is not None:
+            return lowest + math.log1p(tolerance) / math.log(log_base)
         if self.ratio and self.no_leak is not None:
             lowest = lowest + tolerance * np.maximum(lowest - self.no_leak, 0)
         return lowest

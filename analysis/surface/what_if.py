@@ -27,24 +27,28 @@ class MeasuredScores:
         of_secrets: [m, k] means of `measured_values`, None if the values by secret are not known.
         over_seeds: [m] variance of the value of one secret in one run, beyond what the run and the
             secret explain. NaN for a configuration with one seed.
-        logarithmic, no_leak: as for `select`.
+        log_base, no_leak: as for `select`.
     """
 
     means: pd.DataFrame
     of_secrets: Array | None
     over_seeds: Array
-    logarithmic: bool
+    log_base: float | None
     no_leak: float | None = 0.0
 
     @classmethod
     def of(
-        cls, points: pd.DataFrame, secrets: tuple[pd.DataFrame, str] | None, *, logarithmic: bool
+        cls,
+        points: pd.DataFrame,
+        secrets: tuple[pd.DataFrame, str] | None,
+        *,
+        log_base: float | None,
     ) -> MeasuredScores:
         """Gather the figures of a points table; `secrets` as for `select`."""
         means = configuration_means(points)
         unknown = np.full(len(means), np.nan)
         if secrets is None:
-            return cls(means=means, of_secrets=None, over_seeds=unknown, logarithmic=logarithmic)
+            return cls(means=means, of_secrets=None, over_seeds=unknown, log_base=log_base)
         values = measured_values(points, *secrets)
         of_secrets = mean_over_seeds(points, values)
         groups = with_settings(points).groupby(KEY, sort=True).ngroup().to_numpy()
@@ -54,9 +58,7 @@ class MeasuredScores:
         squares = np.bincount(groups, (rest**2).sum(axis=1))
         degrees = (np.bincount(groups) - 1) * (values.shape[1] - 1)
         over_seeds = np.divide(squares, degrees, out=unknown, where=degrees > 0)
-        return cls(
-            means=means, of_secrets=of_secrets, over_seeds=over_seeds, logarithmic=logarithmic
-        )
+        return cls(means=means, of_secrets=of_secrets, over_seeds=over_seeds, log_base=log_base)
 
     def posterior(self, *, num_seeds: int = 0, times_secrets: int = 1) -> Posterior:
         """Return the posterior of the scores if there were more measurements with the same means.
@@ -76,7 +78,7 @@ class MeasuredScores:
         if of_secrets is not None and of_secrets.shape[1] > 1:
             of_secrets = np.tile(self._settled(of_secrets, more), times_secrets)
         means = self.means.assign(num_seeds=more, score_std=std)
-        scores = score_posterior(means, by_secret=of_secrets, logarithmic=self.logarithmic)
+        scores = score_posterior(means, by_secret=of_secrets, log_base=self.log_base)
         return replace(scores, no_leak=self.no_leak)
 
     def _settled(self, of_secrets: Array, more: NDArray[np.int64]) -> Array:
@@ -84,7 +86,9 @@ class MeasuredScores:
         seeds = self.means["num_seeds"].to_numpy()
         known = np.isfinite(self.over_seeds)
         score = self.means["score"].to_numpy()
-        own = interactions(score, of_secrets, ratio=not self.logarithmic and bool(score.min() >= 0))
+        own = interactions(
+            score, of_secrets, ratio=self.log_base is None and bool(score.min() >= 0)
+        )
         # The interactions include the noise that more seeds would remove.
         size = float((own[known] ** 2).mean(axis=1).sum())
         gone = float((self.over_seeds * (1 / seeds - 1 / more))[known].sum())

@@ -12,10 +12,10 @@ from raydp.analysis.tables.columns import LARGEST, numbers
 from raydp.search_spaces.names import unknown_name
 
 PREFIX, ERROR = "score.", ".std_error"
-LOGARITHMIC = {"exposure", "logprob"}
-"""Built-in scores without a meaningful zero: differences are meaningful, ratios are not.
+LOGARITHMS = {"exposure": 2.0, "logprob": math.e}
+"""Built-in score that is a logarithm -> its base. Differences are meaningful, ratios are not.
 
-A table does not tell whether its score is logarithmic, so the name must.
+A table does not tell whether its score is a logarithm, so the name must.
 """
 RATES = {
     *("air", "extraction", "mia", "mia_of_reference", "mia_outputs", "mia_outputs_of_reference"),
@@ -30,9 +30,12 @@ def controls_of(score: str) -> str:
     return f"{score}.controls"
 
 
-def is_logarithmic(name: str | None, declared: bool | None = None) -> bool:
-    """Return whether a score has no meaningful zero: as it declares, or as known of its name."""
-    return name in LOGARITHMIC if declared is None else declared
+def base_of(name: str | None, declared: float | None = None) -> float | None:
+    """Return the base of a score that is a logarithm: the declared one, or that of its name.
+
+    None says that the score is no logarithm.
+    """
+    return LOGARITHMS.get(name or "") if declared is None else declared
 
 
 def highest(name: str | None, measured: pd.Series) -> float:

@@ -160,7 +160,7 @@ class ScoreSection(Section):
         secret_kinds: a task that has secrets of one of these kinds has all that the score needs.
         logarithmic: whether the value is a logarithm. Differences of such scores are meaningful,
             ratios are not.
-        log_base: the base of that logarithm.
+        log_base: the base of that logarithm; by default e.
         no_leak: the value of a model that leaks nothing; None if it is not known.
         in_words: a clause that says a value to a person, with {value}, {percent} (100 times the
             value) or {times} (the base to the power of the value); None without such words.

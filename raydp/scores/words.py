@@ -39,13 +39,14 @@ class ScoreWords:
         """
         if score is None or score not in names("scores"):
             return cls()
-        asked = ("in_words", "no_leak", "log_base", "worded_for")
+        asked = ("in_words", "no_leak", "log_base", "worded_for", "logarithmic")
         own = {name: constant("scores", score, name) for name in asked}
         # A parameter may change the meaning of the value, which then has no words.
         known = {} if params is None else {**own["worded_for"], **params}
         worded = all(known.get(name) == value for name, value in own["worded_for"].items())
         template = own["in_words"] if worded else None
-        return cls(template=template, no_leak=own["no_leak"], log_base=own["log_base"])
+        base = own["log_base"] or (math.e if own["logarithmic"] else None)
+        return cls(template=template, no_leak=own["no_leak"], log_base=base)
 
     def say(self, value: float) -> str | None:
         """Say a value in a clause; None where no words hold."""

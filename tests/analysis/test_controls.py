@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -113,7 +115,7 @@ def test_differing_controls_leave_the_decision_open() -> None:
     points, secrets = tables(gains, controls)
     known = secrets[secrets["score"] == "logprob"]
     sure, unsure = (
-        select(points, by_secret=(table, "logprob"), logarithmic=True) for table in (known, secrets)
+        select(points, by_secret=(table, "logprob"), log_base=math.e) for table in (known, secrets)
     )
     assert sure.decision.state == "decided"
     assert (unsure.decision.state, unsure.decision.probability < 0.9) == ("undecided", True)

@@ -4,6 +4,7 @@ both."""
 from __future__ import annotations
 
 import json
+import math
 from itertools import product
 
 import numpy as np
@@ -63,9 +64,7 @@ def test_probabilities_and_regret_are_those_of_the_draws():
     means = configuration_means(points)
     scores = score_posterior(means)
     pool = np.arange(len(means)) % 2 == 0
-    decision = decide(
-        means, pool, 4, scores, logarithmic=False, certainty=None, precision=Precision()
-    )
+    decision = decide(means, pool, 4, scores, log_base=None, certainty=None, precision=Precision())
     drawn = scores.draws[:, pool]
     assert decision.probability == pytest.approx((drawn.argmin(axis=1) == 2).mean())
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
@@ -98,7 +97,7 @@ def test_the_selected_configuration_has_the_least_expected_regret():
                 np.ones(len(means), bool),
                 k,
                 scores,
-                logarithmic=False,
+                log_base=None,
                 certainty=None,
                 precision=Precision(),
             ).expected_regret
@@ -130,15 +129,14 @@ def test_states():
         )
 
 
-def test_a_logarithmic_score_is_compared_by_differences():
+@pytest.mark.parametrize("base", [math.e, 2.0])
+def test_a_logarithm_is_compared_by_differences(base):
     means = configuration_means(table(lambda *_: -5.0, falling_loss, noise=0.001))
-    scores = score_posterior(means, logarithmic=True)
+    scores = score_posterior(means, log_base=base)
     pool = np.ones(len(means), dtype=bool)
-    decision = decide(
-        means, pool, 0, scores, logarithmic=True, certainty=None, precision=Precision()
-    )
+    decision = decide(means, pool, 0, scores, log_base=base, certainty=None, precision=Precision())
     assert decision.state == "equivalent", "differences of 0.001 are far below ln 1.1"
-    assert decision.relative_regret == pytest.approx(np.expm1(decision.expected_regret))
+    assert decision.relative_regret == pytest.approx(base**decision.expected_regret - 1)
 
 
 def test_a_loss_near_the_threshold_is_not_trusted():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import log
+from math import e
 
 import numpy as np
 import pandas as pd
@@ -47,17 +47,15 @@ def values_by_secret(points, value_fn):
     return pd.DataFrame(rows, columns=["run_id", "score", "secret_id", "value"]), "x"
 
 
-def decided(draws, *, common=None, precision, logarithmic=False):
+def decided(draws, *, common=None, precision, log_base=None):
     """The decision for the first of some configurations, from draws of the true scores alone."""
     means = configuration_means(table(*[(value, value + 0.1) for value in draws.mean(axis=0)]))
-    scores = posterior(draws, ratio=not logarithmic)
+    scores = posterior(draws, ratio=log_base is None)
     scores = (
         scores if common is None else type(scores)(**{**vars(scores), "common": common[:, None]})
     )
     pool = np.ones(draws.shape[1], dtype=bool)
-    return decide(
-        means, pool, 0, scores, logarithmic=logarithmic, certainty=None, precision=precision
-    )
+    return decide(means, pool, 0, scores, log_base=log_base, certainty=None, precision=precision)
 
 
 def test_the_estimate_is_corrected_for_the_selection_by_the_score():
@@ -107,20 +105,23 @@ def test_the_interval_has_the_confidence_that_was_asked_and_the_error_that_all_s
     np.testing.assert_allclose(found.alternatives[0]["score_interval"], 0.4 * ends, rtol=0.04)
 
 
-@pytest.mark.parametrize(("difference", "within"), [(0.094, True), (0.097, False), (0.101, False)])
-def test_a_tolerance_of_a_tenth_is_a_difference_of_the_logarithms_of_ln_1_1(difference, within):
-    """exp(0.094) = 1.0986 and exp(0.097) = 1.1019, though 0.097 is below 0.1."""
-    assert (difference < log(1.1)) == within
+@pytest.mark.parametrize(
+    ("base", "difference", "within"),
+    [(e, 0.094, True), (e, 0.097, False), (e, 0.101, False), (2, 0.13, True), (2, 0.14, False)],
+)
+def test_a_tolerance_of_a_tenth_is_a_difference_of_the_logarithms_of_1_1(base, difference, within):
+    """exp(0.094) = 1.0986 and exp(0.097) = 1.1019, though 0.097 is below 0.1; 2^0.13 = 1.0943."""
+    assert (base**difference < 1.1) == within
     draws = np.tile([-5.0 + difference, -5.0], (100, 1))
     precision = Precision(tolerance=0.1)
-    found = decided(draws, precision=precision, logarithmic=True)
+    found = decided(draws, precision=precision, log_base=base)
     assert (found.state, found.probability_within) == (
         ("equivalent", 1.0) if within else ("undecided", 0.0)
     )
     even = draws.copy()
     even[:50] = even[:50, ::-1]  # neither is known to be the lowest
     means, scores = configuration_means(table((0.1, 0.2), (0.1, 0.2))), posterior(even, ratio=False)
-    (close,) = equivalents(means, scores, np.ones((1, 2), dtype=bool), precision, logarithmic=True)
+    (close,) = equivalents(means, scores, np.ones((1, 2), dtype=bool), precision, log_base=base)
     assert close.tolist() == [within, within]
 
 
@@ -138,7 +139,10 @@ def test_a_shared_error_of_all_secrets_widens_the_interval_once(logarithmic):
         return score + EASE / 2 if logarithmic else score * (1 + EASE / 4)
 
     found = select(
-        points, by_secret=values_by_secret(points, value), logarithmic=logarithmic, rule="oracle"
+        points,
+        by_secret=values_by_secret(points, value),
+        log_base=e if logarithmic else None,
+        rule="oracle",
     ).decision
     spread = EASE.std(ddof=1) * (1 / 2 if logarithmic else levels[0] / 4)
     half = stats.t.ppf(0.975, 8) * spread / 3

@@ -164,9 +164,10 @@ def test_shared_pools_keep_the_configurations_of_separate_pools():
             posterior(draws, ratio=bool(number % 3)),
             Precision(tolerance=0.08, confidence=0.9),
         )
-        kept = equivalents(seeded(8), scores, pools, precision, logarithmic=number % 3 == 2)
+        base = 2.0 if number % 3 == 2 else None
+        kept = equivalents(seeded(8), scores, pools, precision, log_base=base)
         for pool, own in zip(pools, kept, strict=True):
-            lowest, within = scores.chances(pool, 0.08, logarithmic=number % 3 == 2)
+            lowest, within = scores.chances(pool, 0.08, log_base=base)
             none = pool.sum() < 2 or (lowest[pool] >= 0.9).any()
             np.testing.assert_array_equal(
                 own, np.zeros(8, dtype=bool) if none else pool & (within >= 0.9)
@@ -187,13 +188,13 @@ def test_the_choice_by_utility_is_within_the_tolerance_as_often_as_it_says():
         within, close = truth <= 1.1 * truth.min(), measured <= 1.1 * measured.min()
         careless.append(within[cheapest_of_the_most_useful(close, loss, NO_ERRORS, NO_ERRORS)][0])
         (members,) = equivalents(
-            seeded(6), scores, np.ones((1, 6), dtype=bool), precision, logarithmic=False
+            seeded(6), scores, np.ones((1, 6), dtype=bool), precision, log_base=None
         )
         if not members.any():
             continue
         chosen = cheapest_of_the_most_useful(members, loss, NO_ERRORS, NO_ERRORS)
         kept.append(within[chosen][0])
-        stated.append(scores.chances(np.ones(6, dtype=bool), 0.1, logarithmic=False)[1][chosen][0])
+        stated.append(scores.chances(np.ones(6, dtype=bool), 0.1, log_base=None)[1][chosen][0])
     error = 0.3 / np.sqrt(len(kept))  # the standard error of a share of 0.9
     assert len(kept) > 1000
     assert np.mean(kept) >= np.mean(stated) - 3 * error >= 0.9 - 3 * error
@@ -227,8 +228,8 @@ def test_a_tolerance_counts_from_no_leak(means):
     assert useful.relative_regret is None or useful.relative_regret > 2
     along = selections_by_threshold(points, Constraints(max_loss=2.0), no_leak=0.5)
     assert along.means["score"].iloc[along.start["informed"]] == pytest.approx(means[0])
-    measured = replace(MeasuredScores.of(points, None, logarithmic=False), no_leak=0.5)
-    _, within = measured.posterior().chances(along.passed, 0.1, logarithmic=False)
+    measured = replace(MeasuredScores.of(points, None, log_base=None), no_leak=0.5)
+    _, within = measured.posterior().chances(along.passed, 0.1, log_base=None)
     assert (within[1:3] < 0.05).all()
 
 

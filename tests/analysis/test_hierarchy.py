@@ -50,7 +50,7 @@ def test_it_is_gaussian_conditioning(monkeypatch):
     score = (
         0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))
     )  # negative: not a rate, no logarithm
-    got = score_posterior(means_of(score, std=0.05), logarithmic=False)
+    got = score_posterior(means_of(score, std=0.05), log_base=None)
     z, unit = standardised(), score.std()
     distance = np.sqrt(5) * np.sqrt((((z[:, None] - z[None]) / np.exp(h[1:4])) ** 2).sum(axis=-1))
     prior = np.exp(2 * h[0]) * (1 + distance + distance**2 / 3) * np.exp(-distance)
@@ -213,7 +213,7 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
     )
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 15)
     score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))
-    got = score_posterior(means_of(score, std=0.05), logarithmic=False)
+    got = score_posterior(means_of(score, std=0.05), log_base=None)
     rows, rest = smoother_of(got).rows, smoother_of(got).rest
     assert sorted([*rows, *rest]) == list(range(27))
     unit, level = score[rows].std(), score[rows].mean()

@@ -216,14 +216,14 @@ def test_a_declared_logarithm_is_tested_as_one_whatever_its_name():
     """A plug-in's gains that are no outliers: as probabilities, they would leak."""
     by_chance = np.linspace(-2, 2, 13) + np.array([0.1, 0.0, 0.05, -0.05])[None, :, None]
     gains, leaks = by_chance + np.array([0.1, -0.1])[:, None, None], {}
-    for name, declared in (("logprob", None), ("bits", True), ("bits", None), ("logprob", False)):
+    for name, declared in (("logprob", None), ("bits", 2.0), ("bits", None)):
         table, by_secret = sweep(gains, score=name, controls=0.3)
         means = configuration_means(table)
         leaks[name, declared] = measured_leakage(
-            table, means, by_secret, logarithmic=declared
+            table, means, by_secret, log_base=declared
         ).leaks.tolist()
-    assert leaks["logprob", None] == leaks["bits", True] == [False] * 4
-    assert leaks["bits", None] == leaks["logprob", False] == [True] * 4
+    assert leaks["logprob", None] == leaks["bits", 2.0] == [False] * 4
+    assert leaks["bits", None] == [True] * 4
 
 
 def test_nothing_is_said_without_the_untrained_model_or_of_seven_secrets():

@@ -30,6 +30,7 @@ from raydp.analysis.selection.rules import rule_names
 from raydp.analysis.selection.wording import in_words
 from raydp.analysis.tables.points import configurations
 from raydp.analysis.tables.utility_filter import shown_threshold, within
+from raydp.scores.words import ScoreWords
 from tests.marks import WHOLE, slow_unless
 
 
@@ -507,15 +508,12 @@ def test_logarithmic_scores_have_no_shares(points, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "declared", "ratios"), [("bits", True, False), ("bits", None, True)]
-)
-def test_report_shows_no_ratio_of_logarithmic_score(points, tmp_path, name, declared, ratios):
+@pytest.mark.parametrize(("name", "base", "ratios"), [("bits", 2.0, False), ("bits", None, True)])
+def test_report_shows_no_ratio_of_logarithmic_score(points, tmp_path, name, base, ratios):
     """As a plug-in's, whose name the report does not know."""
     table = points.assign(**{f"score.{name}": points["score"]}).drop(columns="score.vmr")
     path = tmp_path / "declared.html"
-    write_report(
-        table, select(table, max_loss=MAX_LOSS), path, title="Declared", logarithmic=declared
-    )
+    words = ScoreWords(log_base=base)
+    write_report(table, select(table, max_loss=MAX_LOSS), path, title="Declared", words=words)
     page = Page(path.read_text(encoding="utf-8"))
     assert ({row[7] for row in page.table("What each rule")} != {"–"}) == ratios

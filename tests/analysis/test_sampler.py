@@ -131,10 +131,10 @@ def test_probabilities_hardly_depend_on_the_seed_of_the_sampler(means):
     found, states = [], set()
     for seed in range(8):
         scores = score_posterior(means, seed=seed)
-        found.append(scores.chances(every, 0.1, logarithmic=False))
+        found.append(scores.chances(every, 0.1, log_base=None))
         lowest = int(scores.own_mean.argmin())
         made = decide(
-            means, every, lowest, scores, logarithmic=False, certainty=None, precision=Precision()
+            means, every, lowest, scores, log_base=None, certainty=None, precision=Precision()
         )
         states.add((lowest, made.state))
     assert np.mean(found, axis=0).max(axis=1) == pytest.approx([0.5, 0.5], abs=0.45), "not decided"

@@ -106,11 +106,11 @@ def test_a_used_up_budget_names_the_remedy(limits):
     wanted = int(step.reason.split("about ")[1].split(" seeds")[0])
     means = configuration_means(points)
     more = MeasuredScores(
-        means=means, of_secrets=None, over_seeds=np.full(4, np.nan), logarithmic=False
+        means=means, of_secrets=None, over_seeds=np.full(4, np.nan), log_base=None
     )
     pool, best = np.ones(4, dtype=bool), int(means["score"].argmin())
     for seeds, decided in ((wanted, True), (wanted // 2, False)):
-        lowest, _ = more.posterior(num_seeds=seeds).chances(pool, 0.0, logarithmic=False)
+        lowest, _ = more.posterior(num_seeds=seeds).chances(pool, 0.0, log_base=None)
         assert (lowest[best] >= 0.95) == decided
 
 
@@ -169,7 +169,7 @@ def test_secrets_that_vary_from_seed_to_seed_are_settled_by_seeds():
     points = points.assign(
         score=secrets.groupby("run_id")["value"].mean().loc[points["run_id"]].to_numpy()
     )
-    measured = MeasuredScores.of(points, (secrets, name), logarithmic=False)
+    measured = MeasuredScores.of(points, (secrets, name), log_base=None)
     assert np.sqrt(measured.over_seeds).mean() == pytest.approx(0.3, rel=0.1)
     now, later = measured.posterior(), measured.posterior(num_seeds=400)
     assert later.draws.std(axis=0).max() < 0.4 * now.draws.std(axis=0).min()

@@ -155,7 +155,7 @@ def test_further_seeds_end_at_the_confidence_that_was_asked(useful, confidence, 
     points = table((0.01, 0.011), (0.5, 0.51))
     means = configuration_means(points)
     measured = MeasuredScores(
-        means=means, of_secrets=np.ones((2, 4)), over_seeds=np.full(2, np.nan), logarithmic=False
+        means=means, of_secrets=np.ones((2, 4)), over_seeds=np.full(2, np.nan), log_base=None
     )
     scores = score_posterior(means)
     drawn = np.ones_like(scores.draws, dtype=bool)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydp.analysis.tables.per_secret import LOGARITHMIC, RATES
-from raydp.plugins.parameters import constant
+from raydp.analysis.tables.per_secret import LOGARITHMS, RATES
 from raydp.plugins.registries import own_names, resolve
 from raydp.scores.memorisation.air import AttributeInference
 from raydp.scores.memorisation.logprob import LogProbability
@@ -13,6 +12,7 @@ from raydp.scores.memorisation.vmr import (
     ExactVerbatimMemorization,
     VerbatimMemorization,
 )
+from raydp.scores.words import ScoreWords
 from raydp.testing.scores import ScoreConformance
 from tests.builders.registered import of_core
 
@@ -54,12 +54,13 @@ def test_no_registered_score_is_left_out():
 
 @pytest.mark.extensions
 def test_logarithmic_scores_are_known_where_only_a_table_is_given() -> None:
-    declared = {name for name in own_names("scores") if resolve("scores", name).logarithmic}
-    assert (
-        declared
-        == LOGARITHMIC
-        == {name for name in own_names("scores") if constant("scores", name, "logarithmic")}
-    )
+    declared = {name: resolve("scores", name) for name in own_names("scores")}
+    assert {
+        name: score.log_base for name, score in declared.items() if score.logarithmic
+    } == LOGARITHMS
+    assert {
+        name: ScoreWords.of(name).log_base for name in declared if ScoreWords.of(name).log_base
+    } == LOGARITHMS
 
 
 @pytest.mark.extensions

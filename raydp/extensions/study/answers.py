@@ -19,7 +19,7 @@ from raydp.extensions.study.safe_epsilon import (
     sentences,
 )
 from raydp.search_spaces.settings import Settings, settings_in_words
-from raydp.sweep.store.measurements import is_logarithmic
+from raydp.sweep.store.measurements import words_of
 from raydp.sweep.store.source import PointsSource
 from raydp.system.files import write_atomically
 
@@ -104,7 +104,7 @@ def answered(
             max_loss=max_loss,
             min_gain_share=min_gain_share,
             secrets=None if own is None or name is None else (own, name),
-            logarithmic=bool(is_logarithmic(source.folder, name)),
+            log_base=words_of(source.folder, name).log_base,
         )
         parts += [(scores, a) for a in scores.answers(max_leak=max_leak, confidence=confidence)]
     return Answered(parts=parts)

@@ -121,7 +121,7 @@ class StudyScores:
         max_loss: float | None = None,
         min_gain_share: float | None = None,
         secrets: tuple[pd.DataFrame, str] | None = None,
-        logarithmic: bool = False,
+        log_base: float | None = None,
     ) -> StudyScores:
         """Model the scores of finished runs at several ε.
 
@@ -132,14 +132,14 @@ class StudyScores:
                 share is of the best gain on the same task, model and unit.
             secrets: the values by secret and the name of the score, to include the choice of the
                 secrets in the errors.
-            logarithmic: whether the score is a logarithm.
+            log_base: the base of the logarithm that the score is; None if it is none.
 
         Raises:
             ValueError: the table has no ε, or one alone, or does not tell the errors of its scores.
         """
         if "epsilon" in points:
             points = points[np.isfinite(points["epsilon"].astype(float))]
-        measured = MeasuredScores.of(points, secrets, logarithmic=logarithmic)
+        measured = MeasuredScores.of(points, secrets, log_base=log_base)
         means = measured.means
         listed = configurations(means)
         epsilons = np.array([_epsilon_of(c) for c in listed])

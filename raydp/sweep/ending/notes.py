@@ -12,7 +12,7 @@ from raydp.analysis.statistics.results import Warned
 from raydp.privacy import PrivacyRecord, bound_in_words, cautions_together, stated
 from raydp.privacy.records.record import ADJACENCY
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
-from raydp.sweep.store.measurements import is_logarithmic, measured_later, scores_of, words_of
+from raydp.sweep.store.measurements import measured_later, scores_of, words_of
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
 
@@ -32,7 +32,6 @@ class ReportTexts(TypedDict, total=False):
     title: Required[str]
     base_score: float | None
     score_name: str | None
-    logarithmic: bool | None
     words: ScoreWords
     card_rows: Mapping[str, str]
     warnings: Sequence[str]
@@ -70,7 +69,6 @@ def about(
         "base_score": base,
         "score_name": label,
         "words": words_of(folder, named),
-        "logarithmic": is_logarithmic(folder, named),
         "card_rows": {
             **card_of(plan),
             **_joint(folder.released()),

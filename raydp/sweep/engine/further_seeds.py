@@ -20,7 +20,7 @@ from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
-from raydp.sweep.store.measurements import is_logarithmic, measurements_in, words_of
+from raydp.sweep.store.measurements import measurements_in, words_of
 from raydp.sweep.store.points import points_table, secrets_table
 from raydp.sweep.store.results import RunResult
 from raydp.sweep.store.state import SeedsEnd
@@ -202,14 +202,15 @@ class SeedSource(StepwiseSource):
             compute=(self.seeds.max_cost_share - self._cost_share()) * self._cost(self._first),
             **self.seeds.precision(),
         )
+        words = words_of(self.folder, score)
         return next_seed(
             points,
             constraints_of(self.spec.select),
             limits,
             begun=Counter(self._trials[run_id].configuration for run_id in self._given),
             by_secret=by_secret,
-            logarithmic=is_logarithmic(self.folder, score),
-            no_leak=words_of(self.folder, score).no_leak,
+            log_base=words.log_base,
+            no_leak=words.no_leak,
         )
 
     def _end(self, step: NextSeed) -> None:

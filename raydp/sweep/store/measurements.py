@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
-from raydp.plugins.parameters import constant
-from raydp.plugins.registries import names
 from raydp.scores.score import Measurement
 from raydp.scores.words import ScoreWords
 from raydp.sweep.store.json_files import read_json, read_state
@@ -103,18 +101,6 @@ def _about(document: AboutMeasurement) -> AboutMeasurement:
     """Return the content of measurement.json. Raise LookupError or TypeError if it is another."""
     _ = [document["label"], document["score"]["name"], document["seed"], document["digest"]]
     return document
-
-
-def is_logarithmic(folder: SweepFolder | None, label: str | None) -> bool | None:
-    """Return whether the score behind a label is logarithmic.
-
-    Return None if there is no score, or the score's package is not installed.
-    """
-    name = label if folder is None or label is None else _score_of(folder, label)["name"]
-    logarithmic: bool | None = (
-        constant("scores", str(name), "logarithmic") if name in names("scores") else None
-    )
-    return logarithmic
 
 
 def words_of(folder: SweepFolder | None, label: str | None) -> ScoreWords:

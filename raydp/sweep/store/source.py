@@ -18,7 +18,7 @@ from raydp.analysis.tables.points import read_points
 from raydp.plugins.rules import asked_rule, rule_at
 from raydp.spec.sections import Bounds, SelectSpec
 from raydp.sweep.store.folder import SweepFolder
-from raydp.sweep.store.measurements import is_logarithmic, words_of
+from raydp.sweep.store.measurements import words_of
 from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE, secrets_beside, table_files
 
 
@@ -117,15 +117,15 @@ class PointsSource:
             score, worst_case: the arguments that `points` had.
             bounds: constraints, which override the sweep's own.
         """
-        name = self.score(score)
+        words = words_of(self.folder, self.score(score))
         precision = {} if self.folder is None else self.folder.precision()
         return [
             analysis.select(
                 table,
                 rule=rule,
                 by_secret=None if worst_case else self.by_secret(score),
-                logarithmic=is_logarithmic(self.folder, name),
-                no_leak=words_of(self.folder, name).no_leak,
+                log_base=words.log_base,
+                no_leak=words.no_leak,
                 **precision,
                 **with_given(self.own, bounds or {}),
             )
