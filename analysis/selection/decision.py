@@ -73,7 +73,7 @@ class Decision:
             passes: its true loss may be above the threshold, and that of another one below. Else
             "undecided".
         confidence, tolerance: the probability and the tolerance of `state`. A tolerance of 0.1
-            allows 10 % more above no leak; for a score that is a logarithm, a difference of log 1.1 to its base.
+            allows 10 % more above no leak; for a score that is a logarithm, log 1.1 to its base.
         probability: that the selected configuration has the lowest score.
         probability_within: that its score is within the tolerance of the lowest. Scores that can be
             negative and are no logarithms have no tolerance.

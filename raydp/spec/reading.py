@@ -95,6 +95,10 @@ def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, object]
             "SPEC must be a mapping of sections, got "
             f"{'nothing' if data is None else kind_of(data)} in {str(path)!r}. See `raydp schema`."
         )
+    if "axes" in data:
+        raise ValueError(
+            f"SPEC must be of one sweep, got a study with axes in {str(path)!r}. Run `raydp study`."
+        )
     if sum(isinstance(data.get(section), Mapping) for section in MAPPINGS) < LEAST_SECTIONS:
         raise ValueError(_no_spec(path, data))
     return data

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from raydp.analysis import configuration_means, score_names
+from raydp.analysis.selection.rules import LEAKAGE_CHECK
 from raydp.analysis.selection.selected import LEAKAGE_NOT_CHECKED
 from raydp.analysis.selection.wording import in_words
 from raydp.analysis.tables.columns import known
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from raydp.sweep.store.folder import SweepFolder
     from raydp.sweep.store.summary import SelectedConfiguration
 
-BOUNDS = ("threshold", "bound")
+BOUNDS = ("threshold", "bound", LEAKAGE_CHECK)
 """Endings of the names of selection steps whose rule is told."""
 NAMED = 3
 """The largest number of configurations that a line names. `--json` has all of them."""

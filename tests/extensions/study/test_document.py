@@ -9,6 +9,7 @@ import pytest
 
 from raydp.extensions.study.document import Study
 from raydp.search_spaces.settings import settings_in_words
+from raydp.spec.reading import load_spec
 from tests.builders.specs import small_spec
 
 
@@ -102,3 +103,10 @@ def test_a_mistake_of_every_sweep_is_said_once(tmp_path: Path) -> None:
 def test_a_spec_without_axes_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a spec without axes is for `raydp sweep`"):
         Study.read(small_spec(tmp_path))
+
+
+def test_a_study_given_as_a_spec_is_told_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text((Path(__file__).parents[3] / "docs/studies/demo.yaml").read_text("utf-8"), "utf-8")
+    with pytest.raises(ValueError, match=r"got a study with axes .*Run `raydp study`"):
+        load_spec(path)
