@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from raydp.analysis.statistics.heuristics import heuristic_accuracy as heuristic_accuracy
     from raydp.analysis.statistics.variance import score_variance as score_variance
     from raydp.analysis.statistics.verification import verify_heuristics as verify_heuristics
+    from raydp.analysis.tables.groups import of_each as of_each
+    from raydp.analysis.tables.groups import split_by as split_by
     from raydp.analysis.tables.per_secret import score_names as score_names
     from raydp.analysis.tables.per_secret import with_score as with_score
     from raydp.analysis.tables.per_secret import with_worst_case as with_worst_case
@@ -50,6 +52,7 @@ _HOMES = {
     "exact": "tables.points",
     "heuristic_accuracy": "statistics.heuristics",
     "load_points": "tables.points",
+    "of_each": "tables.groups",
     "other_rows": "tables.points",
     "privacy_risk": "selection.risk",
     "report_figures": "report.sweep_page",
@@ -59,6 +62,7 @@ _HOMES = {
     "score_variance": "statistics.variance",
     "select": "selection.choice",
     "selections_by_threshold": "selection.by_threshold",
+    "split_by": "tables.groups",
     "useful_points": "tables.utility_filter",
     "verify_heuristics": "statistics.verification",
     "with_score": "tables.per_secret",

@@ -111,6 +111,34 @@ def test_analyses_are_strict_json(raydp: Command, points: Path, command: str) ->
         )
 
 
+@pytest.mark.extensions("regression")
+@pytest.mark.parametrize("command", ["heuristics", "risk", "regression"])
+def test_a_figure_of_each_group_is_that_of_its_own_table(
+    raydp: Command, points: Path, tmp_path: Path, command: str
+) -> None:
+    """A group whose figures are not defined has the reason, and the others have theirs."""
+    one = pd.read_csv(points)
+    one.to_csv(tmp_path / "one.csv", index=False)
+    groups = {
+        "2": one,
+        "1": one.assign(score=1 - one["score"]),
+        "0.5": one.assign(utility_loss=99.0),
+    }
+    whole = pd.concat([t.assign(epsilon=float(e)) for e, t in groups.items()])
+    whole.to_csv(points, index=False)
+    limit = ("--max-loss", 90)
+    asked = ("analyze", command, points, "--by", "epsilon", *limit)
+    document = raydp(*asked, "--json").json()
+    assert (document["by"], list(document["groups"])) == ("epsilon", ["0.5", "1", "2"])
+    assert (
+        document["groups"]["2"]
+        == raydp("analyze", command, tmp_path / "one.csv", *limit, "--json").json()
+    )
+    assert document["groups"]["1"] != document["groups"]["2"]
+    assert list(document["groups"]["0.5"]) == ["reason"]
+    assert "epsilon 0.5" in raydp(*asked).out
+
+
 def test_the_report_is_one_file(raydp: Command, points: Path, tmp_path: Path) -> None:
     assert raydp("report", points, "-o", tmp_path / "report.html").code == 0
     assert (tmp_path / "report.html").stat().st_size > 100_000

@@ -24,7 +24,7 @@ APART = ("extensions", "testing")
 LONG_LINE, LONG_FUNCTION = 100, 60
 LIMITS = {
     "lines of the core": 42_000,
-    "lines of the core with analysis and search_spaces": 53_300,
+    "lines of the core with analysis and search_spaces": 53_400,
     "lines of the core, its two packages and the extensions": 91_500,
     "folders of the core": 13,
     "modules at the top of raydp": 4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -14,7 +15,7 @@ from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.cli.show.scores import show_correlations
 from raydp.plugins.registries import service
-from raydp.system.output import print_document, print_json
+from raydp.system.output import print_document, print_json, stdout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 analyze_app = typer.Typer(cls=CommandGroup, help="Figures of a points table.")
 
 Resamples = Annotated[int, typer.Option(min=100, help="Number of bootstrap resamples.")]
+Grouped = Annotated[
+    str | None,
+    typer.Option(help="A column: each group of rows apart, such as privacy.target_epsilon's."),
+]
 Layouts = Annotated[int, typer.Option(help="resample: number of draws around the means.")]
 
 FIGURES = {
@@ -50,34 +55,53 @@ def figure_command(function: str, summary: str) -> Callable[..., None]:
         worst_case: WorstCase = False,
         max_loss: MaxLoss = None,
         min_gain_share: MinGain = None,
+        by: Grouped = None,
         storage: Storage = "raydp_runs",
         json: Json = False,
     ) -> None:
-        table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
-        print_answer(getattr(analysis, function)(table), json, function.replace("_", " "))
+        table = points_of(points, storage, score, worst_case, by)
+        useful = useful_by(max_loss, min_gain_share)
+        title = function.replace("_", " ")
+        print_figure(lambda t: getattr(analysis, function)(useful(t)), table, by, json, title)
 
     command.__doc__ = summary
     return command
 
 
-def points_of(points: str, storage: str, score: str | None, worst_case: bool) -> pd.DataFrame:
+def points_of(
+    points: str, storage: str, score: str | None, worst_case: bool, by: str | None = None
+) -> pd.DataFrame:
     """Return a points table or the points of a sweep, with the asked score."""
     from raydp.sweep.api import source_of  # takes seconds, which the help of the group spares
 
-    return source_of(points, storage).points(score=score, worst_case=worst_case)
+    return source_of(points, storage).points(score=score, worst_case=worst_case, by=by)
 
 
-def useful(
-    points: str,
-    storage: str,
-    score: str | None,
-    worst_case: bool,
-    max_loss: float | None,
-    min_gain: float | None,
-) -> pd.DataFrame:
-    """Return the points of the configurations that pass the utility filter, if there is one."""
-    table = points_of(points, storage, score, worst_case)
-    return analysis.useful_points(table, max_loss=max_loss, min_gain_share=min_gain)
+def useful_by(
+    max_loss: float | None, min_gain: float | None
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Return a function that keeps the points of configurations that pass the utility filter."""
+    return partial(analysis.useful_points, max_loss=max_loss, min_gain_share=min_gain)
+
+
+def print_figure(
+    figure: Callable[[pd.DataFrame], Mapping[str, object]],
+    table: pd.DataFrame,
+    by: str | None,
+    json: bool,
+    title: str = "",
+) -> None:
+    """Print a figure of a table, or of each group of its rows by the values of a column."""
+    if by is None:
+        print_answer(figure(table), json, title)
+        return
+    answers = analysis.of_each(analysis.split_by(table, by), figure)
+    if json:
+        print_json({"by": by, "groups": answers})
+        return
+    for name, answer in answers.items():
+        stdout.print(f"{by} {name}", style="bold", markup=False)
+        print_document(answer, title)
 
 
 def print_answer(answer: Mapping[str, object], json: bool, title: str = "") -> None:
@@ -102,14 +126,16 @@ def risk(
     worst_case: WorstCase = False,
     max_loss: MaxLoss = None,
     min_gain_share: MinGain = None,
+    by: Grouped = None,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
     """Privacy risk of each rule against the oracle, averaged over thresholds (section 4.3,
     App. D.3)."""
-    table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
-    answer = analysis.privacy_risk(table, layout=layout, num_layouts=num_layouts, seed=seed)  # type: ignore[arg-type]
-    print_answer(answer, json)
+    table = points_of(points, storage, score, worst_case, by)
+    useful = useful_by(max_loss, min_gain_share)
+    risk_of = partial(analysis.privacy_risk, layout=layout, num_layouts=num_layouts, seed=seed)  # type: ignore[arg-type]
+    print_figure(lambda t: risk_of(useful(t)), table, by, json)
 
 
 @analyze_app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,10 +12,10 @@ from raydp.cli.arguments import Json, Source, Storage
 from raydp.cli.commands.analyze import Resamples
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals, score_intervals
-from raydp.extensions.by_secret.subsets import secret_subsets
+from raydp.extensions.by_secret.subsets import save_subsets, secret_subsets
 from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.api import source_of
-from raydp.system.output import print_json, print_table
+from raydp.system.output import print_json, print_table, stdout
 
 
 def scores(
@@ -33,6 +34,12 @@ def subsets(
     secrets: Annotated[
         str | None, typer.Option(help="A subset: comma-separated names, secret-001,secret-007.")
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", help="Also write each subset's points table."
+        ),
+    ] = None,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
@@ -45,9 +52,14 @@ def subsets(
         raise ValueError("--score must be given with a file, got none. Name one of its scores.")
     given = None if secrets is None else [name.strip() for name in secrets.split(",")]
     answer = secret_subsets(table, values, score=name, given=given)
-    print_json(answer) if json else print_table(
-        f"{answer['score']} on subsets of the secrets", answer["subsets"]
-    )
+    if output is not None:
+        save_subsets(table, values, output, score=name, given=given)
+    if json:
+        print_json(answer)
+        return
+    print_table(f"{answer['score']} on subsets of the secrets", answer["subsets"])
+    if output is not None:
+        stdout.print(f"written: {output}/all/points.csv and one for each other subset")
 
 
 def show_intervals(answer: ScoreIntervals) -> None:

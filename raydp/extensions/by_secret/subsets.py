@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -10,8 +11,8 @@ import pandas as pd
 
 from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.statistics.variance import score_variance
-from raydp.analysis.tables.per_secret import by_secret
-from raydp.analysis.tables.points import require_hyperparameters
+from raydp.analysis.tables.per_secret import PREFIX, by_secret
+from raydp.analysis.tables.points import require_hyperparameters, save_points
 
 FEW_COUNTS = 3
 """Up to this number of distinct counts, each is a subset. More are split into terciles."""
@@ -66,6 +67,55 @@ def secret_subsets(
             unknown secret.
     """
     points = require_hyperparameters(points)
+    values, counts, subsets = _subsets(points, secrets, score, given, num_random, seed)
+    return {
+        "score": score,
+        "subsets": [_figures(points, values, counts, *entry) for entry in subsets.items()],
+    }
+
+
+def save_subsets(
+    points: pd.DataFrame,
+    secrets: pd.DataFrame,
+    folder: Path,
+    *,
+    score: str,
+    given: Sequence[str] | None = None,
+    num_random: int = 3,
+    seed: int = 0,
+) -> list[Path]:
+    """Write the subsets as points tables, which every figure, rule and report takes.
+
+    A subset's table is FOLDER/SUBSET/points.csv, such as FOLDER/count-low/points.csv. Its score is
+    the mean over the subset's secrets, and it has no other score. The values of these secrets lie
+    beside it. For the arguments and errors see `secret_subsets`.
+
+    Source: Hu et al. 2025, Figures 34 to 36.
+    """
+    values, _, subsets = _subsets(points, secrets, score, given, num_random, seed)
+    kept = [column for column in points if not str(column).startswith(PREFIX)]
+    written = list[Path]()
+    for name, chosen in subsets.items():
+        of_subset = values[chosen].mean(axis=1)
+        own = folder / name.replace(" ", "-")
+        own.mkdir(parents=True, exist_ok=True)
+        table = points[kept].assign(**{"score": of_subset, PREFIX + score: of_subset})
+        save_points(table, own / "points.csv")
+        rows = (secrets["score"] == score) & secrets["secret_id"].isin(chosen)
+        secrets[rows].to_parquet(own / "secrets.parquet", index=False)
+        written.append(own / "points.csv")
+    return written
+
+
+def _subsets(
+    points: pd.DataFrame,
+    secrets: pd.DataFrame,
+    score: str,
+    given: Sequence[str] | None,
+    num_random: int,
+    seed: int,
+) -> tuple[pd.DataFrame, pd.Series, dict[str, list[str]]]:
+    """Return [model, secret] values, the secrets' counts, and the secrets of each subset."""
     values, counts = by_secret(points, secrets, score)
     # A missing value would compare subsets over different models.
     if values.isna().to_numpy().any():
@@ -89,11 +139,7 @@ def secret_subsets(
         subsets[f"half {number}"] = sorted(
             rng.choice(names, len(names) // 2, replace=False).tolist()
         )
-    subsets |= _by_count(counts)
-    return {
-        "score": score,
-        "subsets": [_figures(points, values, counts, *entry) for entry in subsets.items()],
-    }
+    return values, counts, subsets | _by_count(counts)
 
 
 def _by_count(counts: pd.Series) -> dict[str, list[str]]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from raydp.analysis import split_by
 from raydp.extensions.comparison.page import write_comparison
-from raydp.extensions.comparison.trends import split_by
 from raydp.spec.sections import Bounds
 from raydp.sweep.api import source_of
 from raydp.sweep.planning.sources import named

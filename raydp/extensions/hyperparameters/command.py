@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
-from raydp.cli.commands.analyze import figure_command, print_answer, useful
+from raydp.cli.commands.analyze import Grouped, figure_command, points_of, print_figure, useful_by
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.hyperparameters.regression import regress
 
@@ -19,12 +19,14 @@ def regression(
     worst_case: WorstCase = False,
     max_loss: MaxLoss = None,
     min_gain_share: MinGain = None,
+    by: Grouped = None,
     storage: Storage = "raydp_runs",
     json: Json = False,
 ) -> None:
     """Least squares of the score on the logarithms of the hyperparameters (Tables 2 and 13)."""
-    table = useful(points, storage, score, worst_case, max_loss, min_gain_share)
-    print_answer(regress(table, errors=errors), json)  # type: ignore[arg-type]  # checked there
+    table = points_of(points, storage, score, worst_case, by)
+    useful = useful_by(max_loss, min_gain_share)
+    print_figure(lambda t: regress(useful(t), errors=errors), table, by, json)  # type: ignore[arg-type]
 
 
 EFFECTS = ExtraCommand(

@@ -3,6 +3,8 @@ inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ import pytest
 from scipy import stats
 
 from raydp.analysis import (
+    heuristic_accuracy,
+    load_points,
+    save_points,
     score_correlations,
     score_intervals,
     secret_subsets,
@@ -18,6 +23,7 @@ from raydp.analysis import (
     with_worst_case,
 )
 from raydp.analysis.statistics.correlations import _correlation
+from tests.conftest import Answer
 from tests.marks import slow_after
 
 CONFIGURATIONS = [(64, 10, 0.1), (64, 20, 0.1), (128, 10, 0.2), (128, 20, 0.2)]
@@ -239,3 +245,26 @@ def test_many_counts_are_terciles_and_no_counts_are_no_subsets() -> None:
     assert [
         s["subset"] for s in secret_subsets(*sweep_of(values), score="vmr", num_random=0)["subsets"]
     ] == ["all"]
+
+
+def test_a_subset_is_a_points_table_that_every_command_takes(
+    raydp: Callable[..., Answer], tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).random((4, 2, 6))
+    points, secrets = sweep_of(values, counts=[1, 1, 5, 5, 20, 20])
+    save_points(points, tmp_path / "points.csv")
+    secrets.to_parquet(tmp_path / "secrets.parquet")
+    out = tmp_path / "subsets"
+    asked = ("analyze", "subsets", tmp_path / "points.csv", "--score", "vmr", "-o", out)
+    assert raydp(*asked).code == 0
+    written = out / "count-5" / "points.csv"
+    assert load_points(written)["score"].to_numpy() == pytest.approx(
+        values[:, :, [2, 3]].mean(axis=2).ravel()
+    )
+    assert set(pd.read_parquet(written.parent / "secrets.parquet")["secret_id"]) == {
+        "secret-002",
+        "secret-003",
+    }
+    answer = raydp("analyze", "heuristics", written, "--json")
+    assert answer.json() == heuristic_accuracy(load_points(written))
+    assert raydp("select", written, "--score", "vmr", "--json").code == 0

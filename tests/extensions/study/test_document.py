@@ -107,6 +107,8 @@ def test_a_spec_without_axes_is_no_study(tmp_path: Path) -> None:
 
 def test_a_study_given_as_a_spec_is_told_its_command(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text((Path(__file__).parents[3] / "docs/studies/demo.yaml").read_text("utf-8"), "utf-8")
+    path.write_text(
+        (Path(__file__).parents[3] / "docs/studies/demo.yaml").read_text("utf-8"), "utf-8"
+    )
     with pytest.raises(ValueError, match=r"got a study with axes .*Run `raydp study`"):
         load_spec(path)
