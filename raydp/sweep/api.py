@@ -175,7 +175,7 @@ def plan(spec: str | Path | Mapping[str, object] | SweepSpec) -> pd.DataFrame:
 
     Returns:
         One row per configuration. `.attrs` holds warnings, the configurations that a named space
-        left out, the task's facts, and remarks on the meaning of ε and σ.
+        left out, the task's facts, each run's record, and remarks on the meaning of ε and σ.
     """
     with stderr.status("reading the spec and loading the libraries"):
         checked = spec if isinstance(spec, SweepSpec) else load_spec(spec)
@@ -201,6 +201,7 @@ def make_table(planned: SweepPlan) -> pd.DataFrame:
     with stderr.status("adding up the runs"):
         # The joint cost counts the runs that are certain to be made.
         records = [planned.privacy[trial.run_id] for trial in planned.first_pass]
+        table.attrs["records"] = dict(zip(planned.first_pass, records, strict=True))
         table.attrs["warnings"] = [*planned.warnings, *joint_warnings(planned.first_pass, records)]
     table.attrs["rejected"] = [f"{r.configuration}: {r.reason}" for r in planned.rejected]
     table.attrs["facts"] = planned.facts

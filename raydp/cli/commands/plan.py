@@ -25,10 +25,7 @@ def plan(
         typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory."),
     ] = False,
     steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps to time at each of three batch sizes. By default 3, or fewer in a minute."
-        ),
+        int | None, typer.Option(help="At each of three batch sizes; by default up to 3.")
     ] = None,
     price: Annotated[
         float | None, typer.Option(help="Price of a GPU for an hour: adds the column `cost`.")
@@ -40,6 +37,10 @@ def plan(
             "from --measure, seconds_per_example=S, or the sweep's finished runs."
         ),
     ] = None,
+    attacks: Annotated[
+        bool,
+        typer.Option("--attacks", help="Also the most that an attacker can do; takes seconds."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Every configuration with n, q, σ, ε, δ, C, U and estimated cost; trains nothing."""
@@ -62,14 +63,17 @@ def plan(
             table = costs.table
         else:
             table = api.plan(spec)
+        attacked = service("planned_attacks", needed_by="--attacks")(table) if attacks else None
     # stdout holds the document alone; what was left out goes to stderr.
     if json:
         for reason in table.attrs["rejected"]:
             stderr.print(f"left out: {reason}", markup=False)
-        rows = api.plan_rows(table)
+        rows = api.plan_rows(table if attacked is None else attacked.table)
         print_json(rows if costs is None else costs.document(rows))
     else:
         show_plan(table)
+        if attacked is not None:
+            attacked.show()
     if costs is not None:
         costs.show(json=json)
 
