@@ -177,7 +177,6 @@ def test_a_spec_with_a_signing_key_says_that_its_extension_is_not_installed(
             ("models", "find", "--uri", "sqlite:///store.db", "--trusted-key", "ed25519:AAAA"),
             "--trusted-key",
         ),
-        (("analyze", "correlations", "points.csv", "--audit", "bounds.csv"), "--audit"),
     ],
 )
 def test_an_option_of_an_extension_says_that_it_is_not_installed(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydp import analysis
-from raydp.analysis.statistics.results import given
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import READ, ExtraCommand
-from raydp.cli.show.scores import show_correlations
-from raydp.plugins.registries import service
 from raydp.system.output import print_document, print_json, stdout
 
 if TYPE_CHECKING:
@@ -136,40 +133,6 @@ def risk(
     useful = useful_by(max_loss, min_gain_share)
     risk_of = partial(analysis.privacy_risk, layout=layout, num_layouts=num_layouts, seed=seed)  # type: ignore[arg-type]
     print_figure(lambda t: risk_of(useful(t)), table, by, json)
-
-
-@analyze_app.command()
-def correlations(
-    points: Source,
-    audit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AUDIT", help="An audit's sweep, or a file with a column epsilon_hat."
-        ),
-    ] = None,
-    resamples: Resamples = 2000,
-    worst_case: WorstCase = False,
-    score: By = None,
-    storage: Storage = "raydp_runs",
-    json: Json = False,
-) -> None:
-    """Spearman and Pearson correlations of the scores over models, and with audited bounds, with
-    95 % intervals."""
-    table = points_of(points, storage, score, worst_case)
-    answer, of_audit = analysis.score_correlations(table, num_resamples=resamples), None
-    # The audit is optional, so its extension is loaded only if it is asked for.
-    if audit is not None:
-        audited_bounds = service("audited_bounds", needed_by="--audit")
-        bounds = audited_bounds(audit, storage)
-        # The function is an extension's, so its type is not known here.
-        correlate = cast("Callable[..., Mapping[str, object]]", analysis.audit_correlations)
-        of_audit = correlate(table, bounds, num_resamples=resamples)
-    if json:
-        print_json({**answer, **given(audit=of_audit)})
-        return
-    show_correlations(answer)
-    if of_audit is not None:
-        service("show_audit_correlations", needed_by="--audit")(of_audit)
 
 
 COMMAND = ExtraCommand(run=analyze_app, panel=READ)

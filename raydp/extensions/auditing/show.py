@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydp.cli.show.scores import pair_row
 from raydp.cli.show.sweeps import show_failures
 from raydp.system.output import print_table, stdout
 from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
+    from raydp.analysis.statistics.correlations import CorrelatedPair, ScoreCorrelations
     from raydp.extensions.auditing.correlations import AuditCorrelations
     from raydp.extensions.auditing.own_twins import OwnAudit
     from raydp.extensions.auditing.report import AuditReport
@@ -92,6 +92,29 @@ def show_own_audit(audit: OwnAudit) -> None:
             style="bold red",
             markup=False,
         )
+
+
+def show_correlations(answer: ScoreCorrelations) -> None:
+    """Print one row per pair of figures."""
+    rows = [pair_row(pair, {"models": pair["models"]}) for pair in answer["pairs"]]
+    print_table(f"correlations over {answer['models']} models", rows)
+
+
+def pair_row(
+    pair: CorrelatedPair, number: dict[str, int], p: dict[str, float | None] | None = None
+) -> dict[str, object]:
+    """Return the row of two figures, with the number of values and, if tested, the p-value."""
+    return {
+        "a": pair["a"],
+        "b": pair["b"],
+        **number,
+        "Spearman": pair["spearman"],
+        "95 %": pair["spearman_interval"],
+        **(p or {}),
+        "Pearson": pair["pearson"],
+        "95 % ": pair["pearson_interval"],
+        "note": pair.get("reason", ""),
+    }
 
 
 def show_audit_correlations(audit: AuditCorrelations) -> None:
