@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -54,6 +54,8 @@ class FirstScreen:
         words: how a person says the score.
         base_score, base_utility_loss: of the pre-trained model; None if they are not known.
         told: the further rows of the card.
+        advantage_fn: the largest true minus false positive rate of a test of membership against a
+            configuration's models, None where it is not known.
     """
 
     points: pd.DataFrame
@@ -63,6 +65,7 @@ class FirstScreen:
     base_score: float | None
     base_utility_loss: float | None
     told: Mapping[str, str]
+    advantage_fn: Callable[[Configuration], float | None] = lambda _: None
 
     def texts(self, selection: Selection) -> dict[str, str]:
         """Return the texts of `first_screen.html` for a selection, by name."""
@@ -165,15 +168,19 @@ class FirstScreen:
         if math.isinf(epsilon):
             return "none", "It has no guarantee: its ε is infinite.", ""
         unit, certified = self.told.get("Unit of privacy", "record"), self.told.get("Certified")
-        # With even odds, a test of (ε, δ)-DP is right with at most (e^ε + δ) / (1 + e^ε).
+        # With even odds, a test of (ε, δ)-DP is right with at most (e^ε + δ) / (1 + e^ε). The whole
+        # profile bounds it by (1 + advantage) / 2, which is far less at a large ε.
         most = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+        if (advantage := self.advantage_fn(configuration)) is not None:
+            most = min(most, (1 + advantage) / 2)
         text = (
             f"A guess whether one {unit} was trained on is right in at most "
             f"{min(100, math.ceil(1e4 * most) / 100):g} % of cases."
         )
         # What takes the guarantee back comes before it.
         if certified is not None and certified != "yes":
-            text = f"Not certified: {certified.removeprefix('no: ')}. Where it holds: {text}"
+            why = certified.removeprefix("no: ")
+            text = f"Not certified, do not release: {why}. Where it holds: {text}"
         beside = [
             "blind guessing: 50 %",
             f"at δ = {number(delta)}, for one {unit} added or removed",

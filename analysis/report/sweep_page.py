@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -73,6 +73,7 @@ def write_report(
     warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
     curves: Sequence[Curve] = (),
+    advantage_fn: Callable[[Configuration], float | None] = lambda _: None,
 ) -> NamedFigures:
     """Write the report.
 
@@ -95,6 +96,7 @@ def write_report(
         warnings: plain sentences to print at the top, before the warnings of the first selection.
         notes: plain sentences to print at the end, such as what the guarantee covers.
         curves: the training of single runs, if it is known.
+        advantage_fn: see `FirstScreen`.
 
     Returns:
         The figures of the page by name, as from `report_figures`.
@@ -137,6 +139,7 @@ def write_report(
         base_score=base_score,
         base_utility_loss=base_utility_loss,
         told=texts.card_rows,
+        advantage_fn=advantage_fn,
     )
     # Without scores there is no leakage to compare: write the shorter page.
     if not scored:

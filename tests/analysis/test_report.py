@@ -326,7 +326,7 @@ def test_a_single_model_is_compared_with_no_other(points, selection):
             {"epsilon": 7.99, "delta": 1e-5},
             {"Unit of privacy": "mail", "Certified": "no: noise comes from the public test key"},
             "ε ≤ 7.99",
-            "Not certified: noise comes from the public test key. Where it holds: A guess whether",
+            "Not certified, do not release: noise comes from the public test key. Where it holds: A guess whether",
         ),
         ({"epsilon": "inf", "delta": 1e-5}, {"Certified": "no: none"}, "none", "is infinite"),
         ({"epsilon": 7.99}, {}, "–", "names no guarantee"),
@@ -339,6 +339,20 @@ def test_the_guarantee_is_said_in_words(points, selection, columns, told, figure
     assert texts["guarantee_figure"] == figure
     text = f"{texts['guarantee_text']} {texts['guarantee_beside']}"
     assert said in text.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "advantage", "said"),
+    [(7.99, 0.407, "70.35 %"), (7.99, None, "99.97 %"), (0.1, 0.9, "52.5 %")],
+)
+def test_a_known_advantage_bounds_a_guess_where_it_is_the_smaller(
+    points, selection, epsilon, advantage, said
+):
+    plain = points.assign(epsilon=epsilon, delta=1e-5)
+    asked = []
+    texts = screen_of(plain, selection, advantage_fn=lambda c: asked.append(c) or advantage)
+    assert f"right in at most {said} of cases" in texts["guarantee_text"].replace("\u00a0", " ")
+    assert asked == [selection.configuration]
 
 
 def test_first_screen_follows_the_choice_at_each_threshold(page):

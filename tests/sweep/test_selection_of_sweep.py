@@ -5,7 +5,9 @@ The runs are trained here.
 
 from __future__ import annotations
 
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 import raydp.privacy.records.guarantee as guarantee_module
 from raydp import Sweep, SweepResult, report, select
 from raydp.analysis.selection.wording import in_words
+from raydp.privacy import attack_bounds
+from raydp.sweep.ending.notes import about
 from tests.sweep.trained import Trained
 
 
@@ -108,3 +112,15 @@ def test_a_resume_of_a_finished_sweep_composes_nothing_again(
     )
     assert Sweep(ended.content).run(resume=True).selected == ended.selected
     assert ended.folder.released() == before
+
+
+def test_a_report_bounds_a_guess_by_the_mechanism_of_the_selected_model(ended: Ended) -> None:
+    plan, chosen = ended.folder.plan(), ended.selected.configuration
+    advantage_fn = about(ended.folder)["advantage_fn"]
+    (run,) = (t.run_id for t in plan.trials if t.configuration == chosen)
+    exact = attack_bounds(plan.privacy[run].mechanism.event, ()).advantage
+    assert advantage_fn(chosen) == pytest.approx(exact)
+    percent = f"{math.ceil(50_00 * (1 + exact)) / 100:g}"
+    page = ended.folder.report.read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert f"right in at most {percent} % of cases" in page
+    assert advantage_fn(replace(chosen, batch_size=chosen.batch_size + 1)) is None

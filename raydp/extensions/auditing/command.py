@@ -1,4 +1,4 @@
-"""`raydp audit`: lower bounds on ε."""
+"""`raydp audit`: lower bounds on ε; and `raydp analyze correlations`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydp.cli.arguments import DEFAULT_URI, Json, Storage, Uri
+from raydp.analysis import score_correlations
+from raydp.analysis.statistics.results import given
+from raydp.cli.arguments import DEFAULT_URI, By, Json, Source, Storage, Uri, WorstCase
+from raydp.cli.commands.analyze import Resamples, points_of
 from raydp.cli.groups import CommandGroup
-from raydp.cli.registration import PRIVACY, ExtraCommand
+from raydp.cli.registration import PRIVACY, READ, ExtraCommand
 from raydp.spec.reading import draft_spec
+from raydp.system.imports import imported
 from raydp.system.interruption import or_partial
 from raydp.system.output import print_json, print_table
 
@@ -76,9 +80,9 @@ def audit_run(
 ) -> None:
     """Bound ε from below: by the planted twins of a sweep's own models, or by training it once more
     with canaries."""
-    for given in (spec, Path(what)):
-        if given is not None and given.is_file():
-            draft_spec(given)  # mistakes are reported before heavy imports
+    for file in (spec, Path(what)):
+        if file is not None and file.is_file():
+            draft_spec(file)  # mistakes are reported before heavy imports
     from raydp.extensions.auditing.audits import DEFAULT_CANARIES, run_audit
     from raydp.extensions.auditing.own_twins import audit_own, has_own_canaries
     from raydp.extensions.auditing.show import show_audit, show_own_audit
@@ -133,4 +137,36 @@ def audit_bound(
     print_json(answer) if json else print_table("lower bound on ε", [answer])
 
 
+def correlations(
+    points: Source,
+    audit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AUDIT", help="An audit's sweep, or a file with a column epsilon_hat."
+        ),
+    ] = None,
+    resamples: Resamples = 2000,
+    worst_case: WorstCase = False,
+    score: By = None,
+    storage: Storage = "raydp_runs",
+    json: Json = False,
+) -> None:
+    """Spearman and Pearson correlations of the scores over models, and with audited bounds, with
+    95 % intervals."""
+    table = points_of(points, storage, score, worst_case)
+    answer, of_audit = score_correlations(table, num_resamples=resamples), None
+    if audit is not None:
+        bounds = imported("raydp.extensions.auditing.bounds").audited_bounds(audit, storage)
+        correlate = imported("raydp.extensions.auditing.correlations").audit_correlations
+        of_audit = correlate(table, bounds, num_resamples=resamples)
+    if json:
+        print_json({**answer, **given(audit=of_audit)})
+        return
+    show = imported("raydp.extensions.auditing.show")
+    show.show_correlations(answer)
+    if of_audit is not None:
+        show.show_audit_correlations(of_audit)
+
+
 COMMAND = ExtraCommand(run=audit_app, panel=PRIVACY)
+CORRELATIONS = ExtraCommand(run=correlations, panel=READ, group="analyze")

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.statistics.results import Warned
-from raydp.privacy import PrivacyRecord, bound_in_words, cautions_together, stated
+from raydp.privacy import (
+    PrivacyRecord,
+    bound_in_words,
+    cautions_together,
+    guarantee,
+    stated,
+)
 from raydp.privacy.records.record import ADJACENCY
+from raydp.search_spaces import Configuration
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.measurements import measured_later, scores_of, words_of
 from raydp.sweep.store.state import Plan
 from raydp.sweep.store.summary import ReleasedModels
+from raydp.system.cache import cache_dir
 
 if TYPE_CHECKING:
     from raydp.analysis import Selection
@@ -37,6 +46,7 @@ class ReportTexts(TypedDict, total=False):
     warnings: Sequence[str]
     notes: Sequence[str]
     curves: Sequence[Curve]
+    advantage_fn: Callable[[Configuration], float | None]
 
 
 def about(
@@ -82,7 +92,23 @@ def about(
         ],
         "notes": [*_seeds(folder), *notes_of(plan), *together_notes(folder.released())],
         "curves": [] if named is None else _curves(folder, plan, named),
+        "advantage_fn": partial(_advantage, plan),
     }
+
+
+def _advantage(plan: Plan, configuration: Configuration) -> float | None:
+    """Return the largest advantage of a test of membership against a configuration's models.
+
+    The end of a run has computed it, so it is read from the cache of this machine.
+    """
+    of = next((t.run_id for t in plan.trials if t.configuration.key == configuration.key), None)
+    record = None if of is None else plan.privacy[of]
+    # The event of a run that was chosen among others is not what its ε bounds.
+    if record is None or record.choice is not None or math.isinf(record.accounted.epsilon):
+        return None
+    name, event = record.accounted.accountant, record.mechanism.event
+    attack = guarantee(event, name, cache_dir=cache_dir() / "guarantee")["attack"]
+    return None if "reason" in attack else attack["advantage"]
 
 
 def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
