@@ -93,7 +93,7 @@ def _check_record(spec: SweepSpec, name: str, record: PrivacyRecord) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily("docs/specs/mechanisms", "raydp/methods")
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_sweep_of_the_mechanism(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

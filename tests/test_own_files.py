@@ -279,7 +279,7 @@ def test_another_process_finds_the_class_by_its_path_or_in_its_working_directory
     assert done.stdout == b"0.3\n"
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/plugins")
 def test_a_sweep_trains_and_scores_by_a_file(
     tmp_path: Path, file: Path, raydp: Callable[..., Answer]
 ) -> None:

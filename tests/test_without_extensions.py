@@ -103,6 +103,7 @@ def test_a_sweep_runs_to_its_decision(core: Path) -> None:
     assert answer["selected"]["decision"]["state"]
 
 
+@pytest.mark.daily("raydp/sweep/engine")
 def test_adaptive_seeds_go_on_and_a_finer_measurement_is_not_resumed(core: Path) -> None:
     content = small_spec(core, name="seeds", **SPEC)
     spec = core / "seeds.yaml"
@@ -237,6 +238,7 @@ def chosen() -> list[str]:
     return [*sorted(map(str, named)), *(f"--deselect=tests/{name}" for name in read_only)]
 
 
+@pytest.mark.daily("tests/conftest.py")
 @pytest.mark.timeout(1800)
 def test_the_cores_own_tests_pass_without_the_extensions(core: Path, tmp_path: Path) -> None:
     """Tests that need an extension have the mark `extensions`, or import one."""

@@ -29,7 +29,7 @@ def compared(table, selected=0, **options):
     return contenders(means, np.ones(len(means), dtype=np.bool_), selected, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis")
 @pytest.mark.parametrize("seeds", [2, 4])
 @pytest.mark.parametrize("spread", [0.0, 0.7], ids=["one variance", "variances differ"])
 def test_the_set_holds_the_best_in_95_of_100_tables(seeds, spread):
@@ -44,7 +44,7 @@ def test_the_set_holds_the_best_in_95_of_100_tables(seeds, spread):
     assert np.mean(found) >= 0.91
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis")
 def test_a_set_that_ignored_the_noise_would_miss_the_best():
     """The check above can fail: taking the lowest mean alone holds the best in far fewer tables."""
     rng = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def holds_the_first(rows):
     return next(row["indistinguishable"] for row in rows if row["num_steps"] == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis")
 @pytest.mark.parametrize("num_secrets", [2, 3, 5, 13])
 def test_few_secrets_still_hold_the_lowest(num_secrets):
     """Five that tie, two like seeds, 500 tables: at a coverage of 0.95 fewer than 0.92 has a
@@ -176,7 +176,7 @@ def test_few_secrets_still_hold_the_lowest(num_secrets):
     assert np.mean(held) >= 0.92
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis")
 @pytest.mark.parametrize("num_secrets", [2, 13])
 def test_errors_over_seeds_and_secrets_together(num_secrets):
     """Six that tie, two seeds, a spread over each: as above, with a part of the secrets' effects in
@@ -219,7 +219,7 @@ def test_one_secret_says_nothing():
     assert compared(table, by_secret=np.array([[0.5], [0.6]])).verdict == "unknown"
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis")
 def test_of_a_large_pool_the_selected_one_is_compared_too():
     """400 configurations that tie: one that was selected for other reasons is hardly ever called
     contradicted."""

@@ -235,7 +235,7 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
         )
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis/surface")
 def test_rows_beyond_the_model_are_conditioned_on_the_modelled_ones(monkeypatch):
     """About as good an estimate as if all 400 were modelled jointly, and honest intervals; a mean
     of two is worse.

@@ -254,7 +254,7 @@ BY_RULE = [f"select {rule}" for rule in rule_names()]
 """The rules select from one fit of the model, so that the same table is given to all."""
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis")
 @pytest.mark.parametrize(
     "names", [BY_RULE, *([name] for name in ANALYSES if name not in BY_RULE)], ids=" ".join
 )

@@ -43,6 +43,7 @@ def plugins(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.daily("tests/cluster", "raydp/sweep/engine")
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_points_of_several_hosts_are_those_of_one_and_own_code_travels(
     shared_hosts: RayHosts, done: Done, tmp_path: Path, plugins: Path, workers: int

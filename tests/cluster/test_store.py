@@ -74,6 +74,7 @@ def planted_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
+@pytest.mark.daily("tests/cluster", "raydp/sweep/engine")
 def test_sweep_names_remedy_when_nodes_lack_the_folder(
     shared_hosts: RayHosts, tmp_path: Path
 ) -> None:

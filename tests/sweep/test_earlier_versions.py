@@ -128,7 +128,7 @@ def test_the_folder_of_an_earlier_sweep_is_read(earlier: EarlierSweep) -> None:
     assert tensors
 
 
-@pytest.mark.slow
+@pytest.mark.daily("tests/data", "raydp/sweep/store")
 def test_a_killed_earlier_sweep_is_resumed(
     earlier: EarlierSweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -399,7 +399,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return sweep
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/sweep/store", "raydp/search_spaces")
 def test_every_table_knows_the_fields(ran: Sweep, tmp_path: Path) -> None:
     points = load_points(ran.folder.path / "points.csv")
     settings = [f'{{"method.max_grad_norm":{norm},"model.quantization":{few}}}' for norm in (0.1, 1.0)
@@ -439,7 +439,7 @@ def test_the_models_differ_as_the_fields_say(ran: Sweep) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/extensions/later_scores")
 def test_a_score_that_is_measured_later_uses_each_runs_own_base(ran: Sweep, raydp: Any) -> None:
     """The values are those that training measured: a model on 4 bits is measured on 4 bits."""
     raydp("score", str(ran.folder.path), "--score", "vmr_exact", "--label", "again")

@@ -393,7 +393,7 @@ def test_a_budget_that_is_used_up_says_how_to_go_on(
         assert advice in str(end.reason)
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/sweep/engine")
 def test_a_sweep_that_was_broken_off_goes_on_with_its_seeds(
     raydp: Callable[..., Answer], tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from tests.chromium import OpenPage
 from tests.sweep.trained import Trained
 from tests.tracking.real_server import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.daily("raydp/tracking"), pytest.mark.browser]
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MOST_BYTES = 150_000

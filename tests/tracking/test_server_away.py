@@ -209,6 +209,7 @@ def test_down_for_good_then_delivered_by_a_resume_that_is_killed(
     has_four(real_server, name)
 
 
+@pytest.mark.daily("raydp/tracking")
 def test_down_for_a_while(real_server, sweep, monkeypatch, caplog):
     """The server is back while the sweep trains or waits at its end; the sweep itself sees it
     through."""
@@ -222,6 +223,7 @@ def test_down_for_a_while(real_server, sweep, monkeypatch, caplog):
     has_four(real_server, name)
 
 
+@pytest.mark.daily("raydp/extensions/private_selection", "raydp/tracking")
 def test_a_private_selection_is_released_later(real_server, sweep, monkeypatch):
     """MLflow is opened only at the end of one; where it is away then, the choice stands and a
     resume releases it."""

@@ -58,7 +58,7 @@ def test_a_source_that_waits_does_not_end_the_others() -> None:
     assert not source.finished
 
 
-@pytest.mark.slow
+@pytest.mark.daily("raydp/sweep/engine")
 def test_adaptive_seeds_of_each_sweep_go_through_one_queue_and_a_resume_goes_on(
     raydp: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ def test_only_useful_configurations_count() -> None:
     assert (nothing.epsilon, nothing.configuration, nothing.gold) == (None, None, None)
 
 
-@pytest.mark.slow
+@pytest.mark.daily("analysis/surface")
 def test_claims_are_wrong_no_more_often_than_they_say() -> None:
     """Of 100 studies with limits anywhere among the scores: at most 5 % and the error of counting."""
     wrong, claimed, false_gold, golden, covered, envelopes = 0, 0, 0, 0, 0, 0
