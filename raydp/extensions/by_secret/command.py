@@ -15,6 +15,7 @@ from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreInterv
 from raydp.extensions.by_secret.subsets import save_subsets, secret_subsets
 from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.api import source_of
+from raydp.sweep.store.points import POINTS_FILE
 from raydp.system.output import print_json, print_table, stdout
 
 
@@ -59,7 +60,7 @@ def subsets(
         return
     print_table(f"{answer['score']} on subsets of the secrets", answer["subsets"])
     if output is not None:
-        stdout.print(f"written: {output}/all/points.csv and one for each other subset")
+        stdout.print(f"written: {output}/all/{POINTS_FILE}, and one for each other subset")
 
 
 def show_intervals(answer: ScoreIntervals) -> None:

@@ -13,6 +13,7 @@ from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.statistics.variance import score_variance
 from raydp.analysis.tables.per_secret import PREFIX, by_secret
 from raydp.analysis.tables.points import require_hyperparameters, save_points
+from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE
 
 FEW_COUNTS = 3
 """Up to this number of distinct counts, each is a subset. More are split into terciles."""
@@ -100,10 +101,10 @@ def save_subsets(
         own = folder / name.replace(" ", "-")
         own.mkdir(parents=True, exist_ok=True)
         table = points[kept].assign(**{"score": of_subset, PREFIX + score: of_subset})
-        save_points(table, own / "points.csv")
+        save_points(table, own / POINTS_FILE)
         rows = (secrets["score"] == score) & secrets["secret_id"].isin(chosen)
-        secrets[rows].to_parquet(own / "secrets.parquet", index=False)
-        written.append(own / "points.csv")
+        secrets[rows].to_parquet(own / SECRETS_FILE, index=False)
+        written.append(own / POINTS_FILE)
     return written
 
 
