@@ -32,6 +32,7 @@ class NoWords:
     """The words of a score that the caller has none for."""
 
     no_leak = 0.0
+    log_base = None
 
     def say(self, value: float) -> None:
         """Say nothing."""

@@ -23,7 +23,11 @@ class Words(Protocol):
 
     Attributes:
         no_leak: the value of a model that leaks nothing; None if it is not known.
+        log_base: the base of the logarithm that the value is; None if it is none.
     """
+
+    @property
+    def log_base(self) -> float | None: ...
 
     @property
     def no_leak(self) -> float | None: ...

@@ -12,7 +12,8 @@ from raydp.cli.arguments import Json, Source, Storage
 from raydp.cli.commands.analyze import Resamples
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals, score_intervals
-from raydp.extensions.by_secret.subsets import save_subsets, secret_subsets
+from raydp.extensions.by_secret.saved_subsets import save_subsets
+from raydp.extensions.by_secret.subsets import secret_subsets
 from raydp.search_spaces.settings import settings_in_words
 from raydp.sweep.api import source_of
 from raydp.sweep.store.points import POINTS_FILE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -11,9 +10,8 @@ import pandas as pd
 
 from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.statistics.variance import score_variance
-from raydp.analysis.tables.per_secret import PREFIX, by_secret
-from raydp.analysis.tables.points import require_hyperparameters, save_points
-from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE
+from raydp.analysis.tables.per_secret import by_secret
+from raydp.analysis.tables.points import require_hyperparameters
 
 FEW_COUNTS = 3
 """Up to this number of distinct counts, each is a subset. More are split into terciles."""
@@ -68,47 +66,14 @@ def secret_subsets(
             unknown secret.
     """
     points = require_hyperparameters(points)
-    values, counts, subsets = _subsets(points, secrets, score, given, num_random, seed)
+    values, counts, subsets = subsets_of(points, secrets, score, given, num_random, seed)
     return {
         "score": score,
         "subsets": [_figures(points, values, counts, *entry) for entry in subsets.items()],
     }
 
 
-def save_subsets(
-    points: pd.DataFrame,
-    secrets: pd.DataFrame,
-    folder: Path,
-    *,
-    score: str,
-    given: Sequence[str] | None = None,
-    num_random: int = 3,
-    seed: int = 0,
-) -> list[Path]:
-    """Write the subsets as points tables, which every figure, rule and report takes.
-
-    A subset's table is FOLDER/SUBSET/points.csv, such as FOLDER/count-low/points.csv. Its score is
-    the mean over the subset's secrets, and it has no other score. The values of these secrets lie
-    beside it. For the arguments and errors see `secret_subsets`.
-
-    Source: Hu et al. 2025, Figures 34 to 36.
-    """
-    values, _, subsets = _subsets(points, secrets, score, given, num_random, seed)
-    kept = [column for column in points if not str(column).startswith(PREFIX)]
-    written = list[Path]()
-    for name, chosen in subsets.items():
-        of_subset = values[chosen].mean(axis=1)
-        own = folder / name.replace(" ", "-")
-        own.mkdir(parents=True, exist_ok=True)
-        table = points[kept].assign(**{"score": of_subset, PREFIX + score: of_subset})
-        save_points(table, own / POINTS_FILE)
-        rows = (secrets["score"] == score) & secrets["secret_id"].isin(chosen)
-        secrets[rows].to_parquet(own / SECRETS_FILE, index=False)
-        written.append(own / POINTS_FILE)
-    return written
-
-
-def _subsets(
+def subsets_of(
     points: pd.DataFrame,
     secrets: pd.DataFrame,
     score: str,
@@ -116,7 +81,10 @@ def _subsets(
     num_random: int,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.Series, dict[str, list[str]]]:
-    """Return [model, secret] values, the secrets' counts, and the secrets of each subset."""
+    """Return [model, secret] values, the secrets' counts, and the secrets of each subset.
+
+    For the arguments and errors see `secret_subsets`.
+    """
     values, counts = by_secret(points, secrets, score)
     # A missing value would compare subsets over different models.
     if values.isna().to_numpy().any():
