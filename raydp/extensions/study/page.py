@@ -49,9 +49,7 @@ def envelope(scores: StudyScores, answer: SafeEpsilon) -> go.Figure:
     Source: Hu et al. 2025, Figure 4.
     """
     asked, _ = scores.questions[answer.on]
-    figure = blank(
-        xaxis_title_text="Target ε", yaxis_title_text=SCORE, xaxis_type="log", height=460
-    )
+    figure = blank(xaxis_title_text="Target ε", yaxis_title_text=SCORE, xaxis_type="log")
     values = scores.means["score"].to_numpy(dtype=float)
     for name, members, marker in (
         ("not useful enough", asked & ~scores.useful, {"color": LINE, "symbol": "circle-open"}),
