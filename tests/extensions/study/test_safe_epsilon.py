@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from raydp.extensions.study.answers import answered
-from raydp.extensions.study.page import study_page
+from raydp.extensions.study.page import envelope, study_page
 from raydp.extensions.study.safe_epsilon import EPSILON, SafeEpsilon, StudyScores, sentences
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
@@ -154,6 +154,9 @@ def test_models_are_asked_apart_and_data_are_fitted_apart(tmp_path: Path) -> Non
     page = study_page("models", found.parts)
     assert page.count("Up to ε = 16 every useful configuration keeps to it (ε^gold).") == 2
     assert "model = poor, task = mails" in page
+    for scores, answer in found.parts:
+        if answer.gold is not None:
+            assert envelope(scores, answer).layout.height is None, "its box cuts a taller figure"
 
 
 def test_runs_without_a_guarantee_do_not_count_at_the_epsilon_that_was_asked_for() -> None:
