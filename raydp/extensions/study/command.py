@@ -104,7 +104,8 @@ def _tell(
         told = which if which is None or isinstance(which, str) else which.to_json()
         print_json({"cells": rows, **files, "joint": joint, "epsilon": told})
         return
-    print_table(name, rows)
+    hidden = set() if any(row["reason"] for row in rows) else {"reason"}
+    print_table(name, [{k: v for k, v in row.items() if k not in hidden} for row in rows])
     for cost in joint.values():
         total = f"all {cost['models']} models on these data together"
         stdout.print(f"{total}: ε ≤ {bound(cost['epsilon'])}", markup=False)
