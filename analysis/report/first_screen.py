@@ -169,26 +169,31 @@ class FirstScreen:
         if math.isinf(epsilon):
             return "none", "It has no guarantee: its ε is infinite.", ""
         unit, certified = self.told.get("Unit of privacy", "record"), self.told.get("Certified")
-        # With even odds, a test of (ε, δ)-DP is right with at most (e^ε + δ) / (1 + e^ε). The whole
-        # profile bounds it by (1 + advantage) / 2, which is far less at a large ε.
-        most = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+        # With even odds, a test of (ε, δ)-DP is right with at most (e^ε + δ) / (1 + e^ε).
+        single = _percent_up((1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
+        text = f"A guess whether one {unit} was trained on is right in at most {single} of cases."
+        beside = ["blind guessing: 50 %"]
+        # Who must guess of all is right in at most (1 + advantage) / 2. Who guesses only where it is
+        # sure, of few, is bounded by ε alone.
         if (advantage := self.advantage_fn(configuration)) is not None:
-            most = min(most, (1 + advantage) / 2)
-        text = (
-            f"A guess whether one {unit} was trained on is right in at most "
-            f"{min(100, math.ceil(1e4 * most) / 100):g} % of cases."
-        )
+            text = (
+                f"An attacker who guesses of every {unit} whether it was trained on is right in at "
+                f"most {_percent_up((1 + advantage) / 2)} of cases."
+            )
+            beside.append(f"a guess on the surest: at most {single}")
         # What takes the guarantee back comes before it.
         if certified is not None and certified != "yes":
             why = certified.removeprefix("no: ")
             text = f"Not certified, do not release: {why}. Where it holds: {text}"
-        beside = [
-            "blind guessing: 50 %",
-            f"at δ = {number(delta)}, for one {unit} added or removed",
-        ]
+        beside.append(f"at δ = {number(delta)}, for one {unit} added or removed")
         if joint := self.told.get("All models together"):
             beside.append(f"all models together: {joint}")
         return f"ε ≤ {number(epsilon)}", text, _joined(beside)
+
+
+def _percent_up(share: float) -> str:
+    """Return an upper bound in percent, rounded up."""
+    return f"{min(100, math.ceil(1e4 * share) / 100):g} %"
 
 
 def in_words(configuration: Configuration) -> str:

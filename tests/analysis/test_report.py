@@ -343,15 +343,18 @@ def test_the_guarantee_is_said_in_words(points, selection, columns, told, figure
 
 @pytest.mark.parametrize(
     ("epsilon", "advantage", "said"),
-    [(7.99, 0.407, "70.35 %"), (7.99, None, "99.97 %"), (0.1, 0.9, "52.5 %")],
-)
-def test_a_known_advantage_bounds_a_guess_where_it_is_the_smaller(
-    points, selection, epsilon, advantage, said
-):
+    [(7.99, 0.407, "of every record whether it was trained on is right in at most 70.35 % of cases"),
+     (7.99, None, "A guess whether one record was trained on is right in at most 99.97 % of cases")],
+)  # fmt: skip
+def test_a_known_advantage_bounds_who_guesses_of_all(points, selection, epsilon, advantage, said):
     plain = points.assign(epsilon=epsilon, delta=1e-5)
     asked = []
     texts = screen_of(plain, selection, advantage_fn=lambda c: asked.append(c) or advantage)
-    assert f"right in at most {said} of cases" in texts["guarantee_text"].replace("\u00a0", " ")
+    assert said in texts["guarantee_text"].replace("\u00a0", " ")
+    surest = "A guess on the surest: at most 99.97 %" in texts["guarantee_beside"].replace(
+        "\u00a0", " "
+    )
+    assert surest == (advantage is not None), texts["guarantee_beside"]
     assert asked == [selection.configuration]
 
 

@@ -16,7 +16,7 @@ import raydp.privacy.records.guarantee as guarantee_module
 from raydp import Sweep, SweepResult, report, select
 from raydp.analysis.selection.wording import in_words
 from raydp.privacy import attack_bounds
-from raydp.sweep.ending.notes import about
+from raydp.sweep.ending.notes import _advantage, about
 from tests.sweep.trained import Trained
 
 
@@ -122,5 +122,11 @@ def test_a_report_bounds_a_guess_by_the_mechanism_of_the_selected_model(ended: E
     assert advantage_fn(chosen) == pytest.approx(exact)
     percent = f"{math.ceil(50_00 * (1 + exact)) / 100:g}"
     page = ended.folder.report.read_text(encoding="utf-8").replace("\u00a0", " ")
-    assert f"right in at most {percent} % of cases" in page
+    assert (
+        f"of every mail whether it was trained on is right in at most {percent} % of cases" in page
+    )
     assert advantage_fn(replace(chosen, batch_size=chosen.batch_size + 1)) is None
+    # As of a plug-in that is not installed here.
+    accounted = replace(plan.privacy[run].accounted, accountant="mine")
+    other = replace(plan.privacy[run], accounted=accounted)
+    assert _advantage(replace(plan, privacy={**plan.privacy, run: other}), chosen) is None

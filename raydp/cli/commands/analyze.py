@@ -12,10 +12,13 @@ from raydp import analysis
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
 from raydp.cli.groups import CommandGroup
 from raydp.cli.registration import READ, ExtraCommand
+from raydp.plugins.described import shortened
 from raydp.system.output import print_document, print_json, stdout
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from raydp.sweep.store.source import PointsSource
 
 analyze_app = typer.Typer(cls=CommandGroup, help="Figures of a points table.")
 
@@ -74,6 +77,14 @@ def points_of(
     return source_of(points, storage).points(score=score, worst_case=worst_case, by=by)
 
 
+def check_shown(source: PointsSource, what: str) -> None:
+    """Raise ValueError if a sweep is a private selection, whose other runs are not shown."""
+    if not source.shows_runs:
+        raise ValueError(
+            f"{what} must be of a sweep whose runs may be shown, got a private selection. Leave it out."
+        )
+
+
 def useful_by(
     max_loss: float | None, min_gain: float | None
 ) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -97,7 +108,7 @@ def print_figure(
         print_json({"by": by, "groups": answers})
         return
     for name, answer in answers.items():
-        stdout.print(f"{by} {name}", style="bold", markup=False)
+        stdout.print(f"{by} {shortened(name)}", style="bold", markup=False)
         print_document(answer, title)
 
 

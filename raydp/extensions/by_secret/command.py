@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from raydp.cli.arguments import Json, Source, Storage
-from raydp.cli.commands.analyze import Resamples
+from raydp.cli.commands.analyze import Resamples, check_shown
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.by_secret.intervals import ConfigurationScore, ScoreIntervals, score_intervals
 from raydp.extensions.by_secret.saved_subsets import save_subsets
@@ -55,13 +55,16 @@ def subsets(
     given = None if secrets is None else [name.strip() for name in secrets.split(",")]
     answer = secret_subsets(table, values, score=name, given=given)
     if output is not None:
+        check_shown(source, "--output")
         save_subsets(table, values, output, score=name, given=given)
     if json:
         print_json(answer)
         return
     print_table(f"{answer['score']} on subsets of the secrets", answer["subsets"])
     if output is not None:
-        stdout.print(f"written: {output}/all/{POINTS_FILE}, and one for each other subset")
+        stdout.print(
+            f"written: {output}/all/{POINTS_FILE}, and one for each other subset, for you alone to read"
+        )
 
 
 def show_intervals(answer: ScoreIntervals) -> None:

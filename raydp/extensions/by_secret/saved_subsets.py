@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from raydp.analysis.tables.per_secret import PREFIX
-from raydp.analysis.tables.points import save_points
+from raydp.analysis.tables.per_secret import ERROR, PREFIX, controls_of
 from raydp.extensions.by_secret.subsets import subsets_of
 from raydp.sweep.store.points import POINTS_FILE, SECRETS_FILE
+from raydp.system.files import write_atomically
 
 
 def save_subsets(
@@ -26,21 +27,32 @@ def save_subsets(
     """Write the subsets as points tables, which every figure, rule and report takes.
 
     A subset's table is FOLDER/SUBSET/points.csv, such as FOLDER/count-low/points.csv. Its score is
-    the mean over the subset's secrets, and it has no other score. The values of these secrets lie
-    beside it. For the arguments and errors see `secret_subsets`.
+    the mean over the subset's secrets, and it has no other score. The values of these secrets, and
+    of the controls that the score subtracts, lie beside it. The owner alone may read them.
+
+    For the arguments and errors see `secret_subsets`.
 
     Source: Hu et al. 2025, Figures 34 to 36.
     """
     values, _, subsets = subsets_of(points, secrets, score, given, num_random, seed)
-    kept = [column for column in points if not str(column).startswith(PREFIX)]
+    error = f"{PREFIX}{score}{ERROR}"
+    others = [c for c in points if str(c).startswith(PREFIX) and c != error]
+    # What the score subtracts is of no secret, so every subset keeps it.
+    controls = secrets["score"] == controls_of(score)
     written = list[Path]()
     for name, chosen in subsets.items():
         of_subset = values[chosen].mean(axis=1)
         own = folder / name.replace(" ", "-")
-        own.mkdir(parents=True, exist_ok=True)
-        table = points[kept].assign(**{"score": of_subset, PREFIX + score: of_subset})
-        save_points(table, own / POINTS_FILE)
+        own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        table = points.drop(columns=others).assign(score=of_subset)
+        # The error over the secrets is known for all of them alone.
+        if error in table and len(chosen) < values.shape[1]:
+            table = table.drop(columns=error)
+        table.insert(table.columns.get_loc("score") + 1, PREFIX + score, of_subset)
         rows = (secrets["score"] == score) & secrets["secret_id"].isin(chosen)
-        secrets[rows].to_parquet(own / SECRETS_FILE, index=False)
+        content = io.BytesIO()
+        secrets[rows | controls].to_parquet(content, index=False)
+        write_atomically(own / POINTS_FILE, table.to_csv(index=False).encode(), private=True)
+        write_atomically(own / SECRETS_FILE, content.getvalue(), private=True)
         written.append(own / POINTS_FILE)
     return written

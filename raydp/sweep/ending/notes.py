@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Required, TypedDict
 
 from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.statistics.results import Warned
+from raydp.plugins.registries import names
 from raydp.privacy import (
     PrivacyRecord,
     bound_in_words,
@@ -107,6 +108,8 @@ def _advantage(plan: Plan, configuration: Configuration) -> float | None:
     if record is None or record.choice is not None or math.isinf(record.accounted.epsilon):
         return None
     name, event = record.accounted.accountant, record.mechanism.event
+    if name not in names("accountants"):  # it was a plug-in's, which is not installed here
+        return None
     attack = guarantee(event, name, cache_dir=cache_dir() / "guarantee")["attack"]
     return None if "reason" in attack else attack["advantage"]
 

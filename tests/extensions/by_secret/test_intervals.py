@@ -253,7 +253,8 @@ def test_a_subset_is_a_points_table_that_every_command_takes(
     values = np.random.default_rng(0).random((4, 2, 6))
     points, secrets = sweep_of(values, counts=[1, 1, 5, 5, 20, 20])
     save_points(points, tmp_path / "points.csv")
-    secrets.to_parquet(tmp_path / "secrets.parquet")
+    controls = secrets.assign(score="vmr.controls")
+    pd.concat([secrets, controls]).to_parquet(tmp_path / "secrets.parquet")
     out = tmp_path / "subsets"
     asked = ("analyze", "subsets", tmp_path / "points.csv", "--score", "vmr", "-o", out)
     assert raydp(*asked).code == 0
@@ -261,10 +262,11 @@ def test_a_subset_is_a_points_table_that_every_command_takes(
     assert load_points(written)["score"].to_numpy() == pytest.approx(
         values[:, :, [2, 3]].mean(axis=2).ravel()
     )
-    assert set(pd.read_parquet(written.parent / "secrets.parquet")["secret_id"]) == {
-        "secret-002",
-        "secret-003",
-    }
+    kept = pd.read_parquet(written.parent / "secrets.parquet")
+    own = kept[kept["score"] == "vmr"]
+    assert set(own["secret_id"]) == {"secret-002", "secret-003"}
+    assert len(kept) - len(own) == len(controls), "every control is of every subset"
+    assert {path.stat().st_mode & 0o077 for path in out.rglob("*.*")} == {0}, "counts are private"
     answer = raydp("analyze", "heuristics", written, "--json")
     assert answer.json() == heuristic_accuracy(load_points(written))
     assert raydp("select", written, "--score", "vmr", "--json").code == 0
