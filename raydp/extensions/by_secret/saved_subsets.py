@@ -48,7 +48,7 @@ def save_subsets(
         # The error over the secrets is known for all of them alone.
         if error in table and len(chosen) < values.shape[1]:
             table = table.drop(columns=error)
-        table.insert(table.columns.get_loc("score") + 1, PREFIX + score, of_subset)
+        table.insert(list(table).index("score") + 1, PREFIX + score, of_subset)
         rows = (secrets["score"] == score) & secrets["secret_id"].isin(chosen)
         content = io.BytesIO()
         secrets[rows | controls].to_parquet(content, index=False)
