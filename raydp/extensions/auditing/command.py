@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydp.analysis import score_correlations
+from raydp import analysis
 from raydp.analysis.statistics.results import given
 from raydp.cli.arguments import DEFAULT_URI, By, Json, Source, Storage, Uri, WorstCase
 from raydp.cli.commands.analyze import Resamples, points_of
@@ -154,7 +154,7 @@ def correlations(
     """Spearman and Pearson correlations of the scores over models, and with audited bounds, with
     95 % intervals."""
     table = points_of(points, storage, score, worst_case)
-    answer, of_audit = score_correlations(table, num_resamples=resamples), None
+    answer, of_audit = analysis.score_correlations(table, num_resamples=resamples), None
     if audit is not None:
         bounds = imported("raydp.extensions.auditing.bounds").audited_bounds(audit, storage)
         correlate = imported("raydp.extensions.auditing.correlations").audit_correlations
