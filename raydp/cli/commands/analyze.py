@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from raydp.sweep.store.source import PointsSource
 
+    Figure = Callable[[pd.DataFrame], Mapping[str, object]]
+
 analyze_app = typer.Typer(cls=CommandGroup, help="Figures of a points table.")
 
 Resamples = Annotated[int, typer.Option(min=100, help="Number of bootstrap resamples.")]
@@ -60,9 +62,8 @@ def figure_command(function: str, summary: str) -> Callable[..., None]:
         json: Json = False,
     ) -> None:
         table = points_of(points, storage, score, worst_case, by)
-        useful = useful_by(max_loss, min_gain_share)
-        title = function.replace("_", " ")
-        print_figure(lambda t: getattr(analysis, function)(useful(t)), table, by, json, title)
+        figure = of_useful(getattr(analysis, function), max_loss, min_gain_share)
+        print_figure(figure, table, by, json, function.replace("_", " "))
 
     command.__doc__ = summary
     return command
@@ -85,19 +86,15 @@ def check_shown(source: PointsSource, what: str) -> None:
         )
 
 
-def useful_by(
-    max_loss: float | None, min_gain: float | None
-) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """Return a function that keeps the points of configurations that pass the utility filter."""
-    return partial(analysis.useful_points, max_loss=max_loss, min_gain_share=min_gain)
+def of_useful(figure: Figure, max_loss: float | None, min_gain: float | None) -> Figure:
+    """Return a figure of those configurations of a table that pass the utility filter."""
+    return lambda table: figure(
+        analysis.useful_points(table, max_loss=max_loss, min_gain_share=min_gain)
+    )
 
 
 def print_figure(
-    figure: Callable[[pd.DataFrame], Mapping[str, object]],
-    table: pd.DataFrame,
-    by: str | None,
-    json: bool,
-    title: str = "",
+    figure: Figure, table: pd.DataFrame, by: str | None, json: bool, title: str = ""
 ) -> None:
     """Print a figure of a table, or of each group of its rows by the values of a column."""
     if by is None:
@@ -141,9 +138,8 @@ def risk(
     """Privacy risk of each rule against the oracle, averaged over thresholds (section 4.3,
     App. D.3)."""
     table = points_of(points, storage, score, worst_case, by)
-    useful = useful_by(max_loss, min_gain_share)
     risk_of = partial(analysis.privacy_risk, layout=layout, num_layouts=num_layouts, seed=seed)  # type: ignore[arg-type]
-    print_figure(lambda t: risk_of(useful(t)), table, by, json)
+    print_figure(of_useful(risk_of, max_loss, min_gain_share), table, by, json)
 
 
 COMMAND = ExtraCommand(run=analyze_app, panel=READ)

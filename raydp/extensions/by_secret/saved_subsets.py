@@ -23,7 +23,7 @@ def save_subsets(
     given: Sequence[str] | None = None,
     num_random: int = 3,
     seed: int = 0,
-) -> list[Path]:
+) -> None:
     """Write the subsets as points tables, which every figure, rule and report takes.
 
     A subset's table is FOLDER/SUBSET/points.csv, such as FOLDER/count-low/points.csv. Its score is
@@ -39,7 +39,6 @@ def save_subsets(
     others = [c for c in points if str(c).startswith(PREFIX) and c != error]
     # What the score subtracts is of no secret, so every subset keeps it.
     controls = secrets["score"] == controls_of(score)
-    written = list[Path]()
     for name, chosen in subsets.items():
         of_subset = values[chosen].mean(axis=1)
         own = folder / name.replace(" ", "-")
@@ -54,5 +53,3 @@ def save_subsets(
         secrets[rows | controls].to_parquet(content, index=False)
         write_atomically(own / POINTS_FILE, table.to_csv(index=False).encode(), private=True)
         write_atomically(own / SECRETS_FILE, content.getvalue(), private=True)
-        written.append(own / POINTS_FILE)
-    return written

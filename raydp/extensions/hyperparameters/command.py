@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Source, Storage, WorstCase
-from raydp.cli.commands.analyze import Grouped, figure_command, points_of, print_figure, useful_by
+from raydp.cli.commands.analyze import Grouped, figure_command, of_useful, points_of, print_figure
 from raydp.cli.registration import READ, ExtraCommand
 from raydp.extensions.hyperparameters.regression import regress
 
@@ -25,8 +26,8 @@ def regression(
 ) -> None:
     """Least squares of the score on the logarithms of the hyperparameters (Tables 2 and 13)."""
     table = points_of(points, storage, score, worst_case, by)
-    useful = useful_by(max_loss, min_gain_share)
-    print_figure(lambda t: regress(useful(t), errors=errors), table, by, json)  # type: ignore[arg-type]
+    figure = partial(regress, errors=errors)  # type: ignore[arg-type]  # checked there
+    print_figure(of_useful(figure, max_loss, min_gain_share), table, by, json)
 
 
 EFFECTS = ExtraCommand(

@@ -247,7 +247,7 @@ def test_many_counts_are_terciles_and_no_counts_are_no_subsets() -> None:
     ] == ["all"]
 
 
-def test_a_subset_is_a_points_table_that_every_command_takes(
+def test_subsets_are_written_as_points_tables_that_select_and_heuristics_read(
     raydp: Callable[..., Answer], tmp_path: Path
 ) -> None:
     values = np.random.default_rng(0).random((4, 2, 6))
