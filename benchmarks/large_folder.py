@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def spec_of(storage: Path, runs: int) -> dict[str, Any]:
     }
 
 
-def fill(storage: Path, runs: int) -> SweepFolder:
+def fill(storage: Path, runs: int) -> None:
     """Write the folder of a sweep whose runs have all finished."""
     spec = load_spec(spec_of(storage, runs))
     task, weight_hash = build_task(spec)
@@ -94,7 +95,6 @@ def fill(storage: Path, runs: int) -> SweepFolder:
             (folder.trial(run_id) / name).write_text(
                 json.dumps(document, indent=1) + "\n", encoding="utf-8"
             )
-    return folder
 
 
 def cost(folder: SweepFolder, command: str) -> dict[str, float]:
@@ -123,8 +123,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         storage = arguments.folder or Path(scratch)
-        there = SweepFolder(path=storage / "large")
-        folder = there if SweepFolder.is_at(there.path) else fill(storage, arguments.runs)
+        folder = SweepFolder(path=storage / "large")
+        if not SweepFolder.is_at(folder.path):
+            # In a process of its own, because a child's largest memory begins with its parent's.
+            filling = get_context("spawn").Process(target=fill, args=(storage, arguments.runs))
+            filling.start()
+            filling.join()
         costs = {command: cost(folder, command) for command in arguments.commands}
         answer = {"machine": describe(), "runs": len(folder.plan().trials), "commands": costs}
     text = json.dumps(answer, indent=1)

@@ -102,6 +102,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+@pytest.fixture
+def as_read(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
+    """Return a check that an output is the one that a person has read.
+
+    Numbers, names of models and widths of columns may differ; words and lines may not.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = SNAPSHOTS / f"{name}.txt"
+        # A program that is not on the shell's path is named by its own.
+        text = re.sub(r"\S*/(?=(?:python|raydp) )", "", text)
+        if pytestconfig.getoption("write_snapshots"):
+            path.write_text(text, encoding="utf-8")
+        assert masked(text) == masked(path.read_text(encoding="utf-8"))
+
+    return compare
+
+
+def masked(text: str) -> str:
+    """Return a text without what differs from machine to machine, line by line."""
+    return re.sub(r"\s+(?=\S)", " ", re.sub(r"-?\d[\d.,]*(?:e[+-]?\d+)?", "N", text)).strip()
+
+
 @cache  # asked once for each file
 def failed_before(config: pytest.Config) -> set[str]:
     """Return the names of the tests that failed in the last run."""

@@ -21,10 +21,15 @@ Command = Callable[..., Answer]
 
 
 @pytest.mark.slow
-def test_the_command_passes_and_answers_with_every_check(raydp: Command) -> None:
-    answer = raydp("selftest", "--json")
-    document = answer.json()
+def test_the_command_passes_and_answers_with_every_check(
+    raydp: Command, as_read: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = run_selftest(None)
+    monkeypatch.setattr("raydp.cli.show.selftest.run_selftest", lambda spec, progress: checks)
+    answer = raydp("selftest")
     assert answer.code == 0
+    as_read("selftest", answer.out)
+    document = raydp("selftest", "--json").json()
     assert document["passed"] is True
     assert {"name", "passed", "figure", "bound", "detail"} == set(document["checks"][0])
     names = " ".join(c["name"] for c in document["checks"])

@@ -43,11 +43,14 @@ def unwrapped(text: str) -> str:
 
 
 @pytest.mark.daily
-def test_texts_without_secrets_get_canaries(raydp: Callable[..., Answer], texts: Path) -> None:
+def test_texts_without_secrets_get_canaries(
+    raydp: Callable[..., Answer], texts: Path, as_read: Callable[[str, str], None]
+) -> None:
     answer = raydp(
         "init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes"
     )
     assert answer.code == 0, answer.err
+    as_read("init", answer.out)
     assert "author (30 users with at most 4 rows)" in answer.err
     written = Path("sweep.yaml").read_text()
     spec = load_spec("sweep.yaml")
