@@ -32,6 +32,7 @@ EndState = Literal[
     "equivalent",
     "only one",
     "nothing leaks",
+    "answered",
     "secrets are short",
     "budget used up",
     "no selection",
@@ -66,7 +67,8 @@ class NextSeed:
         configuration: the configuration that gets another seed; None at the end.
         state: how the seeds ended; None before the end. "decided", "equivalent" and "only one" are
             the states of the selection's decision. "nothing leaks": no configuration leaks
-            measurably, and the selection is by utility. "secrets are short": further seeds would
+            measurably, and the selection is by utility. "answered": the question that several
+            sweeps share has its answer. "secrets are short": further seeds would
             hardly shrink the errors. "no selection": no configuration keeps to the constraints.
         reason: why, in a sentence; None before the end, and if the state says all.
         limit: the limit that ended the seeds, if further seeds may decide.

@@ -18,7 +18,11 @@ from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, before_further_seeds
+from raydp.sweep.engine.further_seeds import (
+    BeforeFurtherSeeds,
+    SharedQuestion,
+    before_further_seeds,
+)
 from raydp.sweep.engine.training import SourceFn, Training, own_source, train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import KnownInputs
@@ -104,12 +108,18 @@ def planned_sweep(
 
 @contextmanager
 def running(
-    planned: PlannedSweep, *, resume: bool, console: Console, queue_name: str = ""
+    planned: PlannedSweep,
+    *,
+    resume: bool,
+    console: Console,
+    queue_name: str = "",
+    question: SharedQuestion | None = None,
 ) -> Iterator[StartedSweep]:
     """Open or create the folder of a sweep. The lock keeps every other driver out until the end.
 
     Args:
         queue_name: its name in a queue that it shares with other sweeps, without a slash.
+        question: the question that it shares with them.
     """
     spec, task, weight_hash = planned.spec, planned.task, planned.weight_hash
     with SweepFolder.running(spec):
@@ -130,6 +140,7 @@ def running(
                 facts=task.facts(),
                 weight_hash=weight_hash,
                 queue_name=queue_name,
+                question=question,
             )
             tell = _announcer(spec, folder)
             try:

@@ -93,18 +93,51 @@ def answered(
     points = source.points(score=score)
     name = score or own_score(points)
     values = source.by_secret(name)
-    texts = points["settings"] if "settings" in points else pd.Series("", index=points.index)
-    # Secrets of other data are other secrets, so each data set has a model of its own.
-    data = texts.map(lambda text: question_of(Settings.parse(text), model=False).text)
     parts = list[Part]()
-    for _, rows in points.groupby(data.to_numpy(), sort=False):
-        own = None if values is None else values[0][values[0]["run_id"].isin(rows["run_id"])]
-        scores = StudyScores.of(
-            rows,
-            max_loss=max_loss,
-            min_gain_share=min_gain_share,
-            secrets=None if own is None or name is None else (own, name),
-            log_base=words_of(source.folder, name).log_base,
-        )
+    for scores in scores_by_data(
+        points,
+        values,
+        log_base=words_of(source.folder, name).log_base,
+        max_loss=max_loss,
+        min_gain_share=min_gain_share,
+    ):
         parts += [(scores, a) for a in scores.answers(max_leak=max_leak, confidence=confidence)]
     return Answered(parts=parts)
+
+
+def scores_by_data(
+    points: pd.DataFrame,
+    values: tuple[pd.DataFrame, str] | None,
+    *,
+    log_base: float | None,
+    max_loss: float | None,
+    min_gain_share: float | None,
+) -> list[StudyScores]:
+    """Return the scores on each data set, whose secrets are others than those of the next.
+
+    Args:
+        points: finished runs.
+        values, log_base: as for `raydp.analysis.select`.
+        max_loss, min_gain_share: see `StudyScores`.
+
+    Raises:
+        ValueError: as `StudyScores.of`, of any data set.
+    """
+    texts = points["settings"] if "settings" in points else pd.Series("", index=points.index)
+    data = texts.map(lambda text: question_of(Settings.parse(text), model=False).text)
+    found = list[StudyScores]()
+    for _, rows in points.groupby(data.to_numpy(), sort=False):
+        own = None
+        if values is not None:
+            table, name = values
+            own = table[table["run_id"].isin(rows["run_id"])], name
+        found.append(
+            StudyScores.of(
+                rows,
+                max_loss=max_loss,
+                min_gain_share=min_gain_share,
+                secrets=own,
+                log_base=log_base,
+            )
+        )
+    return found

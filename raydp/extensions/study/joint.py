@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.committer import Committer
+from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.leases.keys import key_of
 from raydp.sweep.engine.training import Training, in_order, own_source
 from raydp.sweep.engine.tune.rounds import ListSource, RunSource
@@ -48,7 +50,11 @@ class JointSource:
     def _choose(self) -> str | None:
         """Return the first one in the order of the next runs of all sources."""
         for sweep, source in self._sources.items():
-            if sweep not in self._next and (run_id := source.next_run()) is not None:
+            # A choice from the results waits until a run is needed.
+            chooses = isinstance(source, StepwiseSource) and source.must_choose
+            if sweep in self._next or (chooses and self._next):
+                continue
+            if (run_id := source.next_run()) is not None:
                 self._next[sweep] = key_of(sweep, run_id)
         if not self._next:
             return None
@@ -76,4 +82,6 @@ def joint_source(
         sources[training.context.queue_name] = (
             ListSource([trial.run_id for trial in training.left]) if own is None else own
         )
+    if (question := trainings[0].context.question) is not None:
+        question.begin({k: each for k, each in sources.items() if isinstance(each, SeedSource)})
     return JointSource(sources, in_order(trainings)) if stepwise else None

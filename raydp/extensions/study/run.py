@@ -13,6 +13,7 @@ from rich.console import Console
 from raydp.extensions.study.document import Cell, Study
 from raydp.extensions.study.joint import joint_source
 from raydp.extensions.study.points import begun, folder_of
+from raydp.extensions.study.seeds import StudyQuestion
 from raydp.privacy import Event, composed
 from raydp.privacy.accounting.documents import ComposedCost
 from raydp.search_spaces.settings import settings_in_words
@@ -112,11 +113,13 @@ def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
             f"STUDY {study.name} was started before. Add --resume to go on, or give it another name."
         )
     left = {cell.spec.name: cell.spec for cell in study.cells if not _is_over(cell)}
-    ends = _run(left, console) if left else {}
+    ends = _run(study, left, console) if left else {}
     return [_end_of(cell, ends.get(cell.spec.name)) for cell in study.cells]
 
 
-def _run(specs: Mapping[str, SweepSpec], console: Console) -> dict[str, SweepResult | Exception]:
+def _run(
+    study: Study, specs: Mapping[str, SweepSpec], console: Console
+) -> dict[str, SweepResult | Exception]:
     """Run sweeps with one queue on one cluster, and go on with those that were started.
 
     Args:
@@ -129,7 +132,7 @@ def _run(specs: Mapping[str, SweepSpec], console: Console) -> dict[str, SweepRes
             made[name] = planned_sweep(spec, resume=resume, console=console, known=known)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    said = set[str]()
+    said, question = set[str](), StudyQuestion.of(study)
     for each in made.values():
         print_plan(each.plan, console, said)
     ends = dict[str, SweepResult | Exception]()
@@ -137,7 +140,9 @@ def _run(specs: Mapping[str, SweepSpec], console: Console) -> dict[str, SweepRes
         sweeps = dict[str, StartedSweep]()
         for name, each in made.items():
             resume = SweepFolder.exists(each.spec)
-            open_folder = running(each, resume=resume, console=console, queue_name=name)
+            open_folder = running(
+                each, resume=resume, console=console, queue_name=name, question=question
+            )
             try:
                 sweeps[name] = folders.enter_context(open_folder)
             except Exception as error:  # noqa: BLE001 - the other sweeps of the study go on

@@ -101,7 +101,8 @@ class StudyScores:
         listed: the configurations.
         epsilons: [m] target ε.
         useful: [m] whether a configuration keeps the utility.
-        posterior: the joint posterior of the scores.
+        measured: the measured scores.
+        posterior: their joint posterior.
         questions: values of the axes of `question_of` -> [m] whether a configuration has them, and the
             largest loss that is allowed, if there is a limit.
     """
@@ -110,6 +111,7 @@ class StudyScores:
     listed: list[Configuration]
     epsilons: Array
     useful: Pool
+    measured: MeasuredScores
     posterior: Posterior
     questions: dict[Settings, tuple[Pool, float | None]]
 
@@ -159,6 +161,7 @@ class StudyScores:
             listed=listed,
             epsilons=epsilons,
             useful=useful,
+            measured=measured,
             posterior=measured.posterior(),
             questions=questions,
         )
@@ -206,6 +209,26 @@ class StudyScores:
     def keeps(self, position: int, max_leak: float) -> float:
         """Return the probability that a configuration's leak keeps to a limit."""
         return float((self._draws(position) <= max_leak).mean())
+
+    def doubts(self, answer: SafeEpsilon) -> Array:
+        """Return [m] p (1 - p) of the probability p that a leak keeps to the limit.
+
+        It is 0 where the answer does not hang on it. ε hangs on the doubtful configurations above
+        it, and ε^gold on those of the first ε that it does not reach, if they may all keep to it.
+        """
+        assert answer.max_leak is not None, "only a limit leaves a doubt"
+        low, high = 1 - answer.confidence, answer.confidence
+        kept = np.array([self.keeps(m, answer.max_leak) for m in range(len(self.listed))])
+        above = self.epsilons > (-np.inf if answer.epsilon is None else answer.epsilon)
+        asked = above & (kept > low) & (kept < high)
+        for level in answer.levels:
+            if (share := level["probability_all"]) is not None and share < high:
+                if share > low:
+                    asked |= self.epsilons == level["epsilon"]
+                break
+        members, _ = self.questions[answer.on]
+        doubts: Array = np.where(asked & members & self.useful, kept * (1 - kept), 0.0)
+        return doubts
 
     def _draws(self, position: int) -> Array:
         """Return draws of one model's leak, with the error that all configurations share."""

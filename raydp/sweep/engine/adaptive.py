@@ -58,6 +58,11 @@ class StepwiseSource(ABC):
         self.handed_out -= len(runs)
         return runs
 
+    @property
+    def must_choose(self) -> bool:
+        """Whether the next run is not known yet, so that it can follow from the latest results."""
+        return not self._waiting and not self.finished
+
     @abstractmethod
     def given(self) -> list[str]:
         """Return every run that was given out."""

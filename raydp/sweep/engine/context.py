@@ -22,6 +22,7 @@ from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.models.sharing import SharedModel
+    from raydp.sweep.engine.further_seeds import SharedQuestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class SweepContext:
         facts: facts of the task.
         weight_hash: SHA-256 of the base weights.
         queue_name: its name in a queue that it shares with other sweeps; empty if it is alone.
+        question: the question that its further seeds follow; None for its own decision.
     """
 
     spec: SweepSpec
@@ -39,6 +41,7 @@ class SweepContext:
     facts: TaskFacts
     weight_hash: str
     queue_name: str = ""
+    question: SharedQuestion | None = None
 
     def key(self, run_id: str) -> str:
         """Return the key of a run in the queue."""

@@ -6,8 +6,9 @@ After the first pass, further runs go to the configurations that may be selected
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rich.console import Console
 
@@ -90,6 +91,20 @@ def before_further_seeds(context: SweepContext, task: Task) -> BeforeFurtherSeed
     return BeforeFurtherSeeds() if step is None else step
 
 
+class SharedQuestion(Protocol):
+    """A question that several sweeps answer together. The extension `study` has one."""
+
+    def begin(self, sources: Mapping[str, SeedSource]) -> None:
+        """Take the sources of the sweeps that train now, by their names."""
+
+    def next_seed(self, source: SeedSource) -> NextSeed | None:
+        """Return the next seed of a sweep whose first pass has ended, or the end of its seeds.
+
+        One without a state and a configuration means to wait for other sweeps. None: the sweep's
+        own decision is to be followed.
+        """
+
+
 @dataclass(kw_only=True)
 class SeedSource(StepwiseSource):
     """Gives out the first pass, then further seeds one by one until a decision is reached.
@@ -106,10 +121,12 @@ class SeedSource(StepwiseSource):
     Attributes:
         seeds: when further seeds end.
         before: the step before further seeds.
+        question: the question that the further seeds follow; None for the sweep's own decision.
     """
 
     seeds: AdaptiveSeeds
     before: BeforeFurtherSeeds = field(default_factory=BeforeFurtherSeeds)
+    question: SharedQuestion | None = None
     _given: list[str] = field(default_factory=list)
     _waited_for: list[str] = field(default_factory=list)
     """The runs that were in progress when the other results said that the seeds may end."""
@@ -148,6 +165,7 @@ class SeedSource(StepwiseSource):
             base_fn=base_fn,
             seeds=spec.seeds,
             before=before,
+            question=context.question,
         )
 
     def given(self) -> list[str]:
@@ -162,12 +180,10 @@ class SeedSource(StepwiseSource):
             self.finished = True
             return
         # The allocation compares all configurations, so it waits until the first pass has ended.
-        if not self._has_threshold() or any(
-            self.folder.result(run_id) is None for run_id in self._first
-        ):
+        if not self._has_threshold() or not self.first_has_ended():
             return
         # Do not compute the allocation again if there is no result since it chose to wait.
-        in_progress = [run_id for run_id in self._given if self.folder.result(run_id) is None]
+        in_progress = self.in_progress()
         if in_progress and in_progress == self._waited_for:
             return  # no new result
         # From all results: begin the step before, give out a further seed, wait, or end.
@@ -181,14 +197,17 @@ class SeedSource(StepwiseSource):
         elif step.configuration is not None:
             runs = self._runs[step.configuration]
             self._give([next(run_id for run_id in runs if run_id not in self._given)])
-        elif in_progress:
-            # A run in progress may still change the decision, so the seeds do not end yet.
+        elif in_progress or step.state is None:
+            # A run in progress may still change the decision, so the seeds do not end yet. Or the
+            # next seed of the shared question is another sweep's.
             self._waited_for = in_progress
         else:
             self._end(step)
 
     def _next(self) -> NextSeed:
         """Return what the results so far ask for."""
+        if self.question is not None and (asked := self.question.next_seed(self)) is not None:
+            return asked
         points = points_table(self.folder)
         points = points[points["status"] == "finished"]
         if points.empty:
@@ -199,7 +218,7 @@ class SeedSource(StepwiseSource):
         # The budget is compute C = b·T, in costs of the first pass, without what is spent.
         limits = SeedLimits(
             at_most=self.seeds.at_most,
-            compute=(self.seeds.max_cost_share - self._cost_share()) * self._cost(self._first),
+            compute=(self.seeds.max_cost_share - self._cost_share()) * self.first_cost(),
             **self.seeds.precision(),
         )
         words = words_of(self.folder, score)
@@ -207,7 +226,7 @@ class SeedSource(StepwiseSource):
             points,
             constraints_of(self.spec.select),
             limits,
-            begun=Counter(self._trials[run_id].configuration for run_id in self._given),
+            begun=self.begun(),
             by_secret=by_secret,
             log_base=words.log_base,
             no_leak=words.no_leak,
@@ -231,9 +250,29 @@ class SeedSource(StepwiseSource):
         )
         self.folder.seeds_end.write(end)
 
+    def first_has_ended(self) -> bool:
+        """Return whether every run of the first pass has a result."""
+        return all(self.folder.result(run_id) is not None for run_id in self._first)
+
+    def in_progress(self) -> list[str]:
+        """Return the runs that were given out and have no result."""
+        return [run_id for run_id in self._given if self.folder.result(run_id) is None]
+
+    def begun(self) -> Counter[Configuration]:
+        """Return configuration -> number of its runs that were given out."""
+        return Counter(self._trials[run_id].configuration for run_id in self._given)
+
+    def first_cost(self) -> float:
+        """Return the compute of the first pass, in examples (b·T)."""
+        return self._cost(self._first)
+
+    def cost(self) -> float:
+        """Return the compute of every run that was given out."""
+        return self._cost(self._given)
+
     def _cost_share(self) -> float:
         """Return the cost of the further runs that were given out, in costs of the first pass."""
-        return self._cost(self._given) / self._cost(self._first) - 1
+        return self.cost() / self.first_cost() - 1
 
     def _cost(self, run_ids: Sequence[str]) -> float:
         trials: list[TrialPlan] = [self._trials[run_id] for run_id in run_ids]

@@ -1,0 +1,188 @@
+"""Further seeds of a study, which go where the answer to "which ε?" is in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydp.analysis.seeds.allocation import NextSeed
+from raydp.extensions.study.answers import Part, scores_by_data
+from raydp.extensions.study.document import Study
+from raydp.extensions.study.points import folder_of, study_points, study_secrets
+from raydp.extensions.study.safe_epsilon import EPSILON, StudyScores, sentences
+from raydp.search_spaces import Configuration
+from raydp.search_spaces.settings import Settings
+from raydp.spec.sections.seeds import AdaptiveSeeds
+from raydp.sweep.engine.further_seeds import SeedSource
+from raydp.sweep.store.measurements import words_of
+
+LEAST_SHRINKAGE = 0.05
+"""A leak whose error `at_most` seeds would shrink by less gets no seed, as in a single sweep."""
+
+
+def seed_of_doubt(
+    parts: Sequence[Part],
+    begun: Mapping[Configuration, int],
+    *,
+    at_most: int,
+    compute_left: float,
+) -> NextSeed:
+    """Return the configuration whose next seed shrinks a doubt most for its compute, or the end.
+
+    Args:
+        parts: the answers so far, with the scores behind them.
+        begun: configuration of the study -> number of its runs that have begun, of the sweeps that
+            train now.
+        at_most: largest number of seeds of a configuration.
+        compute_left: what a further run may cost, in examples (b·T).
+
+    The variance p (1 - p) of whether a leak keeps to the limit is what a seed can remove, and a
+    mean of s seeds loses 1/(s (s + 1)) of the variance of one.
+    """
+    doubts = [(scores, scores.doubts(answer)) for scores, answer in parts]
+    said = " ".join(sentence for _, answer in parts for sentence in sentences(answer))
+    if not any(doubt.any() for _, doubt in doubts):
+        return NextSeed(state="answered", reason=said)
+    open_ones: list[tuple[Configuration, float]] = [
+        (scores.listed[m], float(doubt[m]))
+        for scores, doubt in doubts
+        for m in np.flatnonzero((doubt > 0) & _shrinks(scores, at_most))
+    ]
+    if not open_ones:
+        return NextSeed(
+            state="secrets are short",
+            reason=f"{said} Further seeds would hardly shrink the errors of what is in doubt.",
+        )
+    more = [(c, doubt) for c, doubt in open_ones if begun.get(c, at_most) < at_most]
+    gains = {
+        c: doubt / (begun[c] * (begun[c] + 1) * c.compute)
+        for c, doubt in more
+        if c.compute <= compute_left
+    }
+    if not gains:
+        limit: Literal["at_most", "max_cost_share"] = "max_cost_share" if more else "at_most"
+        return NextSeed(state="budget used up", reason=f"{said} This is in doubt.", limit=limit)
+    return NextSeed(configuration=max(gains, key=lambda c: gains[c]))
+
+
+def _shrinks(scores: StudyScores, at_most: int) -> NDArray[np.bool_]:
+    """Return [m] whether `at_most` seeds of each configuration would shrink the error of its leak.
+
+    Only the choice of the secrets, which all share, can keep an error from shrinking.
+    """
+    if scores.measured.of_secrets is None:
+        return np.ones(len(scores.listed), dtype=np.bool_)
+
+    def width(num_seeds: int) -> NDArray[np.float64]:
+        draws = scores.measured.posterior(num_seeds=num_seeds).absolute
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        wide: NDArray[np.float64] = high - low
+        return wide
+
+    return width(at_most) < (1 - LEAST_SHRINKAGE) * width(0)
+
+
+@dataclass(kw_only=True)
+class StudyQuestion:
+    """Which ε keeps to the limit: the question that the seeds of a study's sweeps follow.
+
+    Attributes:
+        study: the study, which has ε as an axis.
+        seeds: the limits, whose cost is of all sweeps together.
+    """
+
+    study: Study
+    seeds: AdaptiveSeeds
+    _sources: Mapping[str, SeedSource] = field(default_factory=dict)
+    _parts: tuple[int, list[Part] | None] = (-1, None)
+    """Number of results, and the answers that follow from them; None if there are none."""
+    _step: tuple[tuple[int, int], NextSeed] = ((-1, -1), NextSeed())
+    """Numbers of results and of runs that were given out, and what follows from them."""
+
+    @classmethod
+    def of(cls, study: Study) -> StudyQuestion | None:
+        """Return the question; None if a study has no ε, no limit, or no adaptive seeds."""
+        cell, limits = study.cells[0], study.limits
+        seeds = cell.spec.seeds
+        if EPSILON not in cell.values or limits.max_leak is None:
+            return None
+        return cls(study=study, seeds=seeds) if isinstance(seeds, AdaptiveSeeds) else None
+
+    def begin(self, sources: Mapping[str, SeedSource]) -> None:
+        """Take the sources of the sweeps that train now, by their names."""
+        self._sources, self._parts = sources, (-1, None)  # a finer measurement may have ended
+
+    def next_seed(self, source: SeedSource) -> NextSeed | None:
+        """Return the next seed of a sweep; see `SharedQuestion`."""
+        sources = self._sources.values()
+        unfinished = any(each.before.is_open() or not each.first_has_ended() for each in sources)
+        if not sources or unfinished:
+            return NextSeed()
+        given = sum(len(each.given()) for each in sources)
+        in_progress = sum(len(each.in_progress()) for each in sources)
+        if (parts := self._answers(given - in_progress)) is None:
+            return None
+        places = self._places()
+        if self._step[0] != (now := (given - in_progress, given)):
+            begun = {c: seeds for c, (_, _, seeds) in places.items()}
+            found = seed_of_doubt(
+                parts, begun, at_most=self.seeds.at_most, compute_left=self._compute_left()
+            )
+            self._step = now, found
+        step = self._step[1]
+        if step.configuration is not None:
+            sweep, own, _ = places[step.configuration]
+            return NextSeed(configuration=own) if sweep == source.spec.name else NextSeed()
+        # A run in progress may still change the answer.
+        return NextSeed() if in_progress else step
+
+    def _places(self) -> dict[Configuration, tuple[str, Configuration, int]]:
+        """Return configuration of the study -> its sweep, its name there, and its runs so far."""
+        places = dict[Configuration, tuple[str, Configuration, int]]()
+        for cell in self.study.cells:
+            if (source := self._sources.get(cell.spec.name)) is None:
+                continue
+            for own, seeds in source.begun().items():
+                # Through its text, as in the points table.
+                settings = Settings.parse(Settings({**cell.values, **own.settings}).text)
+                places[replace(own, settings=settings)] = cell.spec.name, own, seeds
+        return places
+
+    def _compute_left(self) -> float:
+        """Return what the further runs may still cost, in examples (b·T)."""
+        sources = self._sources.values()
+        first = sum(each.first_cost() for each in sources)
+        return (1 + self.seeds.max_cost_share) * first - sum(each.cost() for each in sources)
+
+    def _answers(self, num_results: int) -> list[Part] | None:
+        """Return the answers that follow from the results so far; None if there are none."""
+        if self._parts[0] != num_results:
+            self._parts = num_results, self._fitted()
+        return self._parts[1]
+
+    def _fitted(self) -> list[Part] | None:
+        points = study_points(self.study)
+        points = points[points["status"] == "finished"]
+        cell, limits = self.study.cells[0], self.study.limits
+        select, table = cell.spec.select, study_secrets(self.study)
+        score = select.score
+        assert score is not None, "adaptive seeds follow a score"
+        try:
+            found = scores_by_data(
+                points,
+                (table, score) if (table["score"] == score).any() else None,
+                log_base=words_of(folder_of(cell), score).log_base,
+                max_loss=select.max_loss,
+                min_gain_share=select.min_gain_share,
+            )
+        except ValueError:  # errors are unknown, or no configuration keeps to the constraints
+            return None
+        return [
+            (scores, answer)
+            for scores in found
+            for answer in scores.answers(max_leak=limits.max_leak, confidence=limits.confidence)
+        ]
