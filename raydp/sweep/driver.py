@@ -308,13 +308,14 @@ def _train(
         if trainings:
             trained = train(trainings, console, callbacks=callbacks, source_fn=source_fn)
             committers = {each.context.queue_name: each for each in trained}
-        asked, again = again, []
-        for each in asked:
+        reopened = False
+        for each in again:
             committer = committers.get(each.context.queue_name) or Committer(
                 context=each.context, listener=each.ending.listener
             )
-            if settled(each, committer):
-                again.append(each)
+            reopened |= settled(each, committer)
+        # What one sweep has measured may ask for runs of others, with which it shares a question.
+        again = [each for each in again if reopened and each.context.queue_name not in failed]
     return failed
 
 

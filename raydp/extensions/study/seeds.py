@@ -114,13 +114,21 @@ class StudyQuestion:
 
     def begin(self, sources: Mapping[str, SeedSource]) -> None:
         """Take the sources of the sweeps that train now, by their names."""
-        self._sources, self._parts = sources, (-1, None)  # a finer measurement may have ended
+        self._sources = sources
+        # The scores may have been measured more finely since.
+        self._parts, self._step = (-1, None), ((-1, -1), NextSeed())
+
+    def is_ready(self) -> bool:
+        """Return whether every first pass has ended; False while no sweep trains."""
+        sources = self._sources.values()
+        return bool(sources) and not any(each.in_progress(first=True) for each in sources)
 
     def next_seed(self, source: SeedSource) -> NextSeed | None:
         """Return the next seed of a sweep; see `SharedQuestion`."""
         sources = self._sources.values()
-        unfinished = any(each.before.is_open() or not each.first_has_ended() for each in sources)
-        if not sources or unfinished:
+        # All scores are measured finely, or none. A sweep whose scores are waits for another round.
+        if any(each.before.is_open() for each in sources):
+            source.finished = not source.before.can_begin()
             return NextSeed()
         given = sum(len(each.given()) for each in sources)
         in_progress = sum(len(each.in_progress()) for each in sources)
@@ -130,7 +138,10 @@ class StudyQuestion:
         if self._step[0] != (now := (given - in_progress, given)):
             begun = {c: seeds for c, (_, _, seeds) in places.items()}
             found = seed_of_doubt(
-                parts, begun, at_most=self.seeds.at_most, compute_left=self._compute_left()
+                parts,
+                begun,
+                at_most=self.seeds.at_most,
+                compute_left=sum(each.compute_left() for each in sources),
             )
             self._step = now, found
         step = self._step[1]
@@ -151,12 +162,6 @@ class StudyQuestion:
                 settings = Settings.parse(Settings({**cell.values, **own.settings}).text)
                 places[replace(own, settings=settings)] = cell.spec.name, own, seeds
         return places
-
-    def _compute_left(self) -> float:
-        """Return what the further runs may still cost, in examples (b·T)."""
-        sources = self._sources.values()
-        first = sum(each.first_cost() for each in sources)
-        return (1 + self.seeds.max_cost_share) * first - sum(each.cost() for each in sources)
 
     def _answers(self, num_results: int) -> list[Part] | None:
         """Return the answers that follow from the results so far; None if there are none."""

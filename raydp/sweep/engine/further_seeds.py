@@ -97,8 +97,11 @@ class SharedQuestion(Protocol):
     def begin(self, sources: Mapping[str, SeedSource]) -> None:
         """Take the sources of the sweeps that train now, by their names."""
 
+    def is_ready(self) -> bool:
+        """Return whether the first pass of every sweep has ended."""
+
     def next_seed(self, source: SeedSource) -> NextSeed | None:
-        """Return the next seed of a sweep whose first pass has ended, or the end of its seeds.
+        """Return the next seed of a sweep, or the end of its seeds, once `is_ready`.
 
         One without a state and a configuration means to wait for other sweeps. None: the sweep's
         own decision is to be followed.
@@ -180,7 +183,9 @@ class SeedSource(StepwiseSource):
             self.finished = True
             return
         # The allocation compares all configurations, so it waits until the first pass has ended.
-        if not self._has_threshold() or not self.first_has_ended():
+        if not self._has_threshold() or self.in_progress(first=True):
+            return
+        if self.question is not None and not self.question.is_ready():
             return
         # Do not compute the allocation again if there is no result since it chose to wait.
         in_progress = self.in_progress()
@@ -215,11 +220,8 @@ class SeedSource(StepwiseSource):
         score, values = self.spec.select.score, secrets_table(self.folder)
         assert score is not None, "adaptive seeds follow a score"
         by_secret = (values, score) if (values["score"] == score).any() else None
-        # The budget is compute C = b·T, in costs of the first pass, without what is spent.
         limits = SeedLimits(
-            at_most=self.seeds.at_most,
-            compute=(self.seeds.max_cost_share - self._cost_share()) * self.first_cost(),
-            **self.seeds.precision(),
+            at_most=self.seeds.at_most, compute=self.compute_left(), **self.seeds.precision()
         )
         words = words_of(self.folder, score)
         return next_seed(
@@ -250,29 +252,22 @@ class SeedSource(StepwiseSource):
         )
         self.folder.seeds_end.write(end)
 
-    def first_has_ended(self) -> bool:
-        """Return whether every run of the first pass has a result."""
-        return all(self.folder.result(run_id) is not None for run_id in self._first)
-
-    def in_progress(self) -> list[str]:
-        """Return the runs that were given out and have no result."""
-        return [run_id for run_id in self._given if self.folder.result(run_id) is None]
+    def in_progress(self, *, first: bool = False) -> list[str]:
+        """Return the runs, of the first pass alone if asked, that have no result yet."""
+        runs = self._first if first else self._given
+        return [run_id for run_id in runs if self.folder.result(run_id) is None]
 
     def begun(self) -> Counter[Configuration]:
         """Return configuration -> number of its runs that were given out."""
         return Counter(self._trials[run_id].configuration for run_id in self._given)
 
-    def first_cost(self) -> float:
-        """Return the compute of the first pass, in examples (b·T)."""
-        return self._cost(self._first)
-
-    def cost(self) -> float:
-        """Return the compute of every run that was given out."""
-        return self._cost(self._given)
+    def compute_left(self) -> float:
+        """Return what further runs may still cost together, in examples (b·T)."""
+        return (self.seeds.max_cost_share - self._cost_share()) * self._cost(self._first)
 
     def _cost_share(self) -> float:
         """Return the cost of the further runs that were given out, in costs of the first pass."""
-        return self.cost() / self.first_cost() - 1
+        return self._cost(self._given) / self._cost(self._first) - 1
 
     def _cost(self, run_ids: Sequence[str]) -> float:
         trials: list[TrialPlan] = [self._trials[run_id] for run_id in run_ids]

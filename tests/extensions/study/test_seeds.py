@@ -19,6 +19,7 @@ from raydp.extensions.study.seeds import seed_of_doubt
 from raydp.search_spaces import Configuration
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
+from tests.extensions.finer_measurement.test_measured_again import SPEC as FINER
 from tests.extensions.study.test_safe_epsilon import EPSILONS, epsilon_of, generated
 from tests.sweep.without_ray import train_without_ray
 
@@ -134,6 +135,24 @@ def test_errors_that_no_seed_shrinks_end_the_seeds() -> None:
     assert scores.doubts(answer).any()
     end = seed_of_doubt([(scores, answer)], study.begun, at_most=AT_MOST, compute_left=1e9)
     assert end.state == "secrets are short"
+
+
+@pytest.mark.daily("raydp/sweep/engine")
+def test_all_sweeps_measure_more_finely_before_further_seeds_or_none_does(
+    raydp: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_without_ray(monkeypatch)
+    file = tmp_path / "study.yaml"
+    for name, limit, again in (("clear", 1e6, False), ("doubt", 0.2, True)):
+        content = small_spec(
+            tmp_path, **{**FINER, "seeds": {"first": 2, "at_most": 3, "max_cost_share": 0.5}}
+        )
+        axes, limits = {"privacy.target_epsilon": [1, 64]}, {"max_leak": limit}
+        file.write_text(yaml.safe_dump({**content, "name": name, "axes": axes, "limits": limits}))
+        assert raydp("study", file, "--json").code == 0
+        ends = [json.loads(p.read_text()) for p in tmp_path.glob(f"runs/{name}/*/seeds.json")]
+        assert len(ends) == 2
+        assert [end["measured_again"] is not None for end in ends] == [again, again]
 
 
 @pytest.mark.daily("raydp/sweep/engine")
