@@ -126,10 +126,7 @@ def lookup_commands(tracking: TrackingSpec, method: str) -> list[str]:
     )
     load = f"import raydp; m = raydp.load_model({uri}, tracking_uri={store}); print(m)"
     found = ("--uri", tracking.uri, "--registered-model", tracking.registered_model)
-    return [
-        command_line("models", "find", *found),
-        f"{program('python')} {shell_line('-c', load)}",
-    ]
+    return [command_line("models", "find", *found), f"{program('python')} {shell_line('-c', load)}"]
 
 
 def _show_configurations(folder: SweepFolder, selected: Selection, best: Selection | None) -> None:

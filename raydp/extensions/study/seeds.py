@@ -25,11 +25,7 @@ LEAST_SHRINKAGE = 0.05
 
 
 def seed_of_doubt(
-    parts: Sequence[Part],
-    begun: Mapping[Configuration, int],
-    *,
-    at_most: int,
-    compute_left: float,
+    parts: Sequence[Part], begun: Mapping[Configuration, int], *, at_most: int, compute_left: float
 ) -> NextSeed:
     """Return the configuration whose next seed shrinks a doubt most for its compute, or the end.
 

@@ -13,12 +13,7 @@ from raydp.privacy.accounting.attack import attack_bounds
 from raydp.privacy.accounting.cache import SolutionCache
 from raydp.privacy.accounting.calibration import Calibration
 from raydp.privacy.accounting.documents import AttackSummary, ComposedCost, Guarantee, ProfileRow
-from raydp.privacy.accounting.events import (
-    Event,
-    NonPrivateEvent,
-    PoissonGaussian,
-    check_num_steps,
-)
+from raydp.privacy.accounting.events import Event, NonPrivateEvent, PoissonGaussian, check_num_steps
 from raydp.privacy.accounting.profile import DELTAS, dominating_mu
 from raydp.privacy.records.record import composed_epsilon
 

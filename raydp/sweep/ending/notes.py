@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Required, TypedDict
 from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.statistics.results import Warned
 from raydp.plugins.registries import names
-from raydp.privacy import (
-    PrivacyRecord,
-    bound_in_words,
-    cautions_together,
-    guarantee,
-    stated,
-)
+from raydp.privacy import PrivacyRecord, bound_in_words, cautions_together, guarantee, stated
 from raydp.privacy.records.record import ADJACENCY
 from raydp.search_spaces import Configuration
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder

@@ -6,14 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from raydp.models.precision import warning_of
-from raydp.privacy import (
-    Caution,
-    PrivacyRecord,
-    cautions_of,
-    cautions_together,
-    composed,
-    stated,
-)
+from raydp.privacy import Caution, PrivacyRecord, cautions_of, cautions_together, composed, stated
 from raydp.privacy.records.cautions import cautions_of_few
 from raydp.spec.document import SweepSpec
 from raydp.system.cache import cache_dir
