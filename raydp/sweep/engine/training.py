@@ -180,7 +180,8 @@ def in_order(trainings: Sequence[Training]) -> dict[str, int]:
         kind = (id(each.task), each.context.spec.model.model_dump_json())
         group |= dict.fromkeys(each.compute(), kind)
         total[kind] += sum(each.compute().values())
-    return dict(sorted(compute.items(), key=lambda run: (-total[group[run[0]]], -run[1])))
+    place = {kind: number for number, (kind, _) in enumerate(total.most_common())}
+    return dict(sorted(compute.items(), key=lambda run: (place[group[run[0]]], -run[1])))
 
 
 def _bases(trainings: Sequence[Training]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ import yaml
 
 from raydp.extensions.study.joint import JointSource
 from raydp.sweep.engine.leases.keys import key_of, split_key
+from raydp.sweep.engine.training import in_order
 from raydp.sweep.engine.tune.rounds import ListSource
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
@@ -37,6 +39,20 @@ def test_the_largest_of_the_next_runs_is_given_first_and_each_once() -> None:
     assert source.next_run() is None
     assert sorted(source.given()) == sorted(compute)
     assert source.handed_out == 5
+
+
+def test_runs_on_equal_data_follow_each_other_even_if_all_data_cost_the_same() -> None:
+    def training(name: str, data: object, computes: list[int]) -> Any:
+        left = {key_of(name, str(number)): cost for number, cost in enumerate(computes)}
+        spec = SimpleNamespace(model=SimpleNamespace(model_dump_json=lambda: "tiny"))
+        return SimpleNamespace(task=data, context=SimpleNamespace(spec=spec), compute=lambda: left)
+
+    mails, chats = object(), object()
+    order = in_order(
+        [training("a", mails, [8, 2]), training("b", chats, [8, 3]), training("c", mails, [1])]
+    )
+    assert list(order) == ["a/0", "a/1", "c/0", "b/0", "b/1"]
+    assert order["b/1"] == 3
 
 
 class Waiting:
