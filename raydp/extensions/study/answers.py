@@ -36,6 +36,11 @@ class Answered:
         """Return a document for each answer; see the attributes of `SafeEpsilon`."""
         return [asdict(answer) | {"on": dict(answer.on)} for _, answer in self.parts]
 
+    def in_doubt(self) -> bool:
+        """Return whether further seeds might change an answer."""
+        asked = [(scores, a) for scores, a in self.parts if a.max_leak is not None]
+        return any(scores.doubts(answer).any() for scores, answer in asked)
+
     def sentences(self, answer: SafeEpsilon) -> list[str]:
         """Return an answer in words. If there are several, the first one begins with its model."""
         first, *others = sentences(answer)

@@ -67,6 +67,9 @@ def study(
         joint = run.joint_epsilon(chosen, points)
     files = {name: file for name, file in files.items() if file.exists()}
     _tell(chosen.name, rows, files, joint, which, json=json)
+    if not json and not isinstance(which, str) and which is not None and which.in_doubt():
+        for sentence in run.left_open(chosen):
+            stdout.print(sentence, markup=False)
     # Exit code 1 for scripts: a sweep has failed, and can be run again by --resume.
     if any(end.state != "finished" for end in ends):
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from rich.console import Console
 from raydp.extensions.study.document import Cell, Study
 from raydp.extensions.study.joint import joint_source
 from raydp.extensions.study.points import begun, folder_of
-from raydp.extensions.study.seeds import StudyQuestion
+from raydp.extensions.study.seeds import OPEN, StudyQuestion
 from raydp.privacy import Event, composed
 from raydp.privacy.accounting.documents import ComposedCost
 from raydp.search_spaces.settings import settings_in_words
@@ -175,6 +175,8 @@ def cell_rows(ends: Sequence[CellEnd]) -> list[dict[str, object]]:
     rows = []
     for end in ends:
         row: dict[str, object] = {**end.cell.values, "state": end.state, "reason": end.reason}
+        if end.state == "finished" and (seeds := folder_of(end.cell).seeds_end()) is not None:
+            row["seeds"] = seeds.state
         if end.state == "finished" and end.reason is None:
             selected = Sweep(end.cell.spec).result.selected
             assert selected is not None, "a finished sweep without a reason has selected"
@@ -186,6 +188,16 @@ def cell_rows(ends: Sequence[CellEnd]) -> list[dict[str, object]]:
             }
         rows.append(row)
     return rows
+
+
+def left_open(study: Study) -> list[str]:
+    """Return why the seeds of the shared question ended without its answer, if they did."""
+    if StudyQuestion.of(study) is None:
+        return []
+    found = [folder_of(cell).seeds_end() for cell in begun(study)]
+    return list(
+        dict.fromkeys(e.reason for e in found if e and e.reason and e.reason.startswith(OPEN))
+    )
 
 
 def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointModels]:

@@ -23,6 +23,8 @@ from raydp.sweep.store.measurements import words_of
 LEAST_SHRINKAGE = 0.05
 """A leak whose error `at_most` seeds would shrink by less gets no seed, as in a single sweep."""
 
+OPEN = "Which ε keeps to the limit is in doubt."
+
 
 def seed_of_doubt(
     parts: Sequence[Part], begun: Mapping[Configuration, int], *, at_most: int, compute_left: float
@@ -40,9 +42,9 @@ def seed_of_doubt(
     mean of s seeds loses 1/(s (s + 1)) of the variance of one.
     """
     doubts = [(scores, scores.doubts(answer)) for scores, answer in parts]
-    said = " ".join(sentence for _, answer in parts for sentence in sentences(answer))
     if not any(doubt.any() for _, doubt in doubts):
-        return NextSeed(state="answered", reason=said)
+        said = [sentence for _, answer in parts for sentence in sentences(answer)]
+        return NextSeed(state="answered", reason=" ".join(said))
     open_ones: list[tuple[Configuration, float]] = [
         (scores.listed[m], float(doubt[m]))
         for scores, doubt in doubts
@@ -51,7 +53,7 @@ def seed_of_doubt(
     if not open_ones:
         return NextSeed(
             state="secrets are short",
-            reason=f"{said} Further seeds would hardly shrink the errors of what is in doubt.",
+            reason=f"{OPEN} Further seeds would hardly shrink the errors: measure more secrets.",
         )
     more = [(c, doubt) for c, doubt in open_ones if begun.get(c, at_most) < at_most]
     gains = {
@@ -61,7 +63,7 @@ def seed_of_doubt(
     }
     if not gains:
         limit: Literal["at_most", "max_cost_share"] = "max_cost_share" if more else "at_most"
-        return NextSeed(state="budget used up", reason=f"{said} This is in doubt.", limit=limit)
+        return NextSeed(state="budget used up", reason=OPEN, limit=limit)
     return NextSeed(configuration=max(gains, key=lambda c: gains[c]))
 
 
