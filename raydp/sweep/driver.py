@@ -16,13 +16,10 @@ from raydp.plugins.registries import service
 from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
+from raydp.sweep.engine.adaptive import SharedQuestion
 from raydp.sweep.engine.committer import Committer
 from raydp.sweep.engine.context import SweepContext
-from raydp.sweep.engine.further_seeds import (
-    BeforeFurtherSeeds,
-    SharedQuestion,
-    before_further_seeds,
-)
+from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, before_further_seeds
 from raydp.sweep.engine.training import SourceFn, Training, own_source, train
 from raydp.sweep.engine.trial import prefix_folder
 from raydp.sweep.planning.inputs import KnownInputs

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.committer import Committer
-from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.engine.leases.keys import key_of
 from raydp.sweep.engine.training import Training, in_order, own_source
 from raydp.sweep.engine.tune.rounds import ListSource, RunSource
@@ -83,5 +82,5 @@ def joint_source(
             ListSource([trial.run_id for trial in training.left]) if own is None else own
         )
     if (question := trainings[0].context.question) is not None:
-        question.begin({k: each for k, each in sources.items() if isinstance(each, SeedSource)})
+        question.begin({k: s for k, s in sources.items() if isinstance(s, StepwiseSource)})
     return JointSource(sources, in_order(trainings)) if stepwise else None

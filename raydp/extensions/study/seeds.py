@@ -17,6 +17,7 @@ from raydp.extensions.study.safe_epsilon import EPSILON, StudyScores, sentences
 from raydp.search_spaces import Configuration
 from raydp.search_spaces.settings import Settings
 from raydp.spec.sections.seeds import AdaptiveSeeds
+from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.store.measurements import words_of
 
@@ -110,9 +111,9 @@ class StudyQuestion:
             return None
         return cls(study=study, seeds=seeds) if isinstance(seeds, AdaptiveSeeds) else None
 
-    def begin(self, sources: Mapping[str, SeedSource]) -> None:
+    def begin(self, sources: Mapping[str, StepwiseSource]) -> None:
         """Take the sources of the sweeps that train now, by their names."""
-        self._sources = sources
+        self._sources = {k: each for k, each in sources.items() if isinstance(each, SeedSource)}
         # The scores may have been measured more finely since.
         self._parts, self._step = (-1, None), ((-1, -1), NextSeed())
 
@@ -121,12 +122,12 @@ class StudyQuestion:
         sources = self._sources.values()
         return bool(sources) and not any(each.in_progress(first=True) for each in sources)
 
-    def next_seed(self, source: SeedSource) -> NextSeed | None:
+    def next_seed(self, source: StepwiseSource) -> NextSeed | None:
         """Return the next seed of a sweep; see `SharedQuestion`."""
         sources = self._sources.values()
         # All scores are measured finely, or none. A sweep whose scores are waits for another round.
         if any(each.before.is_open() for each in sources):
-            source.finished = not source.before.can_begin()
+            source.finished = not self._sources[source.spec.name].before.can_begin()
             return NextSeed()
         given = sum(len(each.given()) for each in sources)
         in_progress = sum(len(each.in_progress()) for each in sources)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from raydp.analysis.seeds.allocation import NextSeed
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.results import RunResult
@@ -77,3 +79,20 @@ class StepwiseSource(ABC):
         The threshold may be a share of the gain over the untrained model.
         """
         return self.folder.result(BASE_RUN) is not None or self.spec.select.max_loss is not None
+
+
+class SharedQuestion(Protocol):
+    """A question that several sweeps answer together. The extension `study` has one."""
+
+    def begin(self, sources: Mapping[str, StepwiseSource]) -> None:
+        """Take the sources of the sweeps that train now, by their names."""
+
+    def is_ready(self) -> bool:
+        """Return whether the first pass of every sweep has ended."""
+
+    def next_seed(self, source: StepwiseSource) -> NextSeed | None:
+        """Return the next seed of a sweep, or the end of its seeds, once `is_ready`.
+
+        One without a state and a configuration means to wait for other sweeps. None: the sweep's
+        own decision is to be followed.
+        """

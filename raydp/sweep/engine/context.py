@@ -22,7 +22,7 @@ from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
     from raydp.models.sharing import SharedModel
-    from raydp.sweep.engine.further_seeds import SharedQuestion
+    from raydp.sweep.engine.adaptive import SharedQuestion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,8 @@ After the first pass, further runs go to the configurations that may be selected
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from raydp.plugins.registries import service
 from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
-from raydp.sweep.engine.adaptive import StepwiseSource
+from raydp.sweep.engine.adaptive import SharedQuestion, StepwiseSource
 from raydp.sweep.engine.context import SweepContext
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
@@ -89,23 +88,6 @@ def before_further_seeds(context: SweepContext, task: Task) -> BeforeFurtherSeed
     step_fn = service("finer_measurement", needed_by=needed_by)
     step = None if step_fn is None else step_fn(context.spec, context.folder, task)
     return BeforeFurtherSeeds() if step is None else step
-
-
-class SharedQuestion(Protocol):
-    """A question that several sweeps answer together. The extension `study` has one."""
-
-    def begin(self, sources: Mapping[str, SeedSource]) -> None:
-        """Take the sources of the sweeps that train now, by their names."""
-
-    def is_ready(self) -> bool:
-        """Return whether the first pass of every sweep has ended."""
-
-    def next_seed(self, source: SeedSource) -> NextSeed | None:
-        """Return the next seed of a sweep, or the end of its seeds, once `is_ready`.
-
-        One without a state and a configuration means to wait for other sweeps. None: the sweep's
-        own decision is to be followed.
-        """
 
 
 @dataclass(kw_only=True)
