@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from raydp.analysis.seeds.allocation import NextSeed
 from raydp.spec.document import SweepSpec
 from raydp.sweep.store.folder import BASE_RUN, SweepFolder
 from raydp.sweep.store.results import RunResult
 from raydp.training.trial_plan import TrialPlan
+
+if TYPE_CHECKING:
+    from raydp.analysis.seeds.allocation import NextSeed
 
 
 @dataclass(kw_only=True)
