@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from raydp.analysis.selection.choice import select
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.evidence import keep_utility
-from raydp.analysis.selection.rules import LEAKAGE_CHECK
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import loss_posterior
@@ -134,7 +133,7 @@ def next_seed(
     except ValueError as error:  # no configuration keeps to the constraints
         return NextSeed(state="no selection", reason=str(error))
     # If nothing leaks measurably, the scores differ by chance alone, and seeds cannot rank them.
-    if any(step.name == LEAKAGE_CHECK and step.dropped for step in selection.steps):
+    if selection.nothing_leaks:
         return NextSeed(state="nothing leaks", reason=selection.explanation)
     race = _Race.of(points, constraints, selection, by_secret, log_base, no_leak)
     decision = selection.decision

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.contenders import Contenders
 from raydp.analysis.selection.decision import Decision
+from raydp.analysis.selection.rules import LEAKAGE_CHECK
 from raydp.analysis.statistics.results import Warned as Warned
 from raydp.analysis.statistics.results import because, given
 from raydp.analysis.surface.outlook import Outlook
@@ -88,7 +89,7 @@ class Selection:
         scores: name -> mean over seeds of every named score of the configuration.
         sweep: the name of the sweep, None for a points table.
         tracking_uri: the store of the selected model, None if it is not known.
-        load_fn: loads the selected model, None if the selection has no model.
+        load_fn: loads "model" or "tokenizer" of the selection, None if it has no model.
     """
 
     configuration: Configuration
@@ -115,7 +116,7 @@ class Selection:
     scores: Mapping[str, float] = field(default_factory=dict)
     sweep: str | None = None
     tracking_uri: str | None = None
-    load_fn: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+    load_fn: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
 
     @property
     def load_call(self) -> str | None:
@@ -142,13 +143,25 @@ class Selection:
             ValueError: the selection was made from a points table, which names no tracking store,
                 or has no model.
         """
+        return self._loaded("model")
+
+    def load_tokenizer(self) -> Any:
+        """Load the selected model's tokenizer, as `load` does the model."""
+        return self._loaded("tokenizer")
+
+    def _loaded(self, what: str) -> object:
         if self.load_fn is None:
             raise ValueError(
                 "Selection.load must be called on the selection of a sweep with a registered "
                 f"model, got model_uri {self.model_uri!r} of sweep {self.sweep!r}. Use "
                 "raydp.load_model(model_uri, tracking_uri=...)."
             )
-        return self.load_fn()
+        return self.load_fn(what)
+
+    @property
+    def nothing_leaks(self) -> bool:
+        """Whether no configuration leaks measurably, so that the utility alone selects."""
+        return any(step.name == LEAKAGE_CHECK and step.dropped for step in self.steps)
 
     @cached_property
     def outlook(self) -> Outlook | None:

@@ -86,7 +86,7 @@ class Verdict:
             certainty=certainty,
             doubt=doubt,
             best_utility=None if best is None else _beside(best, selection, words),
-            runner_up=_runner_up(selection.decision),
+            runner_up=None if selection.nothing_leaks else _runner_up(selection.decision),
             cautions=_cautions(selection),
         )
 
@@ -104,7 +104,7 @@ def _leak(selection: Selection, words: Words) -> str | None:
         low, high = decision.interval
         sure, span = f"{100 * decision.confidence:g} %", words.span(low, high)
         if words.no_leak is not None and low <= words.no_leak <= high:
-            leak += f"; no leak is within its {sure} interval{(span and f', {span}') or ''}"
+            leak += f'; "no leak" is within its {sure} interval{(span and f", {span}") or ""}'
         elif span is not None:
             leak += f"; {sure} interval {span}"
     return leak
@@ -136,6 +136,8 @@ def _certainty(selection: Selection) -> tuple[str, str | None]:
     if number == 1:
         alone = "there is no other one" if common is None else f"the only one {common}"
         return f"{alone}: no scores were compared", None
+    if selection.nothing_leaks:
+        return f"none {among} leaks measurably, so the utility decides", None
     if decision.probability is None or decision.probability_within is None:
         return f"how sure it is to leak least {among} is not known", None
     least = f"{chance(decision.probability)} likely to leak least {among}"
@@ -221,7 +223,9 @@ def _more(fields: int, between: str) -> str:
 
 def _cautions(selection: Selection) -> tuple[str, ...]:
     """Return the short forms of the warnings, what would decide first."""
-    outlook = selection.outlook if selection.undecided is not None else None
+    # Where nothing leaks, more runs would rank what differs by chance alone.
+    ranks = selection.undecided is not None and not selection.nothing_leaks
+    outlook = selection.outlook if ranks else None
     remedy = None if outlook is None else outlook.short
     return (
         *([] if remedy is None else [remedy]),

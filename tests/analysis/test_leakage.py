@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from raydp.analysis import configuration_means, select
+from raydp.analysis.report.first_screen import NoWords
 from raydp.analysis.selection.leakage import measured_leakage
+from raydp.analysis.selection.verdict import Verdict
 from raydp.analysis.tables.points import configurations
 from tests.marks import slow_after
 
@@ -93,6 +95,10 @@ def test_nothing_leaks_measurably_so_utility_selects():
     (step,) = [step for step in chosen.steps if step.name == "leakage check"]
     assert step.rule.endswith("secret by secret; leaking measurably: none")
     assert not any("lowest score" in w for w in chosen.warnings), "the scores did not choose"
+    verdict = Verdict.of(chosen, None, NoWords(), None)
+    assert verdict.certainty == "none of the 4 compared leaks measurably, so the utility decides"
+    assert (verdict.doubt, verdict.runner_up) == (None, None)
+    assert not any("would decide" in caution for caution in verdict.cautions)
     assert select(table, rule="procedure", by_secret=by_secret).configuration.key[:3] == (
         10,
         128,

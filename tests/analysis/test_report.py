@@ -279,7 +279,7 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
     share = f"{100 * selection.score:.3g}\u00a0%"
     assert texts["leak_figure"] == share
     said = f"A secret is told in {share} of tries"
-    assert texts["leak_text"] == f"{said}; no leak is within its 95\u00a0% interval."
+    assert texts["leak_text"] == f'{said}; "no leak" is within its 95\u00a0% interval.'
     sure = replace(selection, decision=replace(selection.decision, interval=[0.01, 0.9]))
     assert "as much" not in texts["leak_beside"]
     told = screen_of(points, sure, InPercent(), base_score=selection.score / 2)

@@ -71,10 +71,11 @@ def test_every_other_score_is_in_the_words_of_the_decision(ended: Ended) -> None
 
 def test_a_selection_loads_its_model_from_the_sweeps_own_store(ended: Ended) -> None:
     assert ended.selected.load().training is False
+    assert ended.selected.load_tokenizer()("a").input_ids
     with pytest.raises(
         ValueError, match=r"Selection\.load must be called on the selection of a sweep"
     ):
-        select(ended.result.points()).load()
+        select(ended.result.points()).load_tokenizer()
 
 
 def test_the_report_names_a_store_and_no_absolute_path(ended: Ended) -> None:

@@ -214,7 +214,7 @@ def test_a_wide_interval_stands_beside_the_words_of_its_score(tmp_path: Path) ->
     assert said is not None
     assert re.fullmatch(
         "training made a secret about as likely as texts of the same form; "
-        r"no leak is within its 95 % interval, \S+ to \S+ times",
+        r'"no leak" is within its 95 % interval, \S+ to \S+ times',
         said,
     )
     assert len(textwrap.wrap(said, WIDTH - 11)) == 2

@@ -47,7 +47,7 @@ class Finish:
     report: Path | None = None
 
 
-NOT_FINISHED = Finish(reason="interrupted before the end")
+NOT_FINISHED = Finish(reason="interrupted before the end; `raydp select` takes what has finished")
 """The outcome of a sweep that was interrupted before its selection.
 
 Nothing is selected, because all runs might select another configuration.

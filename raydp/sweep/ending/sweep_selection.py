@@ -29,7 +29,7 @@ def of_sweep(
     store, load_fn = folder.tracking().uri, None
     # Loading imports the training libraries, so it waits until a user asks for the model.
     if selection.model_uri is not None:
-        load_fn = partial(_load_model, selection.model_uri, store)
+        load_fn = partial(_loaded, selection.model_uri, store)
     return replace(
         selection,
         cautions=(*selection.cautions, *cautions_about(folder)),
@@ -40,5 +40,6 @@ def of_sweep(
     )
 
 
-def _load_model(uri: str, store: str) -> object:
-    return tracking.load_model(uri, tracking_uri=store)
+def _loaded(uri: str, store: str, what: str) -> object:
+    loads = {"model": tracking.load_model, "tokenizer": tracking.load_tokenizer}
+    return loads[what](uri, tracking_uri=store)
