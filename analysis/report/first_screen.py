@@ -144,8 +144,10 @@ class FirstScreen:
 
     def _value(self, score: float) -> str:
         """Return the figure that the words of a score hold, or else the score."""
-        found = _VALUE.search(self.words.say(score) or "")
-        return f"{score:.3g}" if found is None else found.group()
+        said, base = self.words.say(score) or "", self.words.log_base
+        if (found := _VALUE.search(said)) is not None:
+            return found.group()
+        return f"{base**score:.3g} times" if said and base is not None else f"{score:.3g}"
 
     def _use(self, selection: Selection) -> Tile:
         """Return the share of the largest gain in utility, or else the loss."""
@@ -168,7 +170,8 @@ class FirstScreen:
             return number(None), "The table names no guarantee.", ""
         if math.isinf(epsilon):
             return "none", "It has no guarantee: its ε is infinite.", ""
-        unit, certified = self.told.get("Unit of privacy", "record"), self.told.get("Certified")
+        unit = self.told.get("Unit of privacy", "record").partition(" (")[0]
+        certified = self.told.get("Certified")
         # With even odds, a test of (ε, δ)-DP is right with at most (e^ε + δ) / (1 + e^ε).
         single = _percent_up((1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
         text = f"A guess whether one {unit} was trained on is right in at most {single} of cases."

@@ -78,9 +78,11 @@ class ScoreWords:
         ratio = excess if self.log_base is None else _power(self.log_base, value - other)
         if 1 / _CLOSE < ratio < _CLOSE:
             return "leaks as much"
-        if ratio > _MANY:
-            return f"leaks over {_MANY:,.0f} times as much"
-        return f"leaks {_number(ratio)} times as much"
+        times, more = (
+            (ratio, "as much") if ratio > 1 else (1 / ratio if ratio else math.inf, "less")
+        )
+        said = f"over {_MANY:,.0f}" if times > _MANY else _number(times)
+        return f"leaks {said} times {more}"
 
 
 def _power(base: float, exponent: float) -> float:

@@ -289,6 +289,9 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
         f"The pre-trained model leaks 0.5 times as much ({50 * selection.score:.3g}\u00a0%)."
     )
     assert texts["use_figure"] == number(selection.utility_loss), "no share without the base loss"
+    # A ratio of about 1 is said without a figure.
+    of_gain = screen_of(points, sure, ScoreWords.of("logprob", {}), base_score=0.0)
+    assert "The pre-trained model: 1 times." in of_gain["leak_beside"]
 
 
 @pytest.mark.parametrize(
@@ -319,6 +322,12 @@ def test_a_single_model_is_compared_with_no_other(points, selection):
     ("columns", "told", "figure", "said"),
     [
         ({"epsilon": 7.99, "delta": 1e-5}, {}, "ε ≤ 7.99", "right in at most 99.97 % of cases"),
+        (
+            {"epsilon": 7.99, "delta": 1e-5},
+            {"Unit of privacy": "user (column name) with all its examples (at most 6)"},
+            "ε ≤ 7.99",
+            "whether one user was trained on is right",
+        ),
         ({"epsilon": 1.0, "delta": 0.0}, {}, "ε ≤ 1", "one record was trained on"),
         ({"epsilon": 1.0, "delta": 0.0}, {}, "ε ≤ 1", "73.11 % of cases"),
         ({"epsilon": 7.98801, "delta": 1e-5}, {}, "ε ≤ 7.989", "δ = 1e-05"),

@@ -144,8 +144,9 @@ def test_a_value_is_said_as_its_score_declares(
     [
         ("vmr", 0.24, 0.02, "leaks 12 times as much"),
         ("vmr", 0.2, 0.2, "leaks as much"),
-        ("vmr", 0.01, 0.04, "leaks 0.25 times as much"),
+        ("vmr", 0.01, 0.04, "leaks 4 times less"),
         ("vmr", 1.0, 1e-9, "leaks over 1,000 times as much"),
+        ("vmr", 1e-9, 1.0, "leaks over 1,000 times less"),
         ("vmr", 1.0, 0.0, None),
         ("logprob", 2.0, 2.0 - 0.6931471805599453, "leaks 2 times as much"),
         ("mia", 0.7, 0.6, "leaks 2 times as much"),
