@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import pandas as pd
 from mlflow.entities import LoggedModel, ViewType
@@ -142,16 +141,14 @@ class Lookup:
         # Let MLflow sort, so that the first page may be enough. A few spare rows replace those
         # without a version.
         metric = self._ordering()
-        options: dict[str, Any] = {"max_results": PAGE}
+        size, order = PAGE, None
         if metric is not None and self.limit is not None:
-            options = {
-                "max_results": min(PAGE, self.limit + 10),
-                "order_by": [{"field_name": f"metrics.{metric}", "ascending": True}],
-            }
+            size = min(PAGE, self.limit + 10)
+            order = [{"field_name": f"metrics.{metric}", "ascending": True}]
         token = None
         while True:
             page = self.store.client.search_logged_models(
-                experiments, " AND ".join(parts) or None, page_token=token, **options
+                experiments, " AND ".join(parts) or None, None, size, order, token
             )
             yield list(page)
             token = page.token
