@@ -271,7 +271,7 @@ def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
     Return the wishes unchanged if the data hold none.
     """
     path = output.with_name(f"{output.stem}-secrets.jsonl")
-    found = service("mine_secrets", needed_by="--mine-secrets")(
+    reason = service("mine_secrets", needed_by="--mine-secrets")(
         Path(wishes.data),
         path,
         model=wishes.model,
@@ -280,12 +280,12 @@ def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
         heldout_fraction=seen.heldout_fraction(wishes.users),
         user_column=None if wishes.users is None else wishes.users.name,
     )
-    if found:
+    if reason is None:
         stderr.print(f"{path}: read it, and remove what is no secret.", markup=False)
         return replace(wishes, secrets=path)
     instead = "membership of users" if wishes.unit == "user" else "planted canaries"
     stderr.print(
-        f"warning: no secret was found by --mine-secrets. {instead.capitalize()} will be "
+        f"warning: no secret was found by --mine-secrets: {reason}. {instead.capitalize()} will be "
         "measured instead. `raydp secrets extract --help` says what counts as a secret.",
         markup=False,
     )

@@ -210,27 +210,26 @@ class ChatTask(RowsSection):
         remedy = f"{BY_COLUMN}, or leave unit out: it is then one conversation."
         return Users.named(names, "conversation", remedy=remedy)
 
-    def trained_messages(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the distinct messages of the training conversations that `loss` trains on.
+    def trained_messages(self, tokenizer: PreTrainedTokenizerBase) -> list[list[str]]:
+        """Return the messages of each training conversation that `loss` trains on.
 
         Raises:
             ValueError: the data are missing or malformed, or hold no such message.
         """
         train, _ = self._split(ChatTemplate(tokenizer, self.template), {})
-        said: list[str] = []
+        said: list[list[str]] = []
         for row in self._limited(train, {}):
             conversation = row.conversation
-            said += [
+            messages = [
                 m.content
                 for m in conversation.messages
                 if (m.role == "assistant" or self.loss == "all") and m.trained and m.content
             ]
             texts = conversation.texts or ()
-            said += texts if self.loss == "all" else texts[1:]
-        if not any(said):
+            said.append([*messages, *(texts if self.loss == "all" else texts[1:])])
+        if not any(map(any, said)):
             raise ValueError("DATA must hold messages to train on, got none. Give more data.")
-        # A dict keeps the order of first occurrence; a set would make the result depend on hashing.
-        return list(dict.fromkeys(said))
+        return said
 
     def _split(
         self, template: ChatTemplate, notes: dict[str, object]

@@ -41,7 +41,7 @@ Length = Annotated[
     typer.Option("--n", min=2, help="Tokens of an n-gram (mail, chat); 50, 20 and 10 by default."),
 ]
 Top = Annotated[int, typer.Option(min=1, help="n-grams that are merged (mail, chat).")]
-MinCount = Annotated[int, typer.Option(min=1, help="Texts that a secret must be in (mail, chat).")]
+MinCount = Annotated[int, typer.Option(min=1, help="Rows that a secret must be in (mail, chat).")]
 Detect = Annotated[str, typer.Option(help="Detectors, comma-separated; '' for none (mail, chat).")]
 Order = Annotated[
     Literal["secret", "count"],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydp.extensions.secrets.files import require_new, write_secrets
-from raydp.extensions.secrets.mail import MailOptions, training_texts
+from raydp.extensions.secrets.mail import MailOptions, Row, training_texts
 from raydp.system.output import print_table, stderr
 from raydp.tasks.row_files import read_json_rows
 from raydp.tasks.secret import read_secrets
@@ -38,13 +38,13 @@ def extract_from_mail(
     The counts are of every step and of the types.
     """
 
-    def texts(_: PreTrainedTokenizerBase) -> list[str]:
+    def rows(_: PreTrainedTokenizerBase) -> list[Row]:
         return training_texts(
             data, column, heldout_fraction=heldout_fraction, split_seed=split_seed,
             user_column=user_column,
         )  # fmt: skip
 
-    return _extracted(output, tokenizer, options, texts)
+    return _extracted(output, tokenizer, options, rows)
 
 
 def extract_from_chat(
@@ -65,9 +65,9 @@ def _extracted(
     output: Path,
     tokenizer: str,
     options: MailOptions,
-    texts_fn: Callable[[PreTrainedTokenizerBase], list[str]],
+    rows_fn: Callable[[PreTrainedTokenizerBase], Sequence[Row]],
 ) -> dict[str, object]:
-    """Extract the secrets of texts, and write them."""
+    """Extract the secrets of rows of texts, and write them."""
     from raydp.extensions.secrets import mail
     from raydp.extensions.secrets.detectors import check_region
     from raydp.models.base_models import load_tokenizer
@@ -78,7 +78,7 @@ def _extracted(
     require_new(output)
     with stderr.status("reading") as status:
         of_model = load_tokenizer(tokenizer)
-        rows, notes = mail.extract(texts_fn(of_model), of_model, options, progress=status.update)
+        rows, notes = mail.extract(rows_fn(of_model), of_model, options, progress=status.update)
     return _written(output, rows, notes)
 
 
@@ -177,7 +177,19 @@ def show(output: Path) -> None:
 
 
 class NoSecretFoundError(ValueError):
-    """The data hold no text that the options count as a secret."""
+    """The data hold no text that the options count as a secret.
+
+    Args:
+        notes: counts of the steps; `reason` says why no detected value became a secret.
+    """
+
+    def __init__(self, notes: Mapping[str, object]) -> None:
+        counts = ", ".join(f"{key} {value}" for key, value in notes.items())
+        super().__init__(
+            f"DATA must hold a secret, got none ({counts}). Lower --min-count or --n, or give more "
+            "data."
+        )
+        self.reason = str(notes.get("reason", "no value was detected, and no text is frequent"))
 
 
 def _written(
@@ -186,11 +198,7 @@ def _written(
     """Write the rows, and return the notes with counts by type."""
     # No file without a secret: a sweep on it would fail later.
     if not rows:
-        counts = ", ".join(f"{key} {value}" for key, value in notes.items())
-        raise NoSecretFoundError(
-            f"DATA must hold a secret, got none ({counts}). Lower --min-count or --n, or give more "
-            "data."
-        )
+        raise NoSecretFoundError(notes)
     write_secrets(output, rows)
     types = Counter((str(row["type"]), str(row["source"])) for row in rows)
     listed = [

@@ -31,6 +31,12 @@ LENGTHS = (50, 20, 10)
 Signatures and repeated lines of short mails have no more than 10 tokens, so longer n-grams miss
 them.
 """
+Row = Sequence[str]
+"""The texts of a row of the data: a mail, or the messages of a conversation."""
+Holders = Mapping[str, set[int]]
+"""Text -> the rows that hold it. A text that many rows repeat is searched once."""
+Place = tuple[set[int], str, Found]
+"""Where a detected value is: the rows that hold a text, the text, and the value in it."""
 PLAIN = "formatted"
 """The type of frequent text that no rule recognises."""
 LEADING = ("key", "number")
@@ -39,15 +45,15 @@ LEADING = ("key", "number")
 A contact block can hold such a value in its prompt, so it is always its own secret.
 """
 SHARED = 0.8
-"""Least share of the texts of a value's commonest prompt in which its own prompt occurs.
+"""Least share of the rows of a value's commonest prompt in which its own prompt occurs.
 
 The longest such prompt is taken.
 """
 COMMON_SHARE = 0.1
-"""Share of all texts above which a continuation is boilerplate, if above `COMMON_TEXTS` too."""
-COMMON_TEXTS = 10
+"""Share of all rows above which a continuation is boilerplate, if above `COMMON_ROWS` too."""
+COMMON_ROWS = 10
 MANY_PROMPTS = 5
-"""A continuation in more than this many times its secret's texts follows many prompts."""
+"""A continuation in more than this many times its secret's rows follows many prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,8 @@ class MailOptions:
         n: tokens of an n-gram; None for `LENGTHS`. Of the shorter lengths, only recognised
             sequences are kept, because most frequent short sequences are ordinary language.
         top: number of n-grams that are merged.
-        min_count: number of texts that a sequence or a detected value must occur in. A value can
-            follow different prompts in these texts, and a secret has one of the prompts.
+        min_count: number of rows that a sequence or a detected value must occur in. A value can
+            follow different prompts in these rows, and a secret has one of the prompts.
         detect: kinds of values that detectors look for.
         max_detected: number of values kept of each kind, the most common first.
         region: country of phone numbers without a country code, two letters.
@@ -77,7 +83,7 @@ class MailOptions:
 
 
 class SecretRow(TypedDict):
-    """A row of a secrets file. `count` is the number of texts that hold the secret."""
+    """A row of a secrets file. `count` is the number of rows that hold the secret."""
 
     prompt: str
     continuation: str
@@ -88,8 +94,8 @@ class SecretRow(TypedDict):
 
 def training_texts(
     path: Path, column: str, *, heldout_fraction: float, split_seed: int, user_column: str | None
-) -> list[str]:
-    """Return the texts that a task trains on.
+) -> list[Row]:
+    """Return the texts that a task trains on, each as a row by itself.
 
     With a column `split`, these are its rows "train". Otherwise they are the texts that the task
     `enron` trains on with this fraction and seed, except that short texts are not left out. With a
@@ -98,7 +104,7 @@ def training_texts(
     Raises:
         ValueError: the file is malformed, or leaves no text.
     """
-    texts = []
+    texts = list[tuple[str, str]]()
     users = (
         repeat(None)
         if user_column is None
@@ -113,17 +119,17 @@ def training_texts(
         ):
             continue
         if unwanted(text) is None:
-            texts.append(text)
+            texts.append((text, user or text))
     if not texts:
         raise ValueError(
             f"DATA must leave texts to train on, got none in {path.name}. Give more data."
         )
-    # A text that comes twice counts once.
-    return list(dict.fromkeys(texts))
+    # As in the task, a user's text that comes twice is trained on once.
+    return [(text,) for text, _ in dict.fromkeys(texts)]
 
 
 def extract(
-    texts: Sequence[str],
+    rows: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,
     options: MailOptions,
     *,
@@ -132,25 +138,26 @@ def extract(
     """Extract the secrets of training texts.
 
     Args:
-        texts: distinct texts.
+        rows: the texts of each row, such as the messages of a conversation.
         tokenizer: tokenizer of the model to be trained. Frequency is counted in its tokens.
         options: see MailOptions.
         progress: called with the name of the current step.
 
     Returns:
         Rows of a secrets file (see raydp.tasks.secret.read_secrets) with `type`, `source` and
-        `count`, in the order of the options. `count` is the number of texts that hold the secret.
+        `count`, in the order of the options. `count` is the number of rows that hold the secret.
         Also counts of every step.
     """
-    frequent, steps = _frequent(texts, tokenizer, options, progress)
-    # Keep the sequences that occur in enough texts.
+    holders = _holders(rows)
+    frequent, steps = _frequent(rows, list(holders), tokenizer, options, progress)
+    # Keep the sequences that occur in enough rows.
     progress("counting the secrets")
-    counts = {piece: sum(piece.text in text for text in texts) for piece in frequent}
+    counts = {piece: _num_rows(piece.text, holders) for piece in frequent}
     # Of two pieces that differ only in their division, the first one stays.
     distinct = list({piece.text: piece for piece in reversed(frequent)}.values())[::-1]
     frequent = [piece for piece in distinct if counts[piece] >= options.min_count]
     # Add detected values, and resolve overlaps with the sequences.
-    detected = _detected(texts, options, progress)
+    detected = _detected(holders, options, progress)
     new = _beside(detected.kept, frequent)
     # If unrecognised text holds a detected value, the value is the secret.
     num_merged = len(frequent)
@@ -159,15 +166,14 @@ def extract(
     holding = num_merged - len(frequent)
     # Drop boilerplate, and put the secrets in order.
     if options.order == "secret":
-        frequent = [
-            p for p in frequent if p.type != PLAIN or not _is_boilerplate(p, counts[p], texts)
-        ]
-    rows = [_row(piece, "ngram", counts[piece]) for piece in frequent]
-    rows += [_row(piece, "detector", count) for piece, count in new.items()]
-    rows = _ordered(rows, options, len(texts))
+        most = max(COMMON_SHARE * len(rows), COMMON_ROWS)
+        frequent = [p for p in frequent if not _is_boilerplate(p, counts[p], holders, most)]
+    secrets = [_row(piece, "ngram", counts[piece]) for piece in frequent]
+    secrets += [_row(piece, "detector", count) for piece, count in new.items()]
+    secrets = _ordered(secrets, options, len(rows))
     in_sequences = len(detected.kept) - len(new)
     notes: dict[str, int | str] = {
-        "texts": len(texts),
+        "rows": len(rows),
         **steps,
         "secrets_of_sequences": len(frequent),
         "sequences_with_detected_value": holding,
@@ -176,27 +182,46 @@ def extract(
         "secrets_of_detectors": len(new),
         "detected_in_sequences_too": in_sequences,
         **detected.left_out,
-        "secrets": len(rows),
+        "secrets": len(secrets),
     }
     if detected.found and not new:
-        notes["reason"] = _why_none(detected, in_sequences)
-    return rows, notes
+        notes["reason"] = _why_none(detected, in_sequences, options.min_count)
+    return secrets, notes
+
+
+def _holders(rows: Sequence[Row]) -> Holders:
+    """Return the rows that hold each text."""
+    holders: dict[str, set[int]] = {}
+    for i, row in enumerate(rows):
+        for text in row:
+            holders.setdefault(text, set()).add(i)
+    return holders
+
+
+def _num_rows(part: str, holders: Holders) -> int:
+    """Return the number of rows with a text that holds the part."""
+    return len(set[int]().union(*(rows for text, rows in holders.items() if part in text)))
 
 
 def _frequent(
+    rows: Sequence[Row],
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     options: MailOptions,
     progress: Callable[[str], None],
 ) -> tuple[list[Piece], dict[str, int]]:
-    """Find frequent n-grams of each length, and merge them into sequences. Also return counts."""
+    """Find frequent n-grams of each length, and merge them into sequences. Also return counts.
+
+    Args:
+        rows: the rows, of whose texts `texts` has each once.
+    """
     progress("tokenising")
-    ids: list[list[int]] = []
+    ids: dict[str, list[int]] = {}
     for begin in range(0, len(texts), CHUNK):
-        ids += tokenizer(
-            list(texts[begin : begin + CHUNK]), add_special_tokens=False, verbose=False
-        )["input_ids"]
-    tokens = Tokens.of(ids)
+        part = list(texts[begin : begin + CHUNK])
+        encoded = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        ids |= zip(part, encoded, strict=True)
+    tokens = Tokens.of([[ids[text] for text in row] for row in rows])
     frequent: list[Piece] = []
     steps: dict[str, int] = {}
     for n in LENGTHS if options.n is None else (options.n,):
@@ -230,19 +255,24 @@ def _beside(detected: Mapping[Piece, int], frequent: Sequence[Piece]) -> dict[Pi
     }
 
 
-def _ordered(rows: Sequence[SecretRow], options: MailOptions, num_texts: int) -> list[SecretRow]:
-    """Return the rows in the order of the options, of those of one secret the first."""
+def _ordered(secrets: Sequence[SecretRow], options: MailOptions, num_rows: int) -> list[SecretRow]:
+    """Return the secrets in the order of the options, of those of one text the first."""
     ranked = options.order == "secret"
     unique: dict[tuple[str, str], SecretRow] = {}
-    for row in sorted(rows, key=lambda r: (_place(r, num_texts) if ranked else 0, -r["count"])):
+    for row in sorted(secrets, key=lambda r: (_place(r, num_rows) if ranked else 0, -r["count"])):
         unique.setdefault((row["prompt"], row["continuation"]), row)
     return list(unique.values())
 
 
-def _is_boilerplate(piece: Piece, count: int, texts: Sequence[str]) -> bool:
-    """Return whether a piece's continuation is in many texts, or follows many other prompts too."""
-    held = sum(piece.continuation.strip() in text for text in texts)
-    return held > max(COMMON_SHARE * len(texts), COMMON_TEXTS) or held > MANY_PROMPTS * count
+def _is_boilerplate(piece: Piece, count: int, holders: Holders, most: float) -> bool:
+    """Return whether unrecognised text is boilerplate.
+
+    Then its continuation is in more than `most` rows, or follows many other prompts too.
+    """
+    if piece.type != PLAIN:
+        return False
+    held = _num_rows(piece.continuation.strip(), holders)
+    return held > most or held > MANY_PROMPTS * count
 
 
 def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Piece]:
@@ -255,14 +285,14 @@ def _recognised(candidates: Iterable[Piece], known: Sequence[Piece]) -> list[Pie
     ]
 
 
-def _place(row: SecretRow, num_texts: int) -> int:
+def _place(row: SecretRow, num_rows: int) -> int:
     """Return the rank of a secret.
 
-    The order is: keys and numbers, other recognised values, values in most texts, other text.
+    The order is: keys and numbers, other recognised values, values in most rows, other text.
     """
     if row["type"] == PLAIN:
         return 3
-    if row["count"] > num_texts / 2:  # such as the sender's own address in every footer
+    if row["count"] > num_rows / 2:  # such as the sender's own address in every footer
         return 2
     return 0 if row["type"] in LEADING else 1
 
@@ -299,7 +329,7 @@ class Detected:
     """Detected values.
 
     Attributes:
-        kept: the values as secrets, with the number of texts that each secret occurs in.
+        kept: the values as secrets, with the number of rows that each secret occurs in.
         found: kind -> number of distinct values.
         left_out: reason -> number of distinct values that are not kept.
     """
@@ -309,26 +339,24 @@ class Detected:
     left_out: dict[str, int] = field(default_factory=dict)
 
 
-def _detected(
-    texts: Sequence[str], options: MailOptions, progress: Callable[[str], None]
-) -> Detected:
+def _detected(holders: Holders, options: MailOptions, progress: Callable[[str], None]) -> Detected:
     """Detect values in texts, and give each value one prompt."""
     # Find the places of each value.
-    places: dict[tuple[Kind, str], list[tuple[int, Found]]] = defaultdict(list)
-    for i, text in enumerate(texts):
+    places: dict[tuple[Kind, str], list[Place]] = defaultdict(list)
+    for i, (text, rows) in enumerate(holders.items()):
         if i % CHUNK == 0:
-            progress(f"looking for {', '.join(options.detect)} in texts {i}/{len(texts)}")
+            progress(f"looking for {', '.join(options.detect)} in texts {i}/{len(holders)}")
         for value in (
             find(text, region=options.region, kinds=options.detect) if options.detect else []
         ):
-            places[value.kind, _value(text, value)].append((i, value))
+            places[value.kind, _value(text, value)].append((rows, text, value))
     # Choose the prompts.
     secrets: dict[Kind, list[tuple[Piece, int]]] = {kind: [] for kind in options.detect}
     too_rare = without_prompt = 0
     for (kind, _), where in places.items():
-        if len({i for i, _ in where}) < options.min_count:
+        if len(set[int]().union(*(rows for rows, *_ in where))) < options.min_count:
             too_rare += 1
-        elif secret := _with_prompt(texts, where):
+        elif secret := _with_prompt(where):
             secrets[kind].append(secret)
         else:
             without_prompt += 1
@@ -344,28 +372,27 @@ def _detected(
     return Detected(kept=kept, found=Counter(kind for kind, _ in places), left_out=left_out)
 
 
-def _with_prompt(
-    texts: Sequence[str], where: Sequence[tuple[int, Found]]
-) -> tuple[Piece, int] | None:
-    """Return a value with the longest prompt that most of its texts share, and their number.
+def _with_prompt(where: Sequence[Place]) -> tuple[Piece, int] | None:
+    """Return a value with the longest prompt that most of its rows share, and their number.
 
-    The number is of texts that hold both.
+    The number is of rows that hold both.
 
     Return None if no text precedes the value anywhere.
     """
-    # Every place of the value gives several prompts; count the texts of each.
-    candidates = dict.fromkeys(
-        (i, piece) for i, value in where for piece in in_contexts(texts[i], value)
-    )
-    counts = Counter(piece for _, piece in candidates)
+    # Every place of the value gives several prompts; count the rows of each.
+    rows_of: dict[Piece, set[int]] = defaultdict(set)
+    for rows, text, value in where:
+        for piece in in_contexts(text, value):
+            rows_of[piece] |= rows
+    counts = {piece: len(rows) for piece, rows in rows_of.items()}
     shared = [secret for secret in counts.items() if secret[1] >= SHARED * max(counts.values())]
     return max(shared, key=lambda secret: len(secret[0].prompt), default=None)
 
 
-def _why_none(detected: Detected, in_sequences: int) -> str:
+def _why_none(detected: Detected, in_sequences: int, min_count: int) -> str:
     """Return a sentence that says why no detected value became a secret of its own."""
     counts = {
-        "in fewer texts than --min-count": detected.left_out["detected_too_rare"],
+        f"in fewer than {min_count} rows (--min-count)": detected.left_out["detected_too_rare"],
         "without any text before them, so they have no prompt": detected.left_out[
             "detected_without_prompt"
         ],

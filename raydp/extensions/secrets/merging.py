@@ -21,7 +21,7 @@ MIN_COMMON = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A chain of grams: its tokens, and the number of texts that its rarest gram occurs in."""
+    """A chain of grams: its tokens, and the number of rows that its rarest gram occurs in."""
 
     ids: tuple[int, ...]
     count: int

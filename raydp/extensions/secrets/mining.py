@@ -27,7 +27,7 @@ def mine_secrets(
     template: Callable[[PreTrainedTokenizerBase], str | None],
     heldout_fraction: float,
     user_column: str | None,
-) -> bool:
+) -> str | None:
     """Extract the secrets of the data into a new file.
 
     The data are divided as the proposed task will, so that no secret is from the held-out part.
@@ -42,7 +42,7 @@ def mine_secrets(
         user_column: the column of users, if there is one.
 
     Returns:
-        Whether the data hold secrets. If they hold none, no file is written.
+        Why the data hold no secret, in words, and no file is written; None if the file is written.
     """
     try:
         if column is None:
@@ -62,6 +62,6 @@ def mine_secrets(
                 split_seed=0,
                 user_column=user_column,
             )
-    except NoSecretFoundError:
-        return False
-    return True
+    except NoSecretFoundError as error:
+        return error.reason
+    return None

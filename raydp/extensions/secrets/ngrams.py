@@ -1,4 +1,4 @@
-"""The most common token n-grams of many texts, by the number of texts that they occur in."""
+"""The most common token n-grams of rows of texts, by the number of rows that they occur in."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ class Tokens:
     Attributes:
         ids: [total] int32, the texts one after another.
         text_of: [total] int32, the text that each token belongs to.
+        row_of: [total] int32, ascending, the row that each token belongs to.
     """
 
     ids: NDArray[np.int32]
     text_of: NDArray[np.int32]
+    row_of: NDArray[np.int32]
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int]]) -> Tokens:
-        """Return the tokens of lists of token ids."""
+    def of(cls, rows: Sequence[Sequence[Sequence[int]]]) -> Tokens:
+        """Return the tokens of rows of texts, each a list of token ids."""
+        texts = [text for row in rows for text in row]
         lengths = [len(text) for text in texts]
         ids = np.fromiter((token for text in texts for token in text), np.int32, count=sum(lengths))
-        return cls(ids=ids, text_of=np.repeat(np.arange(len(texts), dtype=np.int32), lengths))
+        of_rows = [sum(map(len, row)) for row in rows]
+        return cls(
+            ids=ids,
+            text_of=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
+            row_of=np.repeat(np.arange(len(rows), dtype=np.int32), of_rows),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +47,7 @@ class Grams:
     Attributes:
         ids: [K, n] tokens of the n-grams, most common first. Equally common ones are ordered by
             first occurrence.
-        counts: [K] number of texts that each n-gram occurs in.
+        counts: [K] number of rows that each n-gram occurs in.
         positions: [m] positions in the texts where n-grams begin, ascending.
         gram_at: [m] index of the n-gram that begins there.
     """
@@ -51,7 +59,7 @@ class Grams:
 
 
 def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> Grams:
-    """Find the `top` n-grams that occur in the most texts, and all their positions.
+    """Find the `top` n-grams that occur in the most rows, and all their positions.
 
     Windows are compared by a 64-bit hash in a few vectorised passes, some millions at a time. The
     chosen n-grams are then compared token by token, so that a hash collision cannot add an
@@ -61,19 +69,19 @@ def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> 
         tokens: the texts.
         n: number of tokens of an n-gram.
         top: number of n-grams that are kept.
-        min_count: number of texts that an n-gram must occur in.
+        min_count: number of rows that an n-gram must occur in.
 
     Source: Hu et al. 2025, App. B.6 (n = 50, top 500).
     """
     # Hash all windows that lie within one text.
     hashes = _window_hashes(tokens.ids, n)
     whole = tokens.text_of[: len(hashes)] == tokens.text_of[n - 1 :]
-    # Count texts per hash, one part of the hashes at a time, and keep the best.
+    # Count rows per hash, one part of the hashes at a time, and keep the best.
     parts = -(-len(hashes) // WINDOWS_AT_A_TIME)
-    best: list[tuple[int, int]] = []  # (-texts, first position)
+    best: list[tuple[int, int]] = []  # (-rows, first position)
     for part in range(parts):
         chosen = np.flatnonzero(whole & (hashes % np.uint64(parts) == part))
-        counts, first = _texts_per_hash(hashes[chosen], tokens.text_of[chosen])
+        counts, first = _rows_per_hash(hashes[chosen], tokens.row_of[chosen])
         often = np.flatnonzero(counts >= min_count)
         kept = often[np.lexsort((first[often], -counts[often]))][:top]
         best += [(-int(counts[i]), int(chosen[first[i]])) for i in kept]
@@ -84,7 +92,7 @@ def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> 
     return Grams(
         ids=ids,
         counts=np.array(
-            [len(np.unique(tokens.text_of[positions[gram_at == g]])) for g in range(len(ids))],
+            [len(np.unique(tokens.row_of[positions[gram_at == g]])) for g in range(len(ids))],
             np.int64,
         ),
         positions=positions,
@@ -112,24 +120,24 @@ def _window_hashes(ids: NDArray[np.int32], n: int) -> NDArray[np.uint64]:
     return hashes
 
 
-def _texts_per_hash(
-    hashes: NDArray[np.uint64], text_of: NDArray[np.int32]
+def _rows_per_hash(
+    hashes: NDArray[np.uint64], row_of: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each distinct hash's number of texts and its first place in the arrays.
+    """Return each distinct hash's number of rows and its first place in the arrays.
 
     Hashes are in ascending order.
     """
-    # Stable, so that the texts of one hash stay ascending.
+    # Stable, so that the rows of one hash stay ascending.
     order = np.argsort(hashes, kind="stable")
-    hashes, text_of = hashes[order], text_of[order]
-    # Mark where a new hash begins, and where a new text of one hash begins.
+    hashes, row_of = hashes[order], row_of[order]
+    # Mark where a new hash begins, and where a new row of one hash begins.
     new_hash = np.ones(len(hashes), bool)
     new_hash[1:] = hashes[1:] != hashes[:-1]
-    new_text = new_hash.copy()
-    new_text[1:] |= text_of[1:] != text_of[:-1]
+    new_row = new_hash.copy()
+    new_row[1:] |= row_of[1:] != row_of[:-1]
     starts = np.flatnonzero(new_hash)
     counts = (
-        np.add.reduceat(new_text.astype(np.int64), starts) if len(starts) else np.zeros(0, np.int64)
+        np.add.reduceat(new_row.astype(np.int64), starts) if len(starts) else np.zeros(0, np.int64)
     )
     return counts, order[starts]
 

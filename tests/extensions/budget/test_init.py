@@ -141,7 +141,7 @@ def test_few_users_without_a_secret_still_get_a_spec(
 ) -> None:
     """Messages for a model without a template: the spec names one, and the user is told what is not
     as it was asked."""
-    turns = [("user", "I am Ana, case {}."), ("assistant", "We look into case {}.")]
+    turns = [("user", "I am Ana, case {}."), ("assistant", "Mail a{}@nordvik.com of it.")]
     rows = [
         {
             "messages": [{"role": r, "content": t.format(k)} for r, t in turns],
@@ -156,7 +156,8 @@ def test_few_users_without_a_secret_still_get_a_spec(
     assert answer.code == 0, answer.err
     said = " ".join(answer.err.split())
     assert (
-        "warning: no secret was found by --mine-secrets. Membership of users will be measured "
+        "warning: no secret was found by --mine-secrets: no detected value became a secret of its "
+        "own: 51 are in fewer than 2 rows (--min-count). Membership of users will be measured "
         "instead." in said
     )
     assert "from fewer units a model learns little, got 17. Give more data." in said

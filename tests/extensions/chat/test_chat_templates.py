@@ -299,7 +299,7 @@ def test_a_weight_of_0_is_context_under_both_losses(tiny: Any, tmp_path: Path) -
         "equal texts of other weights are no copies"
     )
     assert "WRONG" not in ChatTask(path=str(tmp_path / "rows.jsonl"), max_rows=2, heldout_fraction=0.01,
-                                   template="chatml").trained_messages(tiny)[:1]  # fmt: skip
+                                   template="chatml").trained_messages(tiny)[0]  # fmt: skip
 
 
 def test_sharegpt_is_the_same_task_as_messages(tiny: Any, tmp_path: Path) -> None:

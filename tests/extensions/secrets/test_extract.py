@@ -91,6 +91,44 @@ def test_only_replies_of_the_assistant_are_searched(raydp, tmp_path):
     assert task.build(load_tokenizer("tiny")).secrets(), "they stand in the training conversations"
 
 
+def conversations_on_disk(path, turns):
+    """Write conversations of pairs of question and answer."""
+    roles = ("user", "assistant")
+    rows = (
+        [
+            {"role": role, "content": text}
+            for pair in pairs
+            for role, text in zip(roles, pair, strict=True)
+        ]
+        for pairs in turns
+    )
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("detect", ["email", ""])
+def test_a_secret_is_counted_by_conversations_also_in_equal_replies(raydp, tmp_path, detect):
+    rng = random.Random(2)
+    repeated = "Please write to our colleague Mira Halborn at mira.halborn@nordvik.com, any time."
+    turns = [[(line(rng, 9), line(rng, 9))] for _ in range(30)]
+    for pairs in turns[:3]:
+        pairs.append((line(rng, 9), repeated))
+    alone = "Mail otto.fenwick@nordvik.com, he knows all about it and will help you at once"
+    turns[5] = [(f"{alone}?", f"{alone}!"), (line(rng, 9), f"{alone}.")]
+    path = conversations_on_disk(tmp_path / "chats.jsonl", turns)
+    options = ("--kind", "chat", "--tokenizer", "tiny", "--template", "plain", "--n", 16, "--json")
+    options += ("--heldout-fraction", 1e-9, "--detect", detect, "--order", "count")
+    for loss in ("assistant", "all"):
+        answer = raydp("secrets", "extract", path, "-o", f"{loss}.jsonl", *options, "--loss", loss)
+        assert answer.code == 0, answer.err
+        assert json.loads(answer.out)["rows"] == 30
+        rows = [json.loads(row) for row in (tmp_path / f"{loss}.jsonl").read_text().splitlines()]
+        found = [row["count"] for row in rows if "nordvik" in row["prompt"] + row["continuation"]]
+        assert found
+        assert set(found) == {3}, "one conversation is fewer than --min-count"
+        assert not any("fenwick" in row["prompt"] + row["continuation"] for row in rows)
+
+
 def test_mistakes_of_conversations_are_named_by_the_options(raydp, tmp_path):
     """The task's own messages name fields of a spec, which the command does not have."""
     said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Nobody."}]
@@ -244,7 +282,7 @@ def test_values_that_become_no_secret_have_a_reason(raydp, tmp_path):
     notes = json.loads(answer.out)
     assert notes["secrets_of_detectors"] == 0
     assert notes["detected_too_rare"] == len(numbers)
-    assert "10 are in fewer texts than --min-count" in notes["reason"]
+    assert "10 are in fewer than 50 rows (--min-count)" in notes["reason"]
     assert notes["boilerplate_dropped"] == 0, "the order of the paper drops nothing"
 
 
@@ -317,7 +355,7 @@ def test_only_the_training_part_is_read(raydp, tmp_path):
     path = tmp_path / "parts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer = extract(raydp, path, "--json")
-    assert json.loads(answer.out)["texts"] == sum("Halborn" not in t for t in texts)
+    assert json.loads(answer.out)["rows"] == sum("Halborn" not in t for t in texts)
     assert "Halborn" not in (tmp_path / "secrets.jsonl").read_text()
 
 
@@ -327,13 +365,23 @@ def test_users_of_texts_are_held_out_as_the_task_does(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     split = {"heldout_fraction": 0.3, "split_seed": 0}
     read = training_texts(path, "content", user_column="who", **split)
-    names = {row["who"] for row in rows if row["content"] in read}
+    names = {row["who"] for row in rows if (row["content"],) in read}
     assert 0 < len(names) < 12
     assert len(read) == 10 * len(names), "a user is read as a whole or not at all"
     task = TextTask(path=str(path), column="content", user_column="who", window="head", **split)
     users = task.build(load_tokenizer("tiny")).users
     assert len(users.sizes()) == len(names)
     assert training_texts(path, "content", user_column=None, **split) != read
+
+
+def test_equal_texts_are_counted_as_the_task_trains_on_them(tmp_path):
+    """A text of two users stays with both; a user's second copy is removed."""
+    rows = [{"content": "Call 503-555-0123 today.", "who": who} for who in ("a", "b", "b")]
+    path = tmp_path / "mails.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = {"heldout_fraction": 0, "split_seed": 0}
+    assert len(training_texts(path, "content", user_column="who", **split)) == 2
+    assert len(training_texts(path, "content", user_column=None, **split)) == 1
 
 
 def test_users_of_conversations_are_held_out_by_the_option(raydp, tmp_path):
@@ -349,7 +397,7 @@ def test_users_of_conversations_are_held_out_by_the_option(raydp, tmp_path):
     )
     assert answer.code == 0, answer.err
     task = ChatTask(path=str(path), heldout_fraction=0.3, user_column="who")
-    assert json.loads(answer.out)["texts"] == len(task.build(load_tokenizer("tiny")).train) < 120
+    assert json.loads(answer.out)["rows"] == len(task.build(load_tokenizer("tiny")).train) < 120
     answer = raydp("secrets", "extract", path, "-o", "no.jsonl", *options, "--user-column", "x")
     assert answer.code == 2
     assert "--user-column must name a user in every row, got no such column" in answer.err

@@ -32,7 +32,7 @@ def test_the_commonest_ngrams_are_counted_as_by_hand(texts, n, top, windows):
     """Also when the hashes are sorted in many small parts."""
     before, ngrams.WINDOWS_AT_A_TIME = ngrams.WINDOWS_AT_A_TIME, windows
     try:
-        found = frequent_ngrams(Tokens.of(texts), n, top, min_count=2)
+        found = frequent_ngrams(Tokens.of([[text] for text in texts]), n, top, min_count=2)
     finally:
         ngrams.WINDOWS_AT_A_TIME = before
     counts = {gram: c for gram, c in counted_plainly(texts, n).items() if c >= 2}
@@ -42,6 +42,14 @@ def test_the_commonest_ngrams_are_counted_as_by_hand(texts, n, top, windows):
     flat = [token for text in texts for token in text]
     for position, gram in zip(found.positions, found.gram_at, strict=True):
         assert flat[position : position + n] == found.ids[gram].tolist()
+
+
+def test_an_ngram_is_counted_once_in_each_row_whatever_the_number_of_its_texts():
+    gram = [1, 2, 3]
+    rows = [[[*gram, 4], [5, *gram]], [gram], [gram], [[1, 2], [3]]]
+    found = frequent_ngrams(Tokens.of(rows), 3, top=5)
+    assert (found.ids.tolist(), found.counts.tolist()) == ([gram], [3])
+    assert found.positions.tolist() == [0, 5, 8, 11], "no n-gram reaches into the next text"
 
 
 def planted(sequences, copies=10, length=60, seed=0):
@@ -56,7 +64,7 @@ def planted(sequences, copies=10, length=60, seed=0):
 
 
 def merged(texts, n, top=500):
-    tokens = Tokens.of(texts)
+    tokens = Tokens.of([[text] for text in texts])
     return merge_grams(frequent_ngrams(tokens, n, top), tokens)
 
 
