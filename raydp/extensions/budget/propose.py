@@ -14,12 +14,14 @@ from raydp.extensions.budget.grid import DESIGNS, USED, Grid, fitted
 from raydp.extensions.budget.measure import measure_cost
 from raydp.extensions.budget.survey import Survey, UserColumn
 from raydp.models.base_models import config_of, load_tokenizer, positions
+from raydp.models.precision import SLOW, bfloat16_factor
 from raydp.plugins.registries import DEFAULT_ACCOUNTANT, names
 from raydp.privacy.records.cautions import MOST_DELTA
 from raydp.spec.reading import load_spec
 from raydp.sweep.api import planned
 from raydp.system.output import stderr
 from raydp.tasks.row_files import read_json_rows
+from raydp.training.probe import DependentExamples
 
 if TYPE_CHECKING:
     from raydp.extensions.budget.costs import MeasuredSteps
@@ -178,7 +180,14 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         plan, task = planned(spec)
         if plan.delta <= MOST_DELTA:
             break
-    measured = _measured(spec, task, plan.trials, wishes)
+    try:
+        measured = _measured(spec, task, plan.trials, wishes)
+    except DependentExamples:
+        if draft["model"].pop("dtype", "float32") == "float32":
+            raise
+        # Rounding explains the refusal if the model passes in float32.
+        exact = spec.model.model_copy(update={"dtype": "float32"})
+        measured = _measured(spec.model_copy(update={"model": exact}), task, plan.trials, wishes)
     # Fit the grid to the time, by the law of a step.
     facts = task.facts()
     grid = fitted(
@@ -263,14 +272,15 @@ def _draft(
         scores = ["logprob"]
     else:
         scores = [name for name in ("mia",) if name in names("scores")]
-    # Most CPUs compute bfloat16 slowly, so only GPUs use it.
+    # Many CPUs compute bfloat16 slowly, and `tiny` gains nothing by it.
+    narrow = wishes.gpus or (wishes.model != "tiny" and bfloat16_factor() * SLOW < 1)
     accelerated = {"gpus_per_worker": 1} if wishes.gpus else {}
     return {
         "name": wishes.name,
         "task": task,
         "model": {
             "name": wishes.model,
-            **({"dtype": "bfloat16"} if wishes.gpus else {}),
+            **({"dtype": "bfloat16"} if narrow else {}),
             "adapter": dict(ADAPTER),
         },
         "method": dict(METHOD),

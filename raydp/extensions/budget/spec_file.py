@@ -90,12 +90,18 @@ def _comments(seen: Survey, wishes: Wishes, proposal: SpecProposal) -> dict[str,
         else ", and as much again for further seeds where they matter"
     )
     # The model: a step takes a + k·b seconds, as measured here.
+    narrow = (
+        " Weights are bfloat16, whose products are fast here: write dtype: float32 if the digits "
+        "matter more than the time."
+        if "dtype" in proposal.spec["model"]
+        else ""
+    )
     of_step, of_example = measured.law.step_seconds, measured.law.seconds_per_example
     return {
         "task": _of_task(seen, proposal),
         "model": [
             f"A private step of b {wishes.unit}s takes {of_step:.2g} + {of_example:.2g} b seconds here "
-            f"({measured.device})."
+            f"({measured.device}).{narrow}"
         ],
         "privacy": [
             f"n = {facts.num_units}, each a {facts.privacy_unit}. {_of_delta(proposal)} Every "

@@ -22,8 +22,11 @@ from raydp.extensions.budget.costs import MeasuredSteps, StepLaw
 from raydp.extensions.budget.grid import fitted
 from raydp.extensions.budget.spec_file import as_yaml
 from raydp.extensions.budget.survey import Survey, survey
+from raydp.models.lookup import TINY
+from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.system.shell import command_line
+from raydp.training.probe import DependentExamples
 from tests.conftest import Answer
 
 TEXTS = [{"text": f"Text number {k} says some words about {k * k}, and nothing more.", "author": f"a{k % 30}"} for k in
@@ -255,9 +258,18 @@ def test_a_mistake_writes_nothing(
 
 
 def proposal_for_users(
-    texts: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float
+    texts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seconds: float,
+    model: str = "tiny",
+    probe_fn: Callable[[SweepSpec], None] = lambda spec: None,
 ) -> tuple[Survey, propose.Wishes, propose.SpecProposal]:
-    """Return a proposal for the users of the texts, where each example of a step takes so long."""
+    """Return a proposal for the users of the texts, where each example of a step takes so long.
+
+    Args:
+        probe_fn: is given the spec of the steps, in place of the checks of the model.
+    """
     law = StepLaw(
         step_seconds=seconds, seconds_per_example=seconds, r_squared=None,
         proportional_seconds_per_example=seconds, max_relative_deviation=0.0,
@@ -266,10 +278,15 @@ def proposal_for_users(
         steps=({"batch_size": 4, "seconds": seconds, "examples": 4.5, "num_steps": 2},), law=law,
         score_seconds=0.1, utility_seconds=0.0, memory_bytes=1, device="cpu",
     )  # fmt: skip
-    monkeypatch.setattr(propose, "measure_cost", lambda *_, **__: measured)
+
+    def measure_cost(spec: SweepSpec, *_: object, **__: object) -> MeasuredSteps:
+        probe_fn(spec)
+        return measured
+
+    monkeypatch.setattr(propose, "measure_cost", measure_cost)
     seen = survey(str(texts))
     wishes = propose.Wishes(
-        data=str(texts), name="notes", model="tiny", epsilon=8.0, users=seen.user_columns[0],
+        data=str(texts), name="notes", model=model, epsilon=8.0, users=seen.user_columns[0],
         unit="user", secrets=None, hours=1.0, gpus=0,
     )  # fmt: skip
     return seen, wishes, propose.propose(seen, wishes)
@@ -290,6 +307,49 @@ def test_init_writes_a_target_delta_for_few_users(
         in unwrapped(written)
     )
     assert "A private step of b users takes" in unwrapped(written)
+
+
+@pytest.mark.parametrize(
+    ("factor", "refused", "timed"),
+    [
+        (0.2, (), ["bfloat16"]),
+        (1.0, (), ["float32"]),
+        (0.2, ("bfloat16",), ["bfloat16", "float32"]),
+    ],
+)
+def test_init_proposes_bfloat16_where_it_is_fast_and_the_model_is_sound_in_it(
+    texts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+    refused: tuple[str, ...],
+    timed: list[str],
+) -> None:
+    seen_types = list[str]()
+
+    def probe_fn(spec: SweepSpec) -> None:
+        seen_types.append(spec.model.dtype)
+        if spec.model.dtype in refused:
+            raise DependentExamples("model.name must give in training the logits ...")
+
+    monkeypatch.setattr(propose, "bfloat16_factor", lambda: factor)
+    written = as_yaml(
+        *proposal_for_users(texts, monkeypatch, seconds=1e-4, model=str(TINY), probe_fn=probe_fn),
+        "sweep.yaml",
+    )
+    assert seen_types == timed
+    assert load_spec(yaml.safe_load(written)).model.dtype == timed[-1], "the type that was timed"
+    assert ("write dtype: float32" in unwrapped(written)) == (timed[-1] == "bfloat16")
+
+
+def test_init_reports_a_model_that_float32_does_not_make_sound(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(spec: SweepSpec) -> None:
+        raise DependentExamples(spec.model.dtype)
+
+    monkeypatch.setattr(propose, "bfloat16_factor", lambda: 0.2)
+    with pytest.raises(DependentExamples, match="float32"):
+        proposal_for_users(texts, monkeypatch, seconds=1, model=str(TINY), probe_fn=refuse)
 
 
 def test_init_names_cheaper_fields_if_no_grid_fits_the_hours(
