@@ -48,6 +48,8 @@ FEWEST_FAMILIES = 4
 SIZES = {"cpu": (4, 8, 16), "cuda": (16, 32, 64)}
 """Batch sizes that are timed."""
 TIMED_STEPS = 2
+MOST_TIMED_SECONDS = 300.0
+"""Largest time that scores which do not fit are timed further, so that an error can name the hours."""
 TIMED_SHARE = 0.05
 """Share of the user's time after which no further batch size is timed."""
 QUICK_ACCOUNTANT = "rdp"
@@ -154,8 +156,8 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
     """Build the task, time a few real steps here, and fit the grid.
 
     Raises:
-        ValueError: the model cannot be loaded, the data do not make a task, or there is no GPU to
-            measure on.
+        ValueError: the model cannot be loaded, the data do not make a task, there is no GPU to
+            measure on, or the scores take longer than the hours allow.
     """
     if seen.form is None and wishes.max_rows is not None:
         raise ValueError(
@@ -180,14 +182,7 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         plan, task = planned(spec)
         if plan.delta <= MOST_DELTA:
             break
-    try:
-        measured = _measured(spec, task, plan.trials, wishes)
-    except DependentExamples:
-        if draft["model"].pop("dtype", "float32") == "float32":
-            raise
-        # Rounding explains the refusal if the model passes in float32.
-        exact = spec.model.model_copy(update={"dtype": "float32"})
-        measured = _measured(spec.model_copy(update={"model": exact}), task, plan.trials, wishes)
+    measured, draft["model"] = _measured(spec, task, plan.trials, wishes, draft["model"])
     # Fit the grid to the time, by the law of a step.
     facts = task.facts()
     grid = fitted(
@@ -197,6 +192,7 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         hours=wishes.hours,
         slots=wishes.slots,
     )
+    _require_time_for_scores(measured, grid, wishes)
     return SpecProposal(
         spec=_with_grid(draft, grid),
         facts=facts,
@@ -222,30 +218,54 @@ def _sizes(sizes: tuple[int, ...], num_units: int) -> list[int]:
 
 
 def _measured(
-    spec: SweepSpec, task: Task, trials: Sequence[TrialPlan], wishes: Wishes
-) -> MeasuredSteps:
+    spec: SweepSpec,
+    task: Task,
+    trials: Sequence[TrialPlan],
+    wishes: Wishes,
+    model: dict[str, Any],
+) -> tuple[MeasuredSteps, dict[str, Any]]:
     """Time a few real steps and the scores of one model.
 
-    Raises:
-        ValueError: the scores take longer than the hours allow.
+    Return the section on the model, too: without bfloat16 if the model is refused in it.
     """
-    runs = DESIGNS[-1].runs
-    limit = wishes.hours * 3600 * USED * wishes.slots / runs
     try:
-        return measure_cost(
+        measured = measure_cost(
             spec,
             task,
             trials,
             num_steps=TIMED_STEPS,
             all_limit_seconds=TIMED_SHARE * wishes.hours * 3600,
-            score_limit_seconds=limit,
+            score_limit_seconds=_most_score_seconds(wishes) + MOST_TIMED_SECONDS,
         )
-    except TimeoutError:
-        raise ValueError(
-            f"--hours must leave time for the scores of {runs} models, got {wishes.hours:g} hours: "
-            f"those of one model take over {limit:.0f} s here. Give more --hours, a smaller "
-            "--model, or less held-out data and fewer secrets."
-        ) from None
+    except DependentExamples:
+        if spec.model.dtype == "float32":
+            raise
+        # Rounding explains the refusal if the model passes in float32.
+        exact = spec.model.model_copy(update={"dtype": "float32"})
+        model = {key: value for key, value in model.items() if key != "dtype"}
+        return _measured(spec.model_copy(update={"model": exact}), task, trials, wishes, model)
+    return measured, model
+
+
+def _most_score_seconds(wishes: Wishes) -> float:
+    """Return the seconds that the scores of each model of the cheapest design may take."""
+    return wishes.hours * 3600 * USED * wishes.slots / DESIGNS[-1].runs
+
+
+def _require_time_for_scores(measured: MeasuredSteps, grid: Grid, wishes: Wishes) -> None:
+    """Raise ValueError if the scores of the cheapest design take longer than the hours allow."""
+    most, seconds = _most_score_seconds(wishes), measured.score_seconds
+    if seconds <= most:
+        return
+    # Scores that were broken off have no known time, so neither has the sweep.
+    over = seconds >= most + MOST_TIMED_SECONDS
+    fewer = " and fewer secrets" if wishes.secrets is not None else ""
+    raise ValueError(
+        f"--hours must leave time for the scores of {DESIGNS[-1].runs} models, got "
+        f"{wishes.hours:g} hours: those of one model take {'over ' if over else ''}{seconds:.0f} s "
+        f"here. Give --hours {'above ' if over else ''}{math.ceil(grid.hours * 100) / 100:g}, a "
+        f"smaller --model, or less held-out data{fewer}."
+    )
 
 
 def _max_length(lengths: list[int], room: int | None) -> int:

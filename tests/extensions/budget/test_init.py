@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -178,14 +180,36 @@ def test_init_refuses_scores_that_take_longer_than_its_hours(
     raydp: Callable[..., Answer], texts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(measure, "_measuring_seconds", lambda *_: time.sleep(600))
+    monkeypatch.setattr(propose, "MOST_TIMED_SECONDS", 1.0)
     began = time.monotonic()
     answer = raydp(
         "init", texts, "--model", "tiny", "--hours", "0.01", "--unit", "example", "--yes"
     )
     assert answer.code == 2
     assert "error: --hours must leave time for the scores of 8 models, got 0.01" in answer.err
+    assert "Give --hours above 0.0" in " ".join(answer.err.split())
     assert time.monotonic() - began < 300
     assert not (tmp_path / "sweep.yaml").exists()
+
+
+@pytest.mark.parametrize("secrets", [None, Path("secrets.jsonl")])
+def test_init_names_the_hours_that_the_scores_need(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, secrets: Path | None
+) -> None:
+    _, wishes, proposal = proposal_for_users(texts, monkeypatch, seconds=1e-4)
+    wishes = replace(wishes, secrets=secrets, hours=0.2)
+    slow = replace(proposal.measured, score_seconds=propose._most_score_seconds(wishes) + 1)
+    fit = partial(
+        fitted, num_units=proposal.facts.num_units, law=slow.law, slots=wishes.slots,
+        score_seconds=slow.score_seconds,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="--hours must leave time for the scores") as error:
+        propose._require_time_for_scores(slow, fit(hours=wishes.hours), wishes)
+    assert ("fewer secrets" in str(error.value)) == (secrets is not None)
+    (hours,) = re.findall(r"Give --hours ([\d.]+),", str(error.value))
+    assert fit(hours=float(hours)).fits
+    enough = replace(wishes, hours=float(hours))
+    propose._require_time_for_scores(slow, fit(hours=enough.hours), enough)
 
 
 @pytest.mark.daily
