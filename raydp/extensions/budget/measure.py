@@ -122,8 +122,7 @@ def measure_cost(
             and is not timed.
         limit_seconds: after this time at a batch size, fewer steps are timed, but at least one.
         all_limit_seconds: after this time no further batch size is timed.
-        score_limit_seconds: after this time the scores of the model are broken off, and the time
-            stands for theirs.
+        score_limit_seconds: scores are broken off after this time, which then stands for theirs.
 
     Raises:
         ValueError: the workers' device is not available here, the model is sharded, num_steps is

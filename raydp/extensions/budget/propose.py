@@ -222,8 +222,8 @@ def _measured(
     task: Task,
     trials: Sequence[TrialPlan],
     wishes: Wishes,
-    model: dict[str, Any],
-) -> tuple[MeasuredSteps, dict[str, Any]]:
+    model: Mapping[str, object],
+) -> tuple[MeasuredSteps, Mapping[str, object]]:
     """Time a few real steps and the scores of one model.
 
     Return the section on the model, too: without bfloat16 if the model is refused in it.
