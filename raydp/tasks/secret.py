@@ -12,6 +12,10 @@ from raydp.tasks.row_files import read_json_rows
 from raydp.tasks.task import Secret
 
 NEVER_TRAINED_ON = {
+    "secrets_above_limit": (
+        "in what task.max_examples_per_user leaves out",
+        "Raise it, or put these rows first.",
+    ),
     "secrets_held_out": ("only in held-out rows", "Change task.split_seed, or give other secrets."),
     "secrets_cut_off": ("in no training example whole", "Raise task.max_length."),
     "secrets_outside_loss": (
@@ -98,25 +102,19 @@ def nearly_found(secrets: Sequence[Secret], texts: Sequence[str]) -> str:
 
 
 def never_trained_on(
-    secrets: Sequence[Secret],
-    kept: Sequence[Secret],
-    *,
-    training: Sequence[str],
-    heldout: Sequence[str],
+    secrets: Sequence[Secret], kept: Sequence[Secret], places: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """Return note -> names of secrets: those that no training example holds, all and by reason.
 
     Args:
         secrets, kept: all secrets, and those that are scored.
-        training, heldout: the texts before they are cut, and before held-out texts with a secret
-            are left out.
+        places: name in `NEVER_TRAINED_ON` -> the texts there, before they are cut and before
+            held-out texts with a secret are left out. The first place that holds a secret counts.
     """
     numbers = {secret.number for secret in kept}
     absent = [secret for secret in secrets if secret.number not in numbers]
     notes: dict[str, list[str]] = {"secrets_absent": [secret.name for secret in absent]}
     for secret in absent:
-        # A secret that was cut off also stood in training, so that reason is tried first.
-        places = {"secrets_cut_off": training, "secrets_held_out": heldout}
         found = (
             name for name, texts in places.items() if any(occurs_in(secret, text) for text in texts)
         )

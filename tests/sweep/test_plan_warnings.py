@@ -72,6 +72,12 @@ def test_a_sound_plan_has_no_warning(tmp_path: Path) -> None:
             "2 only in held-out rows (lines 4, 17)",
         ),
         (
+            {"secrets_above_limit": ["secret-001"]},
+            {},
+            "task.secrets should occur in what is trained on",
+            "1 in what task.max_examples_per_user leaves out (line 1)",
+        ),
+        (
             {"secrets_outside_loss": ["secret-002"]},
             {},
             "task.secrets should occur in what is trained on",
@@ -151,8 +157,10 @@ def test_a_secret_that_is_not_trained_on_has_its_reason() -> None:
     notes = never_trained_on(
         secrets,
         secrets[:1],
-        training=["P1 is s1", "and P2 is s2"],
-        heldout=["P3 is s3", "P2 is s2"],
+        {
+            "secrets_cut_off": ["P1 is s1", "and P2 is s2"],
+            "secrets_held_out": ["P3 is s3", "P2 is s2"],
+        },
     )
     assert notes == {
         "secrets_absent": ["secret-002", "secret-003", "secret-004"],

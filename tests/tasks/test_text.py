@@ -112,6 +112,25 @@ def test_a_secret_that_no_example_shows_is_not_counted(write_jsonl, tokenizer, l
     assert task.secrets()[0].count == sum("Call Mira on 555-0142" in text for text in shown) == 12
 
 
+def test_a_secret_that_the_limit_of_a_user_leaves_out_has_this_reason(write_jsonl, tokenizer):
+    further = {"prompt": "Call Otto on", "continuation": " 555-0143"}
+    rows = [
+        {
+            "text": f"Row {i}. Call {'Otto on 555-0143' if i % 2 else 'Mira on 555-0142'}\n",
+            "who": f"w{i // 2}",
+        }
+        for i in range(40)
+    ]
+    task = TextTask(
+        path=str(write_jsonl("rows.jsonl", rows)), secrets=str(write_jsonl("s.jsonl", [SECRET, further])),
+        heldout_path=str(write_jsonl("other.jsonl", [{"text": row} for row in ROWS])),
+        user_column="who", max_examples_per_user=1,
+    ).build(tokenizer)  # fmt: skip
+    notes = task.facts().notes
+    assert notes["windows_above_user_limit_removed"] == 20
+    assert notes["secrets_absent"] == notes["secrets_above_limit"] == ["secret-002"]
+
+
 def test_a_held_out_file_loses_the_rows_of_the_training_data(rows_file, write_jsonl, tokenizer):
     secrets = write_jsonl("s.jsonl", [SECRET])
     heldout = [

@@ -156,15 +156,12 @@ class ChatTask(RowsSection):
         # Read and split. Secrets are searched in whole texts here, because the split does not
         # depend on what is cut off later.
         train, heldout = self._split(template, notes)
-        train = self._limited(train, notes)
+        train, left_out = self._limited(train, notes)
         texts = [row.text for row in train]
-        path = self.secrets
-        secrets = [] if path is None else self._secrets(path, "task.secrets", template, texts)
+        secrets = self._secrets(template, texts)
         # A held-out conversation with a secret would count its leakage as utility.
         verbatim = [secret for secret in secrets if secret.kind == "verbatim"]
-        clean = [
-            row for row in heldout if not any(occurs_in(secret, row.text) for secret in verbatim)
-        ]
+        clean = [row for row in heldout if not any(occurs_in(s, row.text) for s in verbatim)]
         notes["heldout_with_secret_removed"] = len(heldout) - len(clean)
         # Tokenise, and count the secrets in what the model sees.
         examples, evaluated = (
@@ -174,14 +171,17 @@ class ChatTask(RowsSection):
         kept = _kept(secrets, examples.texts)
         # Controls must be absent from the training texts, also from the parts that are cut off.
         controls = controls_of(self.controls, kept, self.num_controls_per_secret, texts)
+        places = {
+            "secrets_above_limit": [row.text for row in left_out],
+            "secrets_cut_off": texts,
+            "secrets_held_out": [row.text for row in heldout],
+        }
         # Record what a reader of the guarantee must know: what was left out, and which secrets are
         # not scored.
         notes |= self._notes(examples, evaluated, train[0].conversation.form, secrets) | {
             "num_secrets": len(kept),
             "num_controls": len(controls),
-            **never_trained_on(
-                secrets, kept, training=texts, heldout=[row.text for row in heldout]
-            ),
+            **never_trained_on(secrets, kept, places),
             **_outside_loss(kept, examples),
         }
         return LanguageModelingTask(
@@ -218,7 +218,7 @@ class ChatTask(RowsSection):
         """
         train, _ = self._split(ChatTemplate(tokenizer, self.template), {})
         said: list[list[str]] = []
-        for row in self._limited(train, {}):
+        for row in self._limited(train, {})[0]:
             conversation = row.conversation
             messages = [
                 m.content
@@ -260,19 +260,18 @@ class ChatTask(RowsSection):
         notes["heldout_duplicates_removed"] = len(others) - len(heldout)
         return train, heldout
 
-    def _limited(self, rows: list[_Row], notes: dict[str, object]) -> list[_Row]:
-        """Keep each user's first `max_examples_per_user` rows; note the number of removed rows."""
+    def _limited(self, rows: list[_Row], notes: dict[str, object]) -> tuple[list[_Row], list[_Row]]:
+        """Return each user's first `max_examples_per_user` rows, and the others, whose number is noted."""
         if self.max_examples_per_user is None:
-            return rows
+            return rows, []
         taken: Counter[str] = Counter()
-        kept = []
+        kept, left_out = list[_Row](), list[_Row]()
         # The first rows stay: a random choice would need a seed and another note.
         for row in rows:
             taken[row.user] += 1
-            if taken[row.user] <= self.max_examples_per_user:
-                kept.append(row)
-        notes["above_user_limit_removed"] = len(rows) - len(kept)
-        return kept
+            (kept if taken[row.user] <= self.max_examples_per_user else left_out).append(row)
+        notes["above_user_limit_removed"] = len(left_out)
+        return kept, left_out
 
     def _rows_of(
         self, template: ChatTemplate, path: str, split: str | None, field: str
@@ -342,9 +341,7 @@ class ChatTask(RowsSection):
             )
         return name
 
-    def _secrets(
-        self, path: str, field: str, template: ChatTemplate, texts: Sequence[str]
-    ) -> list[Secret]:
+    def _secrets(self, template: ChatTemplate, texts: Sequence[str]) -> list[Secret]:
         """Read secrets, whose prompts may be messages.
 
         A prompt is written as a training text has it.
@@ -352,11 +349,14 @@ class ChatTask(RowsSection):
 
         def texts_of(prompt: object, continuation: str, place: str) -> tuple[str, str]:
             # Prefer a form that occurs in the training texts, which may lack the thinking block.
-            ways = template.asked(messages_of(prompt, field, place), continuation, field, place)
+            messages = messages_of(prompt, "task.secrets", place)
+            ways = template.asked(messages, continuation, "task.secrets", place)
             occurring = (way for way in ways[:-1] if any(way[0] + way[1] in text for text in texts))
             return next(occurring, ways[-1])
 
-        return read_secrets(path, field, chat_texts_fn=texts_of)
+        if self.secrets is None:
+            return []
+        return read_secrets(self.secrets, "task.secrets", chat_texts_fn=texts_of)
 
     def _encode(
         self,

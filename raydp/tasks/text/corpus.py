@@ -156,16 +156,16 @@ class WindowedTask(TaskSection):
         kept = _present(counted(secrets, examples.texts), examples.texts, self.window)
         # The controls must be absent from whole texts, not only windows.
         training_texts = [t.tokens.text for t in train]
-        number = self.num_controls_per_secret
-        controls = controls_of(self.controls, kept, number, training_texts)
+        controls = controls_of(self.controls, kept, self.num_controls_per_secret, training_texts)
         # Describe the data, and pack them.
         notes |= describe(examples, heldout_examples, texts.noun, self.window, max_windows, kept)
         notes |= describe_secrets(kept, controls)
-        before = {
-            "training": [t.tokens.text for t in train],
-            "heldout": [t.tokens.text for t in heldout],
+        places = {
+            "secrets_above_limit": examples.above_limit,
+            "secrets_cut_off": training_texts,
+            "secrets_held_out": [t.tokens.text for t in heldout],
         }
-        notes |= never_trained_on(secrets, kept, **before)
+        notes |= never_trained_on(secrets, kept, places)
         packed, packed_heldout = (
             TokenizedExamples.from_lists(e.token_ids) for e in (examples, heldout_examples)
         )
@@ -254,7 +254,7 @@ class WindowedTask(TaskSection):
             # The limit of a user counts windows over all of the user's texts, in their order.
             if max_per_user is not None:
                 room = max_per_user - taken[text.user]
-                cut.above_limit += max(len(kept) - room, 0)
+                cut.above_limit += map(text.tokens.slice, kept[room:])
                 kept = kept[:room]
             taken[text.user] += len(kept)
             cut.add(text, kept)

@@ -31,7 +31,7 @@ class Cut:
     users: list[str] = field(default_factory=list)
     per_text: list[int] = field(default_factory=list)
     too_short: int = 0
-    above_limit: int = 0
+    above_limit: list[str] = field(default_factory=list)
 
     def add(self, text: OwnedText, windows: Sequence[Span]) -> None:
         """Append the windows of one text."""
@@ -84,7 +84,7 @@ def describe(
         "num_heldout_examples": len(heldout.token_ids),
         "windows_per_text_max": max(examples.per_text),
         "windows_below_two_tokens_removed": examples.too_short,
-        **given(windows_above_user_limit_removed=examples.above_limit or None),
+        **given(windows_above_user_limit_removed=len(examples.above_limit) or None),
         "repeated_examples": len(examples.token_ids) - len(copies),
         "copies_of_one_example_max": max(copies.values()),
         "caveats": [*caveats, *shared_prompts(secrets)],

@@ -399,6 +399,25 @@ def test_users_are_held_out_as_a_whole_and_can_be_the_unit(tiny, tmp_path: Path)
     assert few.facts().notes["above_user_limit_removed"] == len(task.train) * 3 / 5
 
 
+def test_a_secret_that_the_limit_of_a_user_leaves_out_has_this_reason(tiny, tmp_path: Path) -> None:
+    numbers = ["555-0142", "555-0143"]
+    rows = [
+        {
+            "messages": turns(i, *(f"Ask Mira on {n}." for n in numbers[i % 3 : i % 3 + 1])),
+            "who": i // 3,
+        }
+        for i in range(90)
+    ]
+    secrets = [{"prompt": "Ask Mira on", "continuation": f" {number}"} for number in numbers]
+    task = ChatTask(
+        path=str(write_json_lines(tmp_path / "rows.jsonl", rows)), template="plain",
+        secrets=str(write_json_lines(tmp_path / "secrets.jsonl", secrets)),
+        user_column="who", heldout_fraction=0.3, max_examples_per_user=1,
+    ).build(tiny)  # fmt: skip
+    notes = task.facts().notes
+    assert notes["secrets_absent"] == notes["secrets_above_limit"] == ["secret-002"]
+
+
 def test_an_example_keeps_its_user_where_others_are_left_out(tiny, tmp_path: Path) -> None:
     """Every fifth conversation has no reply within the largest length.
 
