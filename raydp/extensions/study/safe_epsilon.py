@@ -305,13 +305,20 @@ def sentences(answer: SafeEpsilon) -> list[str]:
             f"{c['batch_size']}, T = {c['num_steps']}, η = {c['learning_rate']:g}"
             f"{', ' + settings_in_words(own) if own else ''}."
         )
-    gold = (
+    if answer.gold is not None:
+        return [
+            first,
+            f"Up to ε = {answer.gold:g} every useful configuration keeps to it (ε^gold).",
+        ]
+    share = next(all_keep for e in levels if (all_keep := e["probability_all"]) is not None)
+    if share > 1 - answer.confidence:
+        doubt = f"keeps to it even at the smallest ε is in doubt ({100 * share:.2g} %)"
+        return [first, f"Whether every useful configuration {doubt}, and so is ε^gold."]
+    return [
+        first,
         "Not even at the smallest ε do all useful configurations keep to it, so ε alone certifies "
-        "no leak (ε^gold is below every measured ε)."
-        if answer.gold is None
-        else f"Up to ε = {answer.gold:g} every useful configuration keeps to it (ε^gold)."
-    )
-    return [first, gold]
+        "no leak (ε^gold is below every measured ε).",
+    ]
 
 
 def _epsilon_of(configuration: Configuration) -> float:

@@ -24,7 +24,7 @@ from raydp.sweep.store.measurements import words_of
 LEAST_SHRINKAGE = 0.05
 """A leak whose error `at_most` seeds would shrink by less gets no seed, as in a single sweep."""
 
-OPEN = "Which ε keeps to the limit is in doubt."
+OPEN = "ε or ε^gold is in doubt."
 
 
 def seed_of_doubt(

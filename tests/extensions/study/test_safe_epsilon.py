@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,22 @@ def test_only_useful_configurations_count() -> None:
     assert answer.gold == answer.epsilon == 16
     nothing = answer_of(points, max_leak=1e-9)
     assert (nothing.epsilon, nothing.configuration, nothing.gold) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.5, "Not even at the smallest ε do all"),
+        (1.0, r"even at the smallest ε is in doubt \(\d+ %\)"),
+    ],
+)
+def test_a_doubt_of_the_smallest_epsilon_is_no_denial(factor: float, words: str) -> None:
+    """The limit is below the highest leak there, or equal to it."""
+    points, truth = generated(3, spread=0.1)
+    highest = max(value for c, value in truth.items() if epsilon_of(c) == EPSILONS[0])
+    answer = answer_of(points, max_leak=highest * factor)
+    assert answer.gold is None
+    assert re.search(words, sentences(answer)[1])
 
 
 @pytest.mark.daily("analysis/surface")

@@ -197,7 +197,7 @@ def test_seeds_of_all_sweeps_follow_one_question_and_a_resume_goes_on(
     again, same, _ = told("--resume", limits=limits)
     assert list(again["run_id"]) == list(points["run_id"])
     assert same == answer
-    remedy = "Which ε keeps to the limit is in doubt. To go on, raise seeds."
+    remedy = "ε or ε^gold is in doubt. To go on, raise seeds."
     assert (remedy in raydp("study", file, "--resume").out) is (state == "budget used up")
     # Another confidence and budget are asked for: the sweeps go on, and no run is repeated.
     raised = {**seeds, "max_cost_share": 3.0}
