@@ -371,12 +371,12 @@ def test_seeds_cannot_be_taken_back(tmp_path: Path) -> None:
         (
             CLOSE,
             {"max_cost_share": 0.1},
-            "To go on, raise seeds.max_cost_share (now 0.1) and run `raydp sweep SPEC",
+            "To go on, raise seeds.max_cost_share (now 0.1), and run it again with --resume.",
         ),
         (
             CLOSE,
             {"max_cost_share": 50.0, "at_most": 3},
-            "To go on, raise seeds.at_most (now 3) and run `raydp sweep SPEC",
+            "To go on, raise seeds.at_most (now 3), and run it again with --resume.",
         ),
         ({3: 0.5, 4: 0.5, 5: 0.5}, {"max_cost_share": 0.1}, None),
     ],

@@ -223,7 +223,7 @@ class SeedSource(StepwiseSource):
         # A limit of the user ended the seeds: name it, and how to go on.
         if step.limit is not None:
             now = f"{getattr(self.seeds, step.limit):g}"
-            reason = f"{reason} To go on, raise seeds.{step.limit} (now {now}), and add --resume."
+            reason = f"{reason} To go on, raise seeds.{step.limit} (now {now}), and run it again with --resume."
         end = SeedsEnd(
             state=str(step.state),
             reason=reason,
