@@ -39,7 +39,7 @@ EndState = Literal[
 
 # a configuration that is the best with a smaller probability gets no further seed
 _NEGLIGIBLE = 0.01
-_LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between two scores
+LEAST_SHRINKAGE = 0.05  # of the standard deviation of the difference between two scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def _seed_or_end(race: _Race, limits: SeedLimits, begun: Mapping[Configuration, 
         short = (
             f"The choice of the secrets is what leaves it open: with {limits.at_most} seeds of "
             "each configuration no error of a difference would be smaller by "
-            f"{100 * _LEAST_SHRINKAGE:g} %, and more samples of each secret would not help either."
+            f"{100 * LEAST_SHRINKAGE:g} %, and more samples of each secret would not help either."
         )
         remedy = more_secrets(measured, rivals, confidence=confidence, tolerance=tolerance)
         return NextSeed(state="secrets are short", reason=f"{short} {remedy.sentence}")
@@ -307,7 +307,7 @@ class _Race:
         # The errors if every configuration had the most seeds, against the errors now.
         then = _difference_std(self.measured.posterior(num_seeds=at_most), rivals, self.selected)
         now = _difference_std(self.scores, rivals, self.selected)
-        return bool((then >= (1 - _LEAST_SHRINKAGE) * now).all())
+        return bool((then >= (1 - LEAST_SHRINKAGE) * now).all())
 
 
 def _difference_std(scores: Posterior, rivals: NDArray[np.intp], selected: int) -> Array:

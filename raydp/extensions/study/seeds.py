@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.seeds.allocation import NextSeed
+from raydp.analysis.seeds.allocation import LEAST_SHRINKAGE, NextSeed
+from raydp.analysis.surface.posterior import Posterior
 from raydp.extensions.study.answers import Part, scores_by_data
 from raydp.extensions.study.document import Study
 from raydp.extensions.study.points import folder_of, study_points, study_secrets
@@ -20,9 +21,6 @@ from raydp.spec.sections.seeds import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import StepwiseSource
 from raydp.sweep.engine.further_seeds import SeedSource
 from raydp.sweep.store.measurements import words_of
-
-LEAST_SHRINKAGE = 0.05
-"""A leak whose error `at_most` seeds would shrink by less gets no seed, as in a single sweep."""
 
 OPEN = "ε or ε^gold is in doubt."
 
@@ -76,13 +74,13 @@ def _shrinks(scores: StudyScores, at_most: int) -> NDArray[np.bool_]:
     if scores.measured.of_secrets is None:
         return np.ones(len(scores.listed), dtype=np.bool_)
 
-    def width(num_seeds: int) -> NDArray[np.float64]:
-        draws = scores.measured.posterior(num_seeds=num_seeds).absolute
-        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    def width(posterior: Posterior) -> NDArray[np.float64]:
+        low, high = np.quantile(posterior.absolute, [0.05, 0.95], axis=0)
         wide: NDArray[np.float64] = high - low
         return wide
 
-    return width(at_most) < (1 - LEAST_SHRINKAGE) * width(0)
+    then = scores.measured.posterior(num_seeds=at_most)
+    return width(then) < (1 - LEAST_SHRINKAGE) * width(scores.posterior)
 
 
 @dataclass(kw_only=True)
