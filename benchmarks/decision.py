@@ -278,7 +278,7 @@ def judged(sweeps: Iterator[Sweep]) -> dict[str, Any]:
             regret[rule].append(float(sweep.truth[at] - best))
             kept[rule].append(bool(sweep.true_loss[at] <= sweep.threshold))
         scores, own = layout.models.scores, chosen["informed"]
-        lowest, close = scores.chances(sweep.pool, PRECISION.tolerance, logarithmic=False)
+        lowest, close = scores.chances(sweep.pool, PRECISION.tolerance, log_base=None)
         stated.append(float(lowest[own]))
         right.append(bool(sweep.truth[own] <= best))
         if stated[-1] >= PRECISION.confidence:

@@ -26,8 +26,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def count_in_words(key: str) -> str:
-    """Return the key of a count in plain words: "num_heldout_examples" is "held-out examples"."""
-    return key.removeprefix("num_").replace("heldout", "held-out").replace("_", " ")
+    """Return the key of a count in plain words.
+
+    "num_heldout_examples" is "held-out examples", "windows_per_text_max" is "most windows per
+    text".
+    """
+    most = "most " if key.endswith("_max") else ""
+    name = key.removeprefix("num_").removesuffix("_max")
+    return most + name.replace("heldout", "held-out").replace("_", " ")
 
 
 _NEARLY = 0.8

@@ -77,8 +77,9 @@ class TaskFacts:
             f"{self.num_examples} examples{units}; the unit of privacy is: {self.privacy_unit}"
         ]
         for key, value in self.notes.items():
-            # Warnings say by lines why secrets are absent.
-            if key.startswith("secrets_") and key != "secrets_absent":
+            # Nothing was left out or counted where a value is 0 or an empty list, and warnings say
+            # by lines why secrets are absent.
+            if not value or (key.startswith("secrets_") and key != "secrets_absent"):
                 continue
             name = count_in_words(key)
             if key == "caveats":
@@ -99,9 +100,8 @@ def _enumerated(values: Sequence[object]) -> str:
     """Return a list as one line. Equal neighbours are shown once, with their number."""
     # Counts of secrets are long lists of few values, such as 20, 20, ..., 40, 40, ...
     runs = [(value, len(list(same))) for value, same in groupby(values)]
-    return (
-        ", ".join(f"{value} ({times} times)" if times > 1 else str(value) for value, times in runs)
-        or "none"
+    return ", ".join(
+        f"{value} ({times} times)" if times > 1 else str(value) for value, times in runs
     )
 
 

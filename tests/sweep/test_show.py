@@ -55,6 +55,8 @@ FACTS = TaskFacts(
         "authors_unresolved": [],
         "secret_counts": [20, 20, 20, 80],
         "num_heldout_examples": 12,
+        "too_short_removed": 0,
+        "windows_per_text_max": 4,
         "caveats": ["n is not covered.", "A mail has two."],
     },
 )
@@ -62,9 +64,9 @@ NOTES = [
     "90 examples; the unit of privacy is: row",
     "duplicates removed: 3",
     "secrets absent: 0a1b, 2c3d",
-    "authors unresolved: none",
     "secret counts: 20 (3 times), 80",
     "held-out examples: 12",
+    "most windows per text: 4",
     "caveat: n is not covered.",
     "caveat: A mail has two.",
 ]
