@@ -53,7 +53,7 @@ class FirstScreen:
         headline: the selection that the page is about.
         best: the selection by utility alone.
         words: how a person says the score.
-        base_score, base_utility_loss: of the pre-trained model; None if they are not known.
+        base_score, base_utility_loss: of the untrained model; None if they are not known.
         told: the further rows of the card.
         advantage_fn: the largest true minus false positive rate of a test of membership against a
             configuration's models, None where it is not known.
@@ -139,7 +139,7 @@ class FirstScreen:
     ) -> dict[str, float]:
         """Return the figures of the models that a selection is compared with."""
         own = selection.configuration == self.best.configuration
-        others = {"the most useful model": None if own else best, "the pre-trained model": base}
+        others = {"the most useful model": None if own else best, "the untrained model": base}
         return {who: other for who, other in others.items() if other is not None}
 
     def _value(self, score: float) -> str:
@@ -157,7 +157,7 @@ class FirstScreen:
         # A share needs a gain and another model: a private selection shows a single one.
         if base is None or base <= best or len(self._rows) == 1:
             return number(loss), "Utility loss; lower is better.", _joined(beside)
-        text = "Kept of the largest gain in utility over the pre-trained model."
+        text = "Kept of the largest gain in utility over the untrained model."
         beside = [f"loss {number(loss)}", *beside]
         return percent((base - loss) / (base - best)), text, _joined(beside)
 
@@ -186,7 +186,7 @@ class FirstScreen:
             beside.append(f"a guess on the surest: at most {single}")
         # What takes the guarantee back comes before it.
         if certified is not None and certified != "yes":
-            why = certified.removeprefix("no: ")
+            why = certified.removeprefix("no, because ")
             text = f"Not certified, do not release: {why}. Where it holds: {text}"
         beside.append(f"at δ = {number(delta)}, for one {unit} added or removed")
         if joint := self.told.get("All models together"):

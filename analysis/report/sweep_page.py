@@ -85,9 +85,9 @@ def write_report(
         path: path of the HTML file. It loads nothing: plotly.js is included, and its policy forbids
             requests.
         title: title of the page.
-        base_utility_loss: loss of the pre-trained model, to express utility as a share of the gain.
+        base_utility_loss: loss of the untrained model, to express utility as a share of the gain.
             If it is missing, the mean of the points' column of that name is used, if there is one.
-        base_score: score of the pre-trained model, to compare with.
+        base_score: score of the untrained model, to compare with.
         by_secret: the content of the sweep's secrets.parquet and the score's name, for the table of
             secrets.
         score_name: name of the score, if the table does not tell it (`own_score`).
@@ -127,7 +127,7 @@ def write_report(
                 no_leak=words.no_leak,
                 **asdict(constraints),
             )
-    # The table may hold the pre-trained model's loss, from which the utility gain is measured.
+    # The table may hold the untrained model's loss, from which the utility gain is measured.
     in_table = means.get("base_utility_loss")
     if base_utility_loss is None and in_table is not None and in_table.notna().all():
         base_utility_loss = float(in_table.mean())

@@ -53,7 +53,7 @@ def threshold_section(
     Args:
         selections: every rule's selections.
         rule: the rule that the page is about.
-        base_utility_loss: loss of the pre-trained model, if it is known.
+        base_utility_loss: loss of the untrained model, if it is known.
         relative: whether ratios of scores are meaningful. They are not for logarithms.
     """
     lines = plot(

@@ -31,9 +31,9 @@ class Constraints:
 
     Attributes:
         max_loss: highest mean utility_loss; overrides min_gain_share.
-        min_gain_share: share in [0, 1] of the best gain over the pre-trained model (see
+        min_gain_share: share in [0, 1] of the best gain over the untrained model (see
             `loss_threshold`).
-        base_utility_loss: the pre-trained model's loss. Without it, the column of that name is
+        base_utility_loss: the untrained model's loss. Without it, the column of that name is
             used.
         max_score: highest score that a configuration may have at 95 % confidence. The upper limit
             of its mean is compared if seeds or secrets tell the mean's error; otherwise the mean
@@ -56,7 +56,7 @@ class Constraints:
         return self.max_loss is not None or self.min_gain_share is not None
 
     def least_gain(self, best_gain: Gain) -> Gain:
-        """Return the least gain over the pre-trained model, given the best gain."""
+        """Return the least gain over the untrained model, given the best gain."""
         assert self.min_gain_share is not None, "without a share, max_loss is the threshold"
         return self.min_gain_share * best_gain
 

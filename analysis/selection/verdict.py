@@ -137,7 +137,10 @@ def _certainty(selection: Selection) -> tuple[str, str | None]:
         alone = "there is no other one" if common is None else f"the only one {common}"
         return f"{alone}: no scores were compared", None
     if selection.nothing_leaks:
-        return f"none {among} leaks measurably, so the utility decides", None
+        return (
+            f"none {among} leaks measurably more than the untrained model, so the utility decides",
+            None,
+        )
     if decision.probability is None or decision.probability_within is None:
         return f"how sure it is to leak least {among} is not known", None
     least = f"{chance(decision.probability)} likely to leak least {among}"

@@ -41,7 +41,7 @@ def loss_threshold(
         max_loss: a threshold in the unit of utility_loss; overrides min_gain_share.
         min_gain_share: share in [0, 1] of the best configuration's gain, gain = base_utility_loss
             - utility_loss.
-        base_utility_loss: loss of the pre-trained model. Without it, the column of that name is
+        base_utility_loss: loss of the untrained model. Without it, the column of that name is
             used.
 
     Returns:
@@ -174,7 +174,7 @@ def pool_within(means: pd.DataFrame, threshold: NDArray[np.float64]) -> NDArray[
 
 
 def base_loss(means: pd.DataFrame, base_utility_loss: float | None) -> list[Fraction]:
-    """Return the pre-trained model's loss, as given or from the table, [m].
+    """Return the untrained model's loss, as given or from the table, [m].
 
     The losses are exact decimals: in floating point, 3.1 - 0.9·1.2 is below 2.02, and a
     configuration on the boundary would be lost.

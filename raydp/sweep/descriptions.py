@@ -36,9 +36,8 @@ def describe_model(
     if bound is not None:
         figures.append(bound)
         said["Guarantee"] = f"{bound} for one {record.unit}, by accountant {accounted.accountant}"
-    reasons = "; ".join(record.not_certified_because)
     said |= {
-        "Certified": f"no: {reasons}" if reasons else "yes",
+        "Certified": record.certified_in_words,
         "Run": f"{name_of(trial.configuration())}, {spec.method.name}, sweep {spec.name}",
         "Base model": f"{trial.base['name']}; adapter: {adapter_in_words(spec)}",
         "Data": f"{spec.task.name}, digest {trial.params['task_hash']}",

@@ -96,7 +96,9 @@ def test_nothing_leaks_measurably_so_utility_selects():
     assert step.rule.endswith("secret by secret; leaking measurably: none")
     assert not any("lowest score" in w for w in chosen.warnings), "the scores did not choose"
     verdict = Verdict.of(chosen, None, NoWords(), None)
-    assert verdict.certainty == "none of the 4 compared leaks measurably, so the utility decides"
+    assert verdict.certainty == (
+        "none of the 4 compared leaks measurably more than the untrained model, so the utility decides"
+    )
     assert (verdict.doubt, verdict.runner_up) == (None, None)
     assert not any("would decide" in caution for caution in verdict.cautions)
     assert select(table, rule="procedure", by_secret=by_secret).configuration.key[:3] == (

@@ -230,7 +230,7 @@ def test_the_first_screen_has_a_sentence_three_figures_and_the_command(page, poi
         "first-guarantee_figure": "–",
     }
     assert named["first-leak_beside"] == (
-        f"The most useful model: {best.score:.3g}. The pre-trained model: 0.01."
+        f"The most useful model: {best.score:.3g}. The untrained model: 0.01."
     )
     assert number(best.utility_loss) in named["first-use_beside"]
     assert named["first-load"] == f"import raydp\nmodel = {selection.load_call}"
@@ -286,12 +286,12 @@ def test_the_words_of_a_score_and_its_ratio_are_on_the_screen(points, selection)
     assert told["leak_text"] == f"{said}."
     assert " times as much (" in told["leak_beside"]
     assert told["leak_beside"].endswith(
-        f"The pre-trained model leaks 0.5 times as much ({50 * selection.score:.3g}\u00a0%)."
+        f"The untrained model leaks 0.5 times as much ({50 * selection.score:.3g}\u00a0%)."
     )
     assert texts["use_figure"] == number(selection.utility_loss), "no share without the base loss"
     # A ratio of about 1 is said without a figure.
     of_gain = screen_of(points, sure, ScoreWords.of("logprob", {}), base_score=0.0)
-    assert "The pre-trained model: 1 times." in of_gain["leak_beside"]
+    assert "The untrained model: 1 times." in of_gain["leak_beside"]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_single_model_is_compared_with_no_other(points, selection):
     own = points[[c == selection.configuration for c in configurations(points)]]
     texts = screen_of(own, selection, best=selection, base_utility_loss=3.4)
     assert texts["use_figure"] == number(selection.utility_loss)
-    assert texts["use_beside"] == "The pre-trained model 3.4."
+    assert texts["use_beside"] == "The untrained model 3.4."
     assert texts["leak_beside"] == ""
 
 
@@ -333,11 +333,19 @@ def test_a_single_model_is_compared_with_no_other(points, selection):
         ({"epsilon": 7.98801, "delta": 1e-5}, {}, "ε ≤ 7.989", "δ = 1e-05"),
         (
             {"epsilon": 7.99, "delta": 1e-5},
-            {"Unit of privacy": "mail", "Certified": "no: noise comes from the public test key"},
+            {
+                "Unit of privacy": "mail",
+                "Certified": "no, because noise comes from the public test key",
+            },
             "ε ≤ 7.99",
             "Not certified, do not release: noise comes from the public test key. Where it holds: A guess whether",
         ),
-        ({"epsilon": "inf", "delta": 1e-5}, {"Certified": "no: none"}, "none", "is infinite"),
+        (
+            {"epsilon": "inf", "delta": 1e-5},
+            {"Certified": "no, because none"},
+            "none",
+            "is infinite",
+        ),
         ({"epsilon": 7.99}, {}, "–", "names no guarantee"),
         ({"epsilon": float("nan"), "delta": 1e-5}, {}, "–", "names no guarantee"),
     ],
@@ -436,7 +444,7 @@ def test_the_base_loss_may_come_from_the_points(points, tmp_path):
         )
         named = Page((tmp_path / "base.html").read_text(encoding="utf-8")).named
         assert (named["first-use_figure"] == "100\u00a0%") == said
-        assert ("The pre-trained model 3.4." in named["first-use_beside"]) == said
+        assert ("The untrained model 3.4." in named["first-use_beside"]) == said
 
 
 def test_undefined_figures_are_explained(tmp_path):

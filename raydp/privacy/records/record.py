@@ -110,6 +110,12 @@ class PrivacyRecord:
         return not self.not_certified_because
 
     @property
+    def certified_in_words(self) -> str:
+        """Return whether epsilon is certified, and if not why."""
+        reasons = "; ".join(self.not_certified_because)
+        return f"no, because {reasons}" if reasons else "yes"
+
+    @property
     def tuning(self) -> str:
         """Return whether epsilon covers the choice of this run among others."""
         return "ignored" if self.choice is None else self.choice.tuning

@@ -175,9 +175,7 @@ def card_of(plan: Plan) -> dict[str, str]:
     return {
         **_stated(plan),
         "Unit of privacy": record.unit,
-        "Certified": "yes"
-        if record.certified
-        else f"no: {'; '.join(record.not_certified_because)}",
+        "Certified": record.certified_in_words,
         "Adjacency": ADJACENCY.replace("-", " "),
         **({"Caveats": f"{len(caveats)}, among the notes at the end"} if caveats else {}),
         "Sampler": str(procedure.sampler),
@@ -250,8 +248,9 @@ def limits_of(folder: SweepFolder, cautions: Sequence[str]) -> list[str]:
     found += [f"not certified, do not release: {reason}" for reason in reasons]
     if released is not None and released.epsilon is not None and released.num_models > 1:
         joint = f"all {released.num_models} models together: ε ≤ {stated(released.epsilon)}"
-        finite = math.isfinite(released.epsilon)
-        found += [f"{joint}; publish the selected one alone"] if finite else []
+        # What is not certified is not for release.
+        advice = "" if plan.record.not_certified_because else "; publish the selected one alone"
+        found += [f"{joint}{advice}"] if math.isfinite(released.epsilon) else []
     # The plan's warnings come last; the reason why it is not certified names the key already.
     of_sweep = [caution.short for caution in cautions_about(folder)]
     found += [caution for caution in cautions if caution not in of_sweep]
