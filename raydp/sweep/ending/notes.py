@@ -222,7 +222,9 @@ def _joint(released: ReleasedModels | None) -> dict[str, str]:
     """Return the row of the joint ε of all registered models, if several have a guarantee."""
     if released is None or released.num_models == 1 or released.epsilon in (None, math.inf):
         return {}
-    return {"All models together": f"ε ≤ {stated(released.epsilon)} for {released.num_models}"}
+    return {
+        "All models together": f"ε ≤ {stated(released.epsilon)} for {released.num_models} models"
+    }
 
 
 def cautions_about(folder: SweepFolder) -> list[Warned]:
