@@ -112,7 +112,7 @@ def test_a_secret_that_no_example_shows_is_not_counted(write_jsonl, tokenizer, l
     assert task.secrets()[0].count == sum("Call Mira on 555-0142" in text for text in shown) == 12
 
 
-def test_a_secret_that_the_limit_of_a_user_leaves_out_has_this_reason(write_jsonl, tokenizer):
+def test_a_secret_beyond_the_examples_of_its_user_has_this_reason(write_jsonl, tokenizer):
     further = {"prompt": "Call Otto on", "continuation": " 555-0143"}
     rows = [
         {

@@ -195,7 +195,7 @@ def test_init_refuses_scores_that_take_longer_than_its_hours(
 
 
 @pytest.mark.parametrize("secrets", [None, Path("secrets.jsonl")])
-def test_init_names_the_hours_that_the_scores_need(
+def test_init_says_how_many_hours_the_scores_take(
     texts: Path, monkeypatch: pytest.MonkeyPatch, secrets: Path | None
 ) -> None:
     _, wishes, proposal = proposal_for_users(texts, monkeypatch, seconds=1e-4)
@@ -385,7 +385,7 @@ def test_init_proposes_bfloat16_where_it_is_fast_and_the_model_is_sound_in_it(
     assert ("write dtype: float32" in unwrapped(written)) == (timed[-1] == "bfloat16")
 
 
-def test_init_reports_a_model_that_float32_does_not_make_sound(
+def test_init_refuses_a_model_that_is_unsound_in_float32_too(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(spec: SweepSpec) -> None:

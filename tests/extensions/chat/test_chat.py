@@ -399,7 +399,7 @@ def test_users_are_held_out_as_a_whole_and_can_be_the_unit(tiny, tmp_path: Path)
     assert few.facts().notes["above_user_limit_removed"] == len(task.train) * 3 / 5
 
 
-def test_a_secret_that_the_limit_of_a_user_leaves_out_has_this_reason(tiny, tmp_path: Path) -> None:
+def test_a_secret_beyond_the_examples_of_its_user_has_this_reason(tiny, tmp_path: Path) -> None:
     numbers = ["555-0142", "555-0143"]
     rows = [
         {

@@ -90,7 +90,7 @@ def test_without_doubt_no_seed_is_asked_for_and_the_reason_is_the_answer() -> No
         assert words in end.reason
 
 
-def test_a_seed_goes_to_what_the_answer_hangs_on() -> None:
+def test_the_next_seed_goes_where_the_answer_is_in_doubt() -> None:
     """That is an ε above the answer, or the first one below which not all keep to the limit."""
     for seed in range(6):
         study = Generated(seed, 0.6)
@@ -108,7 +108,7 @@ def test_a_seed_goes_to_what_the_answer_hangs_on() -> None:
             assert doubts[scores.listed.index(chosen)] > 0
 
 
-def test_the_limit_that_ended_the_seeds_is_named() -> None:
+def test_the_end_of_the_seeds_names_the_limit_that_was_reached() -> None:
     study = Generated(8, 0.5)
     assert study.step().configuration is not None, "this study is in doubt"
     assert (study.step(budget=0).state, study.step(budget=0).limit) == (
