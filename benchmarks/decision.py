@@ -66,6 +66,15 @@ GRID = np.array(
     list(product([60, 120, 240], [64, 128, 256], [0.005, 0.01, 0.02]))
 )  # in the order of KEY
 NUM_SECRETS, SCORE = 24, "made"
+COLUMNS = [
+    "run_id",
+    "batch_size",
+    "num_steps",
+    "learning_rate",
+    "seed",
+    "utility_loss",
+    "score",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +214,7 @@ def generated(family: str, number: int, *, size: int, errors: Errors) -> Sweep:
                 [f"{at}-{seed}", SCORE, f"secret-{k}", value] for k, value in enumerate(runs[-1])
             ]
         by_secret.append(np.mean(runs, axis=0))
-    columns = [
-        "run_id",
-        "batch_size",
-        "num_steps",
-        "learning_rate",
-        "seed",
-        "utility_loss",
-        "score",
-    ]
-    points = pd.DataFrame(rows, columns=columns)
+    points = pd.DataFrame(rows, columns=COLUMNS)
     means = configuration_means(points)
     low, middle = means["utility_loss"].min(), means["utility_loss"].median()
     threshold = (

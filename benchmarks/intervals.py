@@ -4,8 +4,7 @@
     python benchmarks/intervals.py --tables 100 --kinds saturating additive
 
 Every sweep has a surface of decision.py, 27 configurations, and two seeds of each. Only the way in
-which scores are measured differs: `KINDS`. The intervals were developed on the kinds of `FAMILIAR`
-alone; the others were looked at once, at the end.
+which scores are measured differs: `KINDS`.
 
 `held` is the share of intervals that hold the true score, with its standard error, `below` the
 share of true scores below it. `width` is the median of the interval's width over the width of the
@@ -27,16 +26,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from decision import FAMILIES, GRID
+from decision import COLUMNS, FAMILIES, GRID, NUM_SECRETS, SCORE
 from machine import describe
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from raydp.analysis import configuration_means, select
+from raydp.analysis.tables.points import configurations
 
 Array = NDArray[np.float64]
-SECRETS, TRIES = 24, 10
-SEEDS = 2
+TRIES, SEEDS = 10, 2
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
@@ -60,7 +59,10 @@ def lognormal(truth: Array, rng: np.random.Generator) -> tuple[Array, Callable[[
     own = np.random.default_rng(rng.integers(2**32))
 
     def measure() -> Runs:
-        easy, reaction = own.normal(0, 0.5, SECRETS), own.normal(0, 0.4, (len(truth), SECRETS))
+        easy, reaction = (
+            own.normal(0, 0.5, NUM_SECRETS),
+            own.normal(0, 0.4, (len(truth), NUM_SECRETS)),
+        )
         shift = own.normal(0, 1, (len(truth), SEEDS, 1)) * spread[:, None, None]
         logs = easy + reaction[:, None] + shift - (0.5**2 + 0.4**2 + spread[:, None, None] ** 2) / 2
         return list(truth[:, None, None] * np.exp(logs))
@@ -94,7 +96,10 @@ def hard_secrets(truth: Array, rng: np.random.Generator) -> tuple[Array, Callabl
     expected = expit(deep) @ WEIGHTS / WEIGHTS.sum()
 
     def measure() -> Runs:
-        easy, reaction = rng.normal(0, 2.2, SECRETS), rng.normal(0, 0.4, (len(truth), 1, SECRETS))
+        easy, reaction = (
+            rng.normal(0, 2.2, NUM_SECRETS),
+            rng.normal(0, 0.4, (len(truth), 1, NUM_SECRETS)),
+        )
         shift = rng.normal(0, 0.3, (len(truth), SEEDS, 1))
         rates = expit(middle[:, None, None] + easy + reaction + shift)
         return list(rng.binomial(TRIES, rates) / TRIES)
@@ -158,8 +163,8 @@ def few_secrets(truth: Array, rng: np.random.Generator) -> tuple[Array, Callable
     """A few secrets hold most of the score: Pareto with the shape 2.5."""
 
     def measure() -> Runs:
-        easy = (rng.pareto(2.5, SECRETS) + 1) * 1.5 / 2.5
-        own = np.exp(rng.normal(0, 0.3, (len(truth), 1, SECRETS)) - 0.045)
+        easy = (rng.pareto(2.5, NUM_SECRETS) + 1) * 1.5 / 2.5
+        own = np.exp(rng.normal(0, 0.3, (len(truth), 1, NUM_SECRETS)) - 0.045)
         shift = np.exp(rng.normal(0, 0.2, (len(truth), SEEDS, 1)) - 0.02)
         return list(truth[:, None, None] * easy * own * shift)
 
@@ -226,19 +231,11 @@ def table(kind: str, number: int) -> tuple[pd.DataFrame, pd.DataFrame | None, Ar
             rows.append(
                 [run_id, int(batch_size), int(num_steps), rate, seed, loss_of_run, by_secret.mean()]
             )
-            values += [[run_id, "made", f"s{k}", value] for k, value in enumerate(by_secret)]
+            values += [[run_id, SCORE, f"s{k}", value] for k, value in enumerate(by_secret)]
     points = pd.DataFrame(
         rows,
-        columns=[
-            "run_id",
-            "batch_size",
-            "num_steps",
-            "learning_rate",
-            "seed",
-            "utility_loss",
-            "score",
-        ],
-    ).assign(**{"score.made": lambda of: of["score"]})
+        columns=COLUMNS,
+    ).assign(**{f"score.{SCORE}": lambda of: of["score"]})
     secrets = pd.DataFrame(values, columns=["run_id", "score", "secret_id", "value"])
     return points, secrets if runs[0].shape[1] > 1 else None, truth, again.std(axis=0)
 
@@ -250,12 +247,10 @@ def judged(kind: str, number: int) -> dict[str, Any]:
     losses = np.sort(means["utility_loss"])
     gap = 7 + int(np.argmax(np.diff(losses[7:13])))
     threshold = float(losses[gap : gap + 2].mean())
-    by_secret = None if secrets is None else (secrets, "made")
+    by_secret = None if secrets is None else (secrets, SCORE)
     chosen = select(points, rule="informed", max_loss=threshold, by_secret=by_secret)
     decision = chosen.decision
-    keys = means[["num_steps", "batch_size", "learning_rate"]].to_numpy().tolist()
-    own = chosen.configuration
-    at = keys.index([own.num_steps, own.batch_size, own.learning_rate])
+    at = configurations(means).index(chosen.configuration)
     assert decision is not None
     if decision.interval is None:
         return {"kind": kind}

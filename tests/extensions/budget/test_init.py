@@ -385,7 +385,7 @@ def test_init_proposes_bfloat16_where_it_is_fast_and_the_model_is_sound_in_it(
     assert ("write dtype: float32" in unwrapped(written)) == (timed[-1] == "bfloat16")
 
 
-def test_init_refuses_a_model_that_is_unsound_in_float32_too(
+def test_init_refuses_a_model_that_is_sound_in_no_precision(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(spec: SweepSpec) -> None:

@@ -108,7 +108,7 @@ def test_the_next_seed_goes_where_the_answer_is_in_doubt() -> None:
             assert doubts[scores.listed.index(chosen)] > 0
 
 
-def test_the_end_of_the_seeds_names_the_limit_that_was_reached() -> None:
+def test_a_study_without_further_seeds_names_its_limit() -> None:
     study = Generated(8, 0.5)
     assert study.step().configuration is not None, "this study is in doubt"
     assert (study.step(budget=0).state, study.step(budget=0).limit) == (
