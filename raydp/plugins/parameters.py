@@ -46,7 +46,7 @@ _BOUNDS = {
 CONSTANTS: dict[registries.Kind, tuple[str, ...]] = {
     "tasks": ("early_check",),
     "methods": ("private",),
-    "scores": ("logarithmic", "log_base", "no_leak", "in_words", "worded_for"),
+    "scores": ("logarithmic", "log_base", "no_leak", "in_words", "worded_for", "secret_kinds"),
 }
 """Attributes of the plug-ins' classes that are known without importing the plug-ins."""
 _PLAIN: Mapping[str, object] = {

@@ -16,9 +16,10 @@ from raydp.extensions.private_selection.record import (
 )
 from raydp.extensions.private_selection.section import (
     PrivateSelectionSpec,
+    best_in_words,
     conflicts,
     num_runs_of,
-    with_the_only_rule,
+    with_the_usual_rule,
 )
 from raydp.extensions.private_selection.tuning import BOUNDS, tuned_epsilon
 from raydp.privacy import Calibration, CalibrationRequest, Event, PoissonGaussian
@@ -52,8 +53,8 @@ class PrivateSelection:
 
     @staticmethod
     def completed(data: Mapping[str, object]) -> Mapping[str, object]:
-        """Fill in the only rule that the guarantee covers."""
-        return with_the_only_rule(data)
+        """Fill in the rule by utility, which the guarantee covers for every task."""
+        return with_the_usual_rule(data)
 
     @staticmethod
     def conflicts(spec: SweepSpec) -> list[str]:
@@ -124,6 +125,7 @@ class PrivateSelection:
             single_run_epsilon=single_run_epsilon,
             assumed=tuple(ASSUMED),
             bound=BOUNDS[self._privacy.accountant],
+            best=best_in_words(self._spec),
         )
 
     def epsilon(
@@ -138,8 +140,8 @@ class PrivateSelection:
         return (
             "private selection: the number of runs is drawn from a "
             f"{self._privacy.num_runs.in_words()}, each run's configuration uniformly from these "
-            f"{num_configurations}; only the run with the best utility is released, and its ε "
-            "covers the choice"
+            f"{num_configurations}; only the best run is released, {best_in_words(self._spec)}, and "
+            "its ε covers the choice"
         )
 
     def draw(self, num_configurations: int, key: bytes) -> list[tuple[int, int]]:

@@ -10,6 +10,8 @@ from raydp.privacy.records.cautions import stated
 from raydp.privacy.records.record import NOT_COVERED
 from raydp.privacy.records.schema import CardPart
 
+_BY_UTILITY = "by utility on public data"  # of records that do not say it
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateSelectionRecord:
@@ -27,6 +29,7 @@ class PrivateSelectionRecord:
         trials: largest number of runs of the binomial distribution; None for the others.
         bound: the theorem that bounds ε of the choice, in words. Records of earlier versions name
             none: Rényi divergences (Papernot and Steinke 2022).
+        best: by what the released run is the best, in words.
     """
 
     distribution: str
@@ -37,6 +40,7 @@ class PrivateSelectionRecord:
     assumed: tuple[str, ...]
     trials: int | None = None
     bound: str | None = None
+    best: str = _BY_UTILITY
 
     tuning: ClassVar[str] = "private_selection"
     not_covered: ClassVar[tuple[str, ...]] = (
@@ -54,18 +58,19 @@ class PrivateSelectionRecord:
         more += "" if self.trials is None else f", at most {self.trials}"
         bound = "" if self.bound is None else f"; ε of the choice is bounded by {self.bound}"
         return (
-            f"the best, by utility on public data, of a random number of runs ({kind}, mean "
+            f"the best, {self.best}, of a random number of runs ({kind}, mean "
             f"{self.mean:g}{more}), each of one of {self.configurations} configurations drawn at "
             f"random; alone it would have ε = {stated(self.single_run_epsilon)}{bound}"
         )
 
     def terms(self) -> object:
         """Return the values without prose, which may be worded otherwise in another version."""
-        return self.distribution, self.mean, self.eta, self.trials, self.configurations
+        return self.distribution, self.mean, self.eta, self.trials, self.configurations, self.best
 
     def to_json(self) -> dict[str, object]:
         """Return the values as JSON."""
-        optional = {"trials": self.trials, "bound": self.bound}
+        best = None if self.best == _BY_UTILITY else self.best
+        optional = {"trials": self.trials, "bound": self.bound, "best": best}
         return {
             "distribution": self.distribution,
             "mean": self.mean,
@@ -93,3 +98,4 @@ class PrivateSelectionDocument(CardPart):
     assumed: list[str]
     trials: int | None = None
     bound: str | None = None
+    best: str | None = None

@@ -15,8 +15,9 @@ from raydp.analysis import Selection, load_points, write_report
 from raydp.analysis.selection.selected import SelectionStep
 from raydp.analysis.tables.points import configurations
 from raydp.extensions.private_selection.calibration import selection_guarantee
-from raydp.extensions.private_selection.section import num_runs_of
+from raydp.extensions.private_selection.section import best_in_words, by_least_leak, num_runs_of
 from raydp.privacy import PrivacyCard
+from raydp.spec.document import SweepSpec
 from raydp.sweep.ending.finish import Finish, carried, set_aliases
 from raydp.sweep.ending.notes import about
 from raydp.sweep.ending.sweep_selection import of_sweep
@@ -30,7 +31,7 @@ from raydp.sweep.store.runs import is_damaged
 from raydp.sweep.store.summary import ReleasedModels, SelectedConfiguration, SweepSummary
 from raydp.tasks.task import TaskFacts
 from raydp.tracking import NotDeliveredError, TrialRecord
-from raydp.tracking.records import PRIVACY_PREFERRED
+from raydp.tracking.records import BEST_UTILITY, PRIVACY_PREFERRED
 from raydp.training.trial_plan import TrialPlan
 
 PUBLIC_FACTS = ("num_units", "privacy_unit", "content_hash", "utility_is_public")
@@ -53,8 +54,9 @@ def decided(folder: SweepFolder) -> bool:
 def decide(folder: SweepFolder) -> str | None:
     """Choose the run to release, and write the choice down once, before anything is released.
 
-    The run with the lowest utility loss is chosen; of equal runs, the first in the order of the
-    draw. A failed run counts as the worst run and is never chosen.
+    The run with the lowest utility loss is chosen, or the one that leaks least of those that are
+    useful enough (see `by_least_leak`); of equal runs, the first in the order of the draw. A failed
+    run counts as the worst run and is never chosen.
 
     Returns:
         The chosen run; None if no run has finished.
@@ -64,12 +66,24 @@ def decide(folder: SweepFolder) -> str | None:
         return decision
     results = {trial.run_id: folder.result(trial.run_id) for trial in folder.plan().trials}
     assert None not in results.values(), "a private selection chooses when every run has ended"
-    losses = {k: r.loss for k, r in results.items() if r is not None and r.finished}
-    if not losses:
+    ranks = {k: _rank(r, folder.spec()) for k, r in results.items() if r is not None and r.finished}
+    if not ranks:
         return None
-    run_id = min(losses, key=lambda k: losses[k])
+    run_id = min(ranks, key=lambda k: ranks[k])
     folder.decision.write(run_id)
     return run_id
+
+
+def _rank(result: RunResult, spec: SweepSpec) -> tuple[bool, float]:
+    """Return the place of a run in the order of the choice. It depends on this run alone."""
+    if not by_least_leak(spec):
+        return False, result.loss
+    select = spec.select
+    assert select.max_loss is not None, "the section asks for it"
+    assert select.score is not None, "the section asks for it"
+    useful = result.loss <= select.max_loss
+    # If no run is useful enough, the most useful one is released.
+    return not useful, result.scores[select.score].value if useful else result.loss
 
 
 def release_best(context: SweepContext) -> Finish:
@@ -98,7 +112,10 @@ def _release(context: SweepContext, run_id: str) -> Finish:
     together = releaser.release_run(run_id)
     points = load_points(write_tables(folder), scored=False)
     selection = released_selection(folder)
-    aliases = dict.fromkeys(("best-utility", PRIVACY_PREFERRED), selection)
+    names = (
+        (PRIVACY_PREFERRED,) if by_least_leak(context.spec) else (BEST_UTILITY, PRIVACY_PREFERRED)
+    )
+    aliases = dict.fromkeys(names, selection)
     end = Finish(selected=selection, best_utility=selection, report=folder.report)
     with carried(end):
         set_aliases(releaser.tracker, aliases)
@@ -112,8 +129,10 @@ def _release(context: SweepContext, run_id: str) -> Finish:
                 aliases=dict.fromkeys(aliases, str(selection.model_uri)),
             )
         )
-        # The score depends on the private secrets, which ε does not cover: it stays in the folder.
-        public = {name: value for name, value in chosen.items() if name != "score"}
+        # A score of private secrets, which ε does not cover, stays in the folder. The score of twins
+        # is a figure of the released model.
+        covered = by_least_leak(context.spec)
+        public = {name: value for name, value in chosen.items() if covered or name != "score"}
         releaser.tracker.finish_sweep({"selected": public, "released_together": together.to_json()})
     return end
 
@@ -124,7 +143,7 @@ def released_selection(folder: SweepFolder) -> Selection:
     Raises:
         ValueError: the sweep has not ended, or has released nothing.
     """
-    points, decision = points_table(folder), folder.decision()
+    points, decision, spec = points_table(folder), folder.decision(), folder.spec()
     if decision is None:
         raise ValueError(
             "SWEEP must be a private selection that has released a model, got "
@@ -137,7 +156,7 @@ def released_selection(folder: SweepFolder) -> Selection:
     # The selection has one step. It names the rule, and none of the runs that it dropped.
     step = SelectionStep(
         name="private selection",
-        rule="the run with the lowest utility loss on public data; of the others nothing is told",
+        rule=f"the best run, {best_in_words(spec)}; of the others nothing is told",
         survivors=(configuration,),
         dropped=(),
     )
@@ -146,7 +165,7 @@ def released_selection(folder: SweepFolder) -> Selection:
         configuration=configuration,
         utility_loss=row["utility_loss"],
         score=None if score is None or pd.isna(score) else float(score),
-        rule="best-utility",
+        rule=spec.select.rule,
         steps=(step,),
         model_uri=row["model_uri"],
         epsilon=float(row["epsilon"]),
@@ -164,10 +183,9 @@ def select_released(folder: SweepFolder, **options: object) -> Selection:
     Raises:
         ValueError: the options have another rule or a constraint, or nothing has been released.
     """
-    # The release follows best-utility, so asking for this rule is no other choice.
-    asked = {
-        k: v for k, v in options.items() if v is not None and (k, v) != ("rule", "best-utility")
-    }
+    # Asking for the rule of the release is no other choice.
+    rule = folder.spec().select.rule
+    asked = {k: v for k, v in options.items() if v is not None and (k, v) != ("rule", rule)}
     if asked:
         name, value = next(iter(asked.items()))
         raise ValueError(

@@ -87,7 +87,7 @@ class PrivateSelectionSpec(PrivacySpec):
 
     tuning: Literal["private_selection"]
     """`private_selection`: ε covers the one released model, which is the best of a random number of
-    runs by utility on public data (Papernot and Steinke 2022).
+    runs (Papernot and Steinke 2022): by utility on public data, or by the leak of planted twins.
     """
     num_runs: NumRunsSpec = NumRunsSpec()
     """The distribution of the number of runs; with tuning `private_selection` only."""
@@ -124,13 +124,62 @@ def num_runs_of(spec: SweepSpec) -> NumRuns:
     return TruncatedNegativeBinomial.with_mean(chosen.mean, eta=chosen.eta)
 
 
-def with_the_only_rule(data: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a spec's content with the only rule that the guarantee covers."""
+def with_the_usual_rule(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a spec's content with the rule by utility, unless it has another one."""
     select = data.get("select")
     if not isinstance(select, Mapping):
         return data
     # What the user wrote wins, and is refused later if the guarantee does not cover it.
     return {**data, "select": {"rule": "best-utility", "min_gain_share": None, **select}}
+
+
+def by_least_leak(spec: SweepSpec) -> bool:
+    """Return whether the released run is the one that leaks least of those that are useful enough.
+
+    A run is useful enough if its utility loss on public data is at most `select.max_loss`. The leak
+    is `select.score`, measured on planted twins. See `_leak_conflicts`.
+    """
+    return spec.select.rule == "oracle"
+
+
+def best_in_words(spec: SweepSpec) -> str:
+    """Say by what the released run is the best."""
+    if by_least_leak(spec):
+        select = spec.select
+        return (
+            f"by the lowest {select.score} of planted twins among those with a utility loss of at "
+            f"most {select.max_loss:g} on public data"
+        )
+    return "by utility on public data"
+
+
+def _leak_conflicts(spec: SweepSpec, given: str) -> list[str]:
+    """Return why the leak of a run is more than a function of the model and of the run's own coins.
+
+    The canaries are nobody's data. Which twin of a pair is planted is decided by coins that depend
+    on the run's seed alone. So given the coins, training data of neighbours differ in one unit, and
+    a score of the twins post-processes the model. The order of two runs by (useful enough, leak)
+    then depends on nothing else, as the theorems ask of any order. The canaries count in n.
+    """
+    select, task = spec.select, spec.task.params
+    problems = []
+    if select.max_loss is None:
+        problems.append(
+            f"select.max_loss must be given with select.rule oracle {given} nothing. A run is "
+            "useful enough up to this loss, which may not depend on the runs."
+        )
+    if not (spec.task.name == "planted" and task.twins and not task.own_secrets):
+        problems.append(
+            f"task must be planted with twins: true and own_secrets: false with select.rule oracle "
+            f"{given} {spec.task.name!r}. A leak of private secrets is outside the guarantee."
+        )
+    kinds = {score.name: score.params.secret_kinds for score in spec.scores}
+    if not kinds.get(select.score or ""):
+        problems.append(
+            "select.score must be a score of secrets alone, such as logprob, with select.rule "
+            f"oracle {given} {select.score!r}. Others look at private examples."
+        )
+    return problems
 
 
 def conflicts(spec: SweepSpec) -> list[str]:
@@ -139,16 +188,20 @@ def conflicts(spec: SweepSpec) -> list[str]:
     # other results, or at runs that are not released, is refused.
     select, space, method, seeds = spec.select, spec.space, spec.method, spec.seeds
     given = "with privacy.tuning private_selection, got"
-    # Check the selection: it has one measure and no constraint.
+    # Check the selection: it orders the runs by figures that are public but for the model.
     problems = [
-        f"select.{name} must be left out {given} {value}. Remove it: the guarantee covers the best "
-        "utility alone."
+        f"select.{name} must be left out {given} {value}. Remove it: the guarantee does not cover "
+        "it."
         for name, value in select.constraints().items()
+        if not (by_least_leak(spec) and name == "max_loss")
     ]
-    if select.rule != "best-utility":
+    if by_least_leak(spec):
+        problems += _leak_conflicts(spec, given)
+    elif select.rule != "best-utility":
         problems.append(
-            f"select.rule must be best-utility {given} {select.rule!r}. The other rules use scores "
-            "or several runs, which the guarantee does not cover."
+            f"select.rule must be best-utility, or oracle on planted twins, {given} "
+            f"{select.rule!r}. The other rules use private scores or several runs, which the "
+            "guarantee does not cover."
         )
     # Check the runs: they are K independent draws from the whole space.
     if space.search is not None:
