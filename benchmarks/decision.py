@@ -57,7 +57,6 @@ RULES = (
     "best-utility",
     "worst-utility",
     "pareto-knee",
-    "predicted-score",
     "oracle",
 )
 EXPECTED, SELECT, PRECISION = "expected-score", "select", Precision()

@@ -26,7 +26,6 @@ MARKS = {
     "worst-utility": ("triangle-up-open", 21, "#e69f00"),
     "oracle": ("diamond-open", 24, "#cc79a7"),
     "pareto-knee": ("pentagon-open", 27, "#2b83c6"),
-    "predicted-score": ("hexagon-open", 31, "#56b4e9"),
     "selected": ("circle", 14, "#d55e00"),
     "best utility": ("square", 12, "#009e73"),
     "runner-up": ("diamond", 13, "#2b83c6"),

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from raydp.analysis.figures.scatter import drawn_rows
-from raydp.analysis.report.markup import Cell, filled, number, paragraph, percent, plot, table
+from raydp.analysis.report.markup import Cell, filled, number, percent, plot, table
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.tables.columns import SETTINGS
 from raydp.analysis.tables.coordinates import further_columns
@@ -81,11 +81,7 @@ def threshold_section(
         of_row=[{"data-rule": name} for name in selections.start],
         of_column={at: {"data-figure": name} for at, name in enumerate(shown, start=1)},
     )
-    # A rule that cannot select is explained, not silently left out.
-    reasons = [
-        paragraph(f"{name}: {reason}.", css="soft") for name, reason in selections.reasons.items()
-    ]
-    return [rules, *reasons, lines]
+    return [rules, lines]
 
 
 def live_data(

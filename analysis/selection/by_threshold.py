@@ -14,7 +14,6 @@ from raydp.analysis.selection.equivalents import Precision
 from raydp.analysis.selection.evidence import Evidence, certainty_at
 from raydp.analysis.selection.rules import INFORMED, Layout, choose, rule_names, rule_steps
 from raydp.analysis.selection.thresholds import select_at_thresholds
-from raydp.analysis.surface.surrogate import TooManyError
 from raydp.analysis.tables.columns import known
 from raydp.analysis.tables.points import (
     configuration_means,
@@ -53,8 +52,6 @@ class SelectionsByThreshold:
         threshold: the given utility threshold, else the highest loss among the passed
             configurations.
         start: rule -> the position that the rule selects from `passed`.
-        reasons: rule -> why the rule cannot select anything. Such a rule is missing in `selected`
-            and `start`.
     """
 
     means: pd.DataFrame
@@ -65,7 +62,6 @@ class SelectionsByThreshold:
     passed: Pool
     threshold: float
     start: Mapping[str, int]
-    reasons: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +127,12 @@ def selections_by_threshold(
     layout = Evidence.of(
         points, means, constraints, passed, by_secret, log_base, no_leak, precision
     ).layout
-    selected, start, reasons = dict[str, Positions](), dict[str, int](), dict[str, str]()
+    selected, start = dict[str, Positions](), dict[str, int]()
     for rule in (*rule_names(), *further_rules):
-        try:
-            start[rule] = int(choose(rule, layout, passed))
-            selected[rule] = _along(rule, layout, allowed, thresholds)
-            # Without a threshold to keep to, the last one excludes nothing.
-            selected[rule][-1] = start[rule] if given is None else selected[rule][-1]
-        except TooManyError as error:  # the table is too large for this rule; the others go on
-            reasons[rule] = str(error)
+        start[rule] = int(choose(rule, layout, passed))
+        selected[rule] = _along(rule, layout, allowed, thresholds)
+        # Without a threshold to keep to, the last one excludes nothing.
+        selected[rule][-1] = start[rule] if given is None else selected[rule][-1]
     return SelectionsByThreshold(
         means=means,
         thresholds=thresholds,
@@ -149,7 +142,6 @@ def selections_by_threshold(
         passed=passed,
         threshold=float(loss[passed].max() if given is None else given.max()),
         start=start,
-        reasons=reasons,
     )
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from raydp.analysis.entry_points import entries
 from raydp.analysis.selection import rules
 from raydp.analysis.selection.rules import Layout, OwnRule, Pools, Rule, RuleStep
-from raydp.analysis.surface.surrogate import TooManyError
 
 Keep = Callable[[Layout, Pools], Pools]
 GivenRule = str | Rule | Keep
@@ -116,8 +115,6 @@ class _PoolByPool:
         """
         try:
             kept = np.asarray(self.function(layout, pool.copy()))
-        except TooManyError:  # says itself that the table is too large for the rule
-            raise
         except Exception as error:
             raise ValueError(
                 f"rule {self.rule} must select from every pool, got {type(error).__name__}: "

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from raydp.analysis.selection.rules import Layout, rule_names
 from raydp.analysis.selection.thresholds import select_at_thresholds
 from raydp.analysis.statistics.results import Reason
-from raydp.analysis.surface.surrogate import TooManyError
 from raydp.analysis.tables.points import configuration_means
 
 LayoutKind = Literal["mean", "resample"]
@@ -22,7 +21,7 @@ class RuleRisk(Reason):
     """The risk of one rule."""
 
     relative: float | None
-    absolute: float | None
+    absolute: float
 
 
 class Risk(TypedDict):
@@ -57,7 +56,6 @@ def privacy_risk(
     Returns:
         {"thresholds": m, "layout", "rules": {rule: {"relative", "absolute"}}}; "resample" adds
         "layouts" and "seed". relative is None, with "reason", if an oracle score is 0 or below.
-        Both are None, with "reason", for a rule that cannot handle so many configurations.
 
     Raises:
         ValueError: as `configuration_means`; an unknown layout; "resample" with a configuration
@@ -92,10 +90,7 @@ def privacy_risk(
 
 def _risk(rule: str, layout: Layout, oracle: NDArray[np.float64]) -> RuleRisk:
     """Return a rule's risk against the oracle's scores at every threshold, [layouts, m]."""
-    try:
-        difference = _scores_along(rule, layout) - oracle
-    except TooManyError as error:
-        return {"relative": None, "absolute": None, "reason": str(error)}
+    difference = _scores_along(rule, layout) - oracle
     absolute = float(difference.mean())
     # The ratio is undefined there, and leaving those thresholds out would flatter the rule.
     if undefined := int((oracle <= 0).sum()):

@@ -24,7 +24,6 @@ from raydp.analysis.statistics.heuristics import Coded, Codes, pair_blocks
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import loss_posterior, score_posterior
 from raydp.analysis.surface.posterior import Posterior
-from raydp.analysis.surface.surrogate import Surface
 from raydp.search_spaces.names import unknown_name
 
 Array = NDArray[np.float64]
@@ -81,11 +80,6 @@ class Layout:
         return replace(self, certainty=certainty)
 
     @property
-    def predicted_score(self) -> Array:
-        """Return the scores smoothed by a surface over configurations' coordinates, [..., m]."""
-        return self.models.surface.smoothed(self.score)
-
-    @property
     def expected_score(self) -> Array:
         """Return the expected true scores, shape [..., m]."""
         return self.models.scores.expected(self.score)
@@ -108,16 +102,6 @@ class Models:
     log_base: float | None
     pool: Pools | None
     no_leak: float | None = 0.0
-
-    @cached_property
-    def surface(self) -> Surface:
-        """Return the smooth surface of the scores.
-
-        Raises:
-            ValueError: there are more configurations than a surface can take.
-        """
-        noise = SeedNoise.of(self.means["score_std"].to_numpy(), self.means["num_seeds"].to_numpy())
-        return Surface.fit(self.means, "score", None if noise is None else noise.std_error() ** 2)
 
     @cached_property
     def scores(self) -> Posterior:
@@ -200,7 +184,7 @@ class Unbeaten:
 class Extreme:
     """Keep the configurations at one end of a figure."""
 
-    column: Literal["utility_loss", "score", "predicted_score", "expected_score"]
+    column: Literal["utility_loss", "score", "expected_score"]
     end: Literal["lowest", "highest"]
 
     def figure(self, layout: Layout) -> Array:
@@ -379,13 +363,6 @@ INFORMED: Rule = (
 A configuration's regret is its score minus the lowest of the pool. The lowest is the same for all
 members, so the member with the lowest expected score has the least expected regret.
 """
-PREDICTED_SCORE: Rule = (
-    RuleStep(
-        name="predicted score",
-        text="keep the lowest score on a smooth surface through all measured ones",
-        keep=Extreme("predicted_score", "lowest"),
-    ),
-)
 
 RULES: dict[str, Rule] = {
     "informed": INFORMED,
@@ -393,7 +370,6 @@ RULES: dict[str, Rule] = {
     "best-utility": BEST_UTILITY,
     "worst-utility": WORST_UTILITY,
     "oracle": ORACLE,
-    "predicted-score": PREDICTED_SCORE,
 }
 ENTRY_POINTS = "raydp.rules"
 """The group of entry points for rules of other packages. Each entry point is a tuple of steps."""

@@ -39,10 +39,6 @@ _JITTER = 1e-8
 _SIZE, _LENGTH, _NOISE = (np.log(0.5), 0.7), (np.log(1.5), 0.7), (np.log(0.2), 1.0)
 
 
-class TooManyError(ValueError):
-    """The table has more configurations than a surface can be fitted to."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Surface:
     """A Gaussian process with linear mean: slopes with a prior sign, and a Matérn-5/2 remainder.
@@ -100,11 +96,11 @@ class Surface:
             seed: seed of the draws of the hyperparameters.
 
         Raises:
-            TooManyError: the table has more than 1,500 rows. The cost grows with the cube of the
+            ValueError: the table has more than 1,500 rows. The cost grows with the cube of the
                 rows.
         """
         if len(table) > MOST_ROWS:
-            raise TooManyError(
+            raise ValueError(
                 f"points must have at most {MOST_ROWS} configurations for a surface through them, "
                 f"got {len(table)}. Leave some out."
             )
@@ -170,13 +166,6 @@ class Surface:
             drawn.append(mean + rng.standard_normal((len(share), len(mean))) @ _root(covariance).T)
         return self.level + self.unit * np.concatenate(drawn)
 
-    def smoothed(self, values: Array) -> Array:
-        """Return posterior means at the inputs, [..., m], if `values` were the figures there."""
-        line = self.level + self.unit * (self.inputs @ self.slopes)
-        matrix = np.mean([self._smoother(h) for h in self.hyperparameters], axis=0)
-        smooth: Array = line + (values - line) @ matrix.T
-        return smooth
-
     def _standard(self, table: pd.DataFrame) -> Array:
         standard: Array = (self.coordinates.values(table) - self.centre) / self.spread
         return standard
@@ -241,12 +230,6 @@ class Surface:
         residual = (inverse @ self.residuals) * variance
         density: Array = -0.5 * (np.log(2 * np.pi * variance) + residual**2 / variance)
         return density
-
-    def _smoother(self, hyperparameters: Array) -> Array:
-        """Return the [m, m] matrix that maps residuals to their posterior means."""
-        covariance = _kernel(self.inputs, self.inputs, hyperparameters)
-        solved = np.linalg.solve(covariance + np.diag(self._noise(hyperparameters)), covariance)
-        return np.asarray(solved.T, dtype=np.float64)
 
 
 def _kernel(a: Array, b: Array, hyperparameters: Array) -> Array:

@@ -64,8 +64,7 @@ MinGain = Annotated[
 Rule = Annotated[
     str | None,
     typer.Option(
-        help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee, predicted-score "
-        "or file.py:NAME."
+        help="informed, procedure, best-utility, worst-utility, oracle, pareto-knee or file.py:NAME."
     ),
 ]
 

@@ -54,7 +54,6 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "best-utility": "raydp.analysis.selection.rules:BEST_UTILITY",
         "informed": "raydp.analysis.selection.rules:INFORMED",
         "oracle": "raydp.analysis.selection.rules:ORACLE",
-        "predicted-score": "raydp.analysis.selection.rules:PREDICTED_SCORE",
         "procedure": "raydp.analysis.selection.rules:PROCEDURE",
         "worst-utility": "raydp.analysis.selection.rules:WORST_UTILITY",
     },

@@ -34,9 +34,7 @@ def table(num_rates: int = 3) -> pd.DataFrame:
 @pytest.mark.extensions("pareto-knee")
 @pytest.mark.parametrize(
     "rule",
-    slow_after(
-        1, ["procedure", "informed", "best-utility", "oracle", "pareto-knee", "predicted-score"]
-    ),
+    slow_after(1, ["procedure", "informed", "best-utility", "oracle", "pareto-knee"]),
 )
 def test_the_rule_selects_the_change_at_its_threshold_and_nothing_else_before(rule: str) -> None:
     points = table()

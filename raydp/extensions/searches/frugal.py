@@ -129,8 +129,8 @@ class FrugalSearch(Section):
             allowed &= score <= goal.max_score
         every = table.assign(score=0.0, score_std=np.nan, num_seeds=1)
         layout = replace(Layout.of(every.assign(utility_loss=0.0)), utility_loss=loss, score=score)
-        # A draw has no errors, so the rules that weigh errors become the oracle.
-        rule = "oracle" if goal.rule in ("informed", "predicted-score") else goal.rule
+        # A draw has no errors, so the rule that weighs errors becomes the oracle.
+        rule = "oracle" if goal.rule == "informed" else goal.rule
         return _SurfaceDraws(layout=layout, allowed=allowed, rule=rule)
 
     def _next(
