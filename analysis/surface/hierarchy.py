@@ -6,6 +6,7 @@ import math
 import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,12 +16,12 @@ from threadpoolctl import threadpool_limits
 from raydp.analysis.statistics.noise import common_effect
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
 from raydp.analysis.surface.posterior import Posterior, mixed
-from raydp.analysis.surface.surrogate import Figure
 from raydp.analysis.tables.columns import SETTINGS, with_settings
 from raydp.analysis.tables.thinning import evenly
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
+Figure = Literal["score", "utility_loss"]
 
 DRAWS = 8000
 MOST_MODELLED = 150

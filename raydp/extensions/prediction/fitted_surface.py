@@ -10,9 +10,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import SeedNoise
+from raydp.analysis.surface.hierarchy import Figure
 from raydp.analysis.surface.posterior import bounded_exp
-from raydp.analysis.surface.surrogate import Figure, Surface
 from raydp.analysis.tables.coordinates import Coordinates
+from raydp.extensions.prediction.surface import Surface
 
 Array = NDArray[np.float64]
 

@@ -63,7 +63,7 @@ class FrugalSearch(Section):
     """Run next the configuration that is expected to improve the selection most for its cost.
 
     Surfaces of utility and score over the configurations' coordinates are fitted to the finished
-    runs (`raydp.analysis.surface.surrogate`: Gaussian processes whose slopes have the heuristics'
+    runs (`raydp.extensions.prediction.surface`: Gaussian processes whose slopes have the heuristics'
     signs as prior) and drawn many times at all candidates. In each draw, the utility threshold and
     the rule select from the configurations that have run, with and without one candidate more. A
     candidate's worth is the mean difference of the two selected scores per unit of compute C = b·T.

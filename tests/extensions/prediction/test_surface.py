@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raydp.analysis.surface.surrogate import MOST_ROWS, SLOPES, Surface, _kernel
+from raydp.extensions.prediction.surface import MOST_ROWS, SLOPES, Surface, _kernel
 from raydp.search_spaces import grid
 from tests.marks import slow_after
 

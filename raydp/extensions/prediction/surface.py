@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raydp.analysis.surface.hierarchical_model import matern
+from raydp.analysis.surface.hierarchy import Figure
 from raydp.analysis.tables.coordinates import Coordinates
 from raydp.search_spaces.configuration import HYPERPARAMETERS
 
 Array = NDArray[np.float64]
-Figure = Literal["score", "utility_loss"]
 
 SLOPES: dict[Figure, float] = {"score": 0.35, "utility_loss": -0.35}
 """Prior mean of each slope, in standard deviations of the figure per one of ln b, ln T or ln η.
@@ -250,21 +250,6 @@ def _covariance(products: Array, squares: Array, hyperparameters: Array) -> Arra
     )
     covariance: Array = _LEVEL_STD**2 + _SLOPE_STD**2 * products + remainder
     return covariance
-
-
-def matern(squared_distance: Array) -> Array:
-    """Return the Matérn-5/2 correlation at squared distances in units of the length scales.
-
-    Source: Rasmussen and Williams 2006, equation 4.17.
-    """
-    distance = np.sqrt(5 * squared_distance)
-    # In place from here, because most of the time of a fit is spent here.
-    correlation: Array = distance / 3
-    correlation += 1
-    correlation *= distance
-    correlation += 1
-    correlation *= np.exp(np.negative(distance, out=distance), out=distance)
-    return correlation
 
 
 def slice_samples(
