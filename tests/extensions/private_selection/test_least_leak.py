@@ -96,12 +96,14 @@ def test_the_run_that_leaks_least_is_released(ended: tuple[dict[str, Any], Sweep
         "public data"
     )
     assert 0.998 * 8 < privacy["epsilon"] <= 8
-    stored = [p for p in folder.path.parent.parent.rglob("privacy.md") if "mlruns" in p.parts]
+    stored = [p for p in folder.path.parents[1].rglob("privacy.md") if "mlruns" in p.parts]
     assert "by the lowest logprob of planted twins" in stored[0].read_text()
-    others = [str(value) for run_id, value in leaks.items() if run_id != best]
-    database = (folder.path.parent.parent / "mlflow.db").read_bytes()
-    assert not any(value.encode() in database for value in others)
-    assert str(leaks[best]).encode() in database, "a figure of the released model"
+    root = folder.path.parents[1]
+    files = [root / "mlflow.db", *(p for p in (root / "mlruns").rglob("*") if p.is_file())]
+    others = [str(value).encode() for run_id, value in leaks.items() if run_id != best]
+    assert not [p for p in files for value in others if value in p.read_bytes()]
+    told = [p.name for p in files if str(leaks[best]).encode() in p.read_bytes()]
+    assert told == ["summary.json"], "a figure of the released model"
 
 
 @pytest.mark.parametrize(
