@@ -7,6 +7,7 @@ sweep took.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -76,14 +77,15 @@ def decide(folder: SweepFolder) -> str | None:
 
 def _rank(result: RunResult, spec: SweepSpec) -> tuple[bool, float]:
     """Return the place of a run in the order of the choice. It depends on this run alone."""
-    if not by_least_leak(spec):
-        return False, result.loss
-    select = spec.select
-    assert select.max_loss is not None, "the section asks for it"
-    assert select.score is not None, "the section asks for it"
-    useful = result.loss <= select.max_loss
-    # If no run is useful enough, the most useful one is released.
-    return not useful, result.scores[select.score].value if useful else result.loss
+    select, figure, useless = spec.select, result.loss, False
+    if by_least_leak(spec):
+        assert select.max_loss is not None, "the section asks for it"
+        assert select.score is not None, "the section asks for it"
+        # If no run is useful enough, the most useful one is released.
+        useless = not result.loss <= select.max_loss
+        figure = result.loss if useless else result.scores[select.score].value
+    # An order has a place for every figure.
+    return useless, math.inf if math.isnan(figure) else figure
 
 
 def release_best(context: SweepContext) -> Finish:

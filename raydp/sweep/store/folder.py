@@ -205,7 +205,9 @@ class SweepFolder(SweepDocuments):
         started = folder.spec()
         before, now = started.model_dump(mode="json"), spec.model_dump(mode="json")
         # What is trained must not change, except that adaptive seeds may be added.
-        changed = [k for k in now if k not in NOT_COMPARED and before[k] != now[k]]
+        # Where ε covers the choice, the choice may not follow from results either.
+        free = NOT_COMPARED if spec.privacy.tuning == IGNORED else NOT_COMPARED - {"select"}
+        changed = [k for k in now if k not in free and before[k] != now[k]]
         if _adds_seeds(started, spec):
             changed = [k for k in changed if k != "seeds"]
         names = ("experiment", "registered_model")  # the URI of the store may change

@@ -33,6 +33,7 @@ TWINS = {
     "own_secrets": False,
     "copies": {2: 12},
 }
+NAN = float("nan")
 SELECT = {"score": "logprob", "rule": "oracle", "max_loss": 3.0}
 
 
@@ -114,8 +115,9 @@ def test_the_run_that_leaks_least_is_released(ended: tuple[dict[str, Any], Sweep
         ([3.0, 3.0, 2.0], [0.5, 0.5, 0.5], 0),
         ([3.3, 3.1, 3.2], [0.1, 0.9, 0.2], 1),
         ([None, 3.1, None], [0.1, 0.9, 0.2], 1),
+        ([2.0, 2.0, NAN], [NAN, 0.9, 0.1], 1),
     ],
-    ids=["least", "useful first", "first of equal ones", "none is useful", "failed"],
+    ids=["least", "useful first", "first of equal ones", "none is useful", "failed", "no number"],
 )
 def test_the_least_leak_of_the_useful_ones_is_chosen(
     tmp_path: Path, losses: list[float | None], leaks: list[float], chosen: int
@@ -130,3 +132,16 @@ def test_the_least_leak_of_the_useful_ones_is_chosen(
             failed(run_id) if loss is None else replace(finished(run_id, loss), scores=score)
         )
     assert decide(folder) == runs[chosen]
+
+
+@pytest.mark.parametrize("select", [{**SELECT, "max_loss": 2.0}, {"score": "logprob"}])
+def test_the_order_of_the_runs_may_not_change_before_a_resume(
+    tmp_path: Path, select: dict[str, Any]
+) -> None:
+    """Results of some runs are known then, and the guarantee is of an order that is fixed before."""
+    spec = load_spec(leak_spec(tmp_path))
+    _, after = plan_of(spec)
+    SweepFolder.create(spec, lambda _: plan_to_keep(after, "0" * 16))
+    SweepFolder.resume(spec)
+    with pytest.raises(ValueError, match=r"got changes in select\. Undo them"):
+        SweepFolder.resume(load_spec(leak_spec(tmp_path, select=select)))
