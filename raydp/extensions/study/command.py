@@ -110,7 +110,9 @@ def _tell(
     hidden = set() if any(row["reason"] for row in rows) else {"reason"}
     print_table(name, [{k: v for k, v in row.items() if k not in hidden} for row in rows])
     for cost in joint.values():
-        total = f"all {cost['models']} models on these data together"
+        first, *others = cost["sweeps"]
+        of = f"{first} and {len(others)} more on its data" if others else first
+        total = f"all {cost['models']} models of {of}, together"
         stdout.print(f"{total}: ε ≤ {bound(cost['epsilon'])}", markup=False)
     if isinstance(which, str):
         stdout.print(which, markup=False)

@@ -60,9 +60,10 @@ class PlannedCell:
 
 
 class JointModels(ComposedCost):
-    """The joint cost of all models on the same data, and their number."""
+    """The joint cost of all models on the same data, their number, and the names of their sweeps."""
 
     models: int
+    sweeps: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,19 +207,19 @@ def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointModels]:
     Returns:
         digest -> joint cost. δ is the largest of the cells.
     """
-    found: dict[str, list[tuple[Event, float, str]]] = {}
+    found: dict[str, list[tuple[Event, float, str, str]]] = {}
     for cell in begun(study):
         plan = folder_of(cell).plan()
         done = points[(points["cell"] == cell.spec.name) & (points["status"] == "finished")]
         for run_id in done["run_id"]:
             event = plan.privacy[run_id].mechanism.event
-            entry = (event, plan.delta, cell.spec.privacy.accountant)
+            entry = (event, plan.delta, cell.spec.privacy.accountant, cell.spec.name)
             found.setdefault(plan.facts.content_hash, []).append(entry)
     joint: dict[str, JointModels] = {}
     for digest, entries in found.items():
-        events, deltas, accountants = zip(*entries, strict=True)
+        events, deltas, accountants, sweeps = zip(*entries, strict=True)
         cost = composed(
             list(events), max(deltas), accountants[0], cache_dir=cache_dir() / "guarantee"
         )
-        joint[digest] = {**cost, "models": len(events)}
+        joint[digest] = {**cost, "models": len(events), "sweeps": [*dict.fromkeys(sweeps)]}
     return joint

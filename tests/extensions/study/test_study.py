@@ -153,6 +153,7 @@ def test_a_study_goes_on_with_one_more_epsilon_and_repeats_nothing(
     assert {cell["state"] for cell in told["cells"]} == {"finished"}
     (joint,) = told["joint"].values()
     assert joint["models"] == 6
+    assert joint["sweeps"] == [f"target_epsilon-{epsilon}" for epsilon in (1, 8, 2)]
     assert joint["epsilon"] > 8
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert len(pd.read_csv(folder / "points.csv")) == 6
