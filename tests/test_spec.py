@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raydp.analysis.tables.old_names import warn_of_old_name
+from raydp.analysis.tables.old_names import warn_of_left_rule, warn_of_old_name
 from raydp.plugins import registries
 from raydp.spec.reading import json_schema, load_spec
 from tests.builders.specs import small_spec
@@ -109,6 +109,15 @@ def test_every_field_of_the_schema_is_described() -> None:
         assert words != name.split(), f"{path} only says its name again"
         assert text.endswith((".", ")")), f"{path}: {text!r}"
         assert "\n" not in text, f"{path}: {text!r}"
+
+
+def test_a_rule_of_earlier_versions_is_read_as_the_rule_that_stands_in_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_left_rule.cache_clear()
+    select = {"score": "vmr_exact", "rule": "predicted-score"}
+    assert load_spec(small_spec(tmp_path, select=select)).select.rule == "informed"
+    assert "select names the rule predicted-score of earlier versions" in caplog.text
 
 
 def test_old_name_of_the_gain_share_is_read_and_written_anew(

@@ -1,4 +1,4 @@
-"""Arguments and fields that had another name in earlier versions."""
+"""Names of earlier versions: of an argument and field, and of a rule."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 OLD, NEW = "min_utility_gain", "min_gain_share"
 """The share of the best utility gain: the field was called as if it were a gain."""
+LEFT_RULE = "predicted-score"
 
 
 def old_name_read(given: Mapping[str, object], where: str) -> dict[str, object]:
@@ -25,6 +26,9 @@ def old_name_read(given: Mapping[str, object], where: str) -> dict[str, object]:
         ValueError: both names have a value.
     """
     values = dict(given)
+    if values.get("rule") == LEFT_RULE:
+        values["rule"] = "informed"
+        warn_of_left_rule(where)
     if OLD not in values:
         return values
     value = values.pop(OLD)
@@ -42,6 +46,15 @@ def warn_of_old_name(where: str) -> None:
     logging.getLogger(__name__).warning(
         "%s of %s is now called %s, because it is a share. The old name is still read.",
         *(OLD, where, NEW),
+    )
+
+
+@cache
+def warn_of_left_rule(where: str) -> None:
+    """Log the rule that stands in for one of earlier versions, once for each place."""
+    logging.getLogger(__name__).warning(
+        "%s names the rule %s of earlier versions. Read as informed, which smooths the scores too.",
+        *(where, LEFT_RULE),
     )
 
 
