@@ -56,9 +56,9 @@ def study(
     with stderr.status("writing the points of all sweeps"):
         points = tables.write_study_tables(chosen)
     rows = run.cell_rows(ends)
-    # Without results of every sweep there is nothing to compare.
+    # Without results of every sweep, or with one sweep, there is nothing to compare.
     compare = service("comparison", needed_by=None)
-    if compare is not None and all(end.state == "finished" for end in ends):
+    if compare is not None and len(ends) > 1 and all(end.state == "finished" for end in ends):
         with stderr.status("comparing the sweeps"):
             compare([str(files["points"])], files["comparison"], by="cell")
     with stderr.status("fitting the scores of all ε"):

@@ -111,6 +111,19 @@ def test_runs_of_all_sweeps_are_trained_by_their_compute(
     )
 
 
+def test_a_study_of_one_sweep_ends_with_it_and_compares_nothing(
+    raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be resumed with further values of the axis, as any study."""
+    train_without_ray(monkeypatch)
+    answer = raydp("study", written(tmp_path, {"privacy.target_epsilon": [8]}), "--json")
+    assert answer.code == 0, answer.err
+    told = json.loads(answer.out)
+    assert [cell["state"] for cell in told["cells"]] == ["finished"]
+    assert "comparison" not in told
+    assert len(pd.read_csv(told["points"])) == 2
+
+
 def test_each_cell_is_a_sweep_and_all_points_are_in_one_table(done: Path) -> None:
     folder = done / "runs/small"
     sweeps = [Sweep.open(folder / f"target_epsilon-{e}") for e in (1, 8)]
