@@ -184,7 +184,7 @@ BAD = {
     ),
     "private selection by a score": (
         {"privacy": SELECTION, "select": {"score": "vmr_exact", "rule": "procedure"}},
-        r"select.rule must be best-utility, or oracle on planted twins, with privacy.tuning private_selection, got 'procedure'",
+        r"select.rule must be best-utility, or oracle on planted twins, with privacy.tuning private.*got 'procedure'",
     ),
     "private selection under a gain": (
         {"privacy": SELECTION, "select": {"score": "vmr_exact", "min_gain_share": 0.9}},
