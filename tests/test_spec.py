@@ -111,7 +111,7 @@ def test_every_field_of_the_schema_is_described() -> None:
         assert "\n" not in text, f"{path}: {text!r}"
 
 
-def test_a_rule_of_earlier_versions_is_read_as_the_rule_that_stands_in_for_it(
+def test_spec_reads_the_rule_predicted_score_as_informed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_of_left_rule.cache_clear()

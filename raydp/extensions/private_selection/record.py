@@ -10,7 +10,8 @@ from raydp.privacy.records.cautions import stated
 from raydp.privacy.records.record import NOT_COVERED
 from raydp.privacy.records.schema import CardPart
 
-_BY_UTILITY = "by utility on public data"  # of records that do not say it
+BY_UTILITY = "by utility on public data"
+"""By what the released run is the best, in records that do not say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class PrivateSelectionRecord:
     assumed: tuple[str, ...]
     trials: int | None = None
     bound: str | None = None
-    best: str = _BY_UTILITY
+    best: str = BY_UTILITY
 
     tuning: ClassVar[str] = "private_selection"
     not_covered: ClassVar[tuple[str, ...]] = (
@@ -69,7 +70,7 @@ class PrivateSelectionRecord:
 
     def to_json(self) -> dict[str, object]:
         """Return the values as JSON."""
-        best = None if self.best == _BY_UTILITY else self.best
+        best = None if self.best == BY_UTILITY else self.best
         optional = {"trials": self.trials, "bound": self.bound, "best": best}
         return {
             "distribution": self.distribution,

@@ -67,7 +67,8 @@ def decide(folder: SweepFolder) -> str | None:
         return decision
     results = {trial.run_id: folder.result(trial.run_id) for trial in folder.plan().trials}
     assert None not in results.values(), "a private selection chooses when every run has ended"
-    ranks = {k: _rank(r, folder.spec()) for k, r in results.items() if r is not None and r.finished}
+    spec = folder.spec()
+    ranks = {k: _rank(r, spec) for k, r in results.items() if r is not None and r.finished}
     if not ranks:
         return None
     run_id = min(ranks, key=lambda k: ranks[k])

@@ -16,6 +16,7 @@ from raydp.extensions.private_selection.num_runs import (
     PoissonRuns,
     TruncatedNegativeBinomial,
 )
+from raydp.extensions.private_selection.record import BY_UTILITY
 from raydp.extensions.private_selection.tuning import check_bound
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds, PrivacySpec, Section
@@ -150,7 +151,7 @@ def best_in_words(spec: SweepSpec) -> str:
             f"by the lowest {select.score} of planted twins among those with a utility loss of at "
             f"most {select.max_loss:g} on public data"
         )
-    return "by utility on public data"
+    return BY_UTILITY
 
 
 def _leak_conflicts(spec: SweepSpec, given: str) -> list[str]:

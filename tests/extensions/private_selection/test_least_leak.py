@@ -18,14 +18,8 @@ from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking import find_models, show_model
 from tests.builders.specs import SMALL_TASK, small_spec
 from tests.extensions.private_selection.test_draws import failed, finished, plan_of
+from tests.extensions.private_selection.test_private_selection import PRIVACY
 
-PRIVACY = {
-    "target_epsilon": 8,
-    "accountant": "pld",
-    "noise_key": "test",  # under which this distribution gives 3 runs
-    "tuning": "private_selection",
-    "num_runs": {"mean": 3},
-}
 TWINS = {
     "name": "planted",
     "of": {**SMALL_TASK},
@@ -61,7 +55,7 @@ def leak_spec(folder: Path, **changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_depends_on_more_than_the_model_and_public_coins_is_refused(
+def test_spec_refuses_a_least_leak_that_private_data_shape(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     load_spec(leak_spec(tmp_path))
@@ -79,7 +73,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Swe
 
 
 @pytest.mark.slow
-def test_the_run_that_leaks_least_is_released(ended: tuple[dict[str, Any], SweepFolder]) -> None:
+def test_sweep_releases_the_run_that_leaks_least(ended: tuple[dict[str, Any], SweepFolder]) -> None:
     spec, folder = ended
     results = [folder.result(trial.run_id) for trial in folder.plan().trials]
     assert len(results) == 3

@@ -111,7 +111,7 @@ def test_runs_of_all_sweeps_are_trained_by_their_compute(
     )
 
 
-def test_a_study_of_one_sweep_ends_with_it_and_compares_nothing(
+def test_study_of_one_sweep_ends_without_a_comparison(
     raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can be resumed with further values of the axis, as any study."""
