@@ -33,7 +33,7 @@ from raydp.extensions.later_scores.sets import TrainedModels
 from raydp.extensions.prompt_search.gcg import Budget, PromptSearch
 from raydp.extensions.prompt_search.objective import Objective
 from raydp.extensions.prompt_search.score import AdversarialCompression
-from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
+from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens
 from raydp.models.base_models import LoadedModel, load_base
 from raydp.models.lookup import SMOLLM2
 from raydp.scores.language.decoding import evaluating
@@ -41,6 +41,7 @@ from raydp.scores.score import Context
 from raydp.spec.reading import load_spec
 from raydp.spec.sections import ModelSpec
 from raydp.tasks.task import task_of
+from raydp.tasks.text.windows import start_tokens
 
 BATCH_SIZE, TOP_K, NUM_STEPS = 100, 250, 200
 
@@ -185,7 +186,7 @@ def plainly(model: LoadedModel, task: Any, name: str, args: argparse.Namespace) 
     allowed = plain_tokens(model.tokenizer, len(model.model.get_input_embeddings().weight))
     plain = Plain(
         model=model.model, target=torch.tensor(target.ids), allowed=torch.from_numpy(allowed),
-        before=tokens_before(model.tokenizer), batch_size=BATCH_SIZE, topk=TOP_K,
+        before=start_tokens(model.tokenizer), batch_size=BATCH_SIZE, topk=TOP_K,
     )  # fmt: skip
     found: list[torch.Tensor | None] = []
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raydp.extensions.adapters.key_values import Prefix, can_share
 from raydp.models.reading import reading
+from raydp.tasks.text.windows import start_tokens, with_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -172,7 +173,7 @@ def label_words_of(tokenizer: PreTrainedTokenizerBase, words: Mapping[str, str])
         owners[ids[0]] = name
     return LabelWords(
         token_ids=tuple(owners),
-        opening=_opening(tokenizer),
+        opening=start_tokens(tokenizer),
         between=tuple(_plain(tokenizer, BETWEEN)),
     )
 
@@ -193,8 +194,9 @@ def encode_texts(
         ValueError: the template leaves no room for a text.
     """
     head, tail = template.split("{text}")
-    # The special tokens come once, before the template's head.
-    before, after = [*_opening(tokenizer), *_plain(tokenizer, head)], _plain(tokenizer, tail)
+    # The start tokens come once, before the template's head.
+    before = with_start(_plain(tokenizer, head), start_tokens(tokenizer))
+    after = _plain(tokenizer, tail)
     room = max_length - len(before) - len(after)
     if room < 1:
         raise ValueError(
@@ -215,11 +217,3 @@ def encode_texts(
 def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
     return ids
-
-
-def _opening(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the special tokens that the tokenizer puts before any text."""
-    # The special tokens before a text are what precedes its own tokens in the full encoding.
-    whole, own = tokenizer("a")["input_ids"], _plain(tokenizer, "a")
-    starts = (i for i in range(len(whole)) if whole[i : i + len(own)] == own)
-    return tuple(whole[: next(starts)])

@@ -16,11 +16,12 @@ from raydp.extensions.prompt_search.lengths import LengthSearch
 from raydp.extensions.prompt_search.merging import ExactFn, merged_adapter
 from raydp.extensions.prompt_search.objective import Effort, Objective
 from raydp.extensions.prompt_search.results import KnownPrompts, SearchResult
-from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
+from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens
 from raydp.scores.language.decoding import evaluating
 from raydp.scores.language.encoding import encode, secrets_of_kind
 from raydp.scores.language.generation import keyed_generator
 from raydp.scores.score import Context, Measurement, ModelSet, ScoreSection, SecretKind
+from raydp.tasks.text.windows import start_tokens
 
 if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
@@ -180,9 +181,10 @@ class AdversarialCompression(ScoreSection):
     @staticmethod
     def targets(model: LoadedModel, task: Task) -> list[Target]:
         """Return the task's verbatim secrets, tokenised as for the other scores."""
-        before = tokens_before(model.tokenizer)
+        # A prompt's length omits the start tokens.
+        start = start_tokens(model.tokenizer)
         return [
-            Target(id=s.id, name=s.name, ids=s.prompt_ids[len(before) :] + s.continuation_ids)
+            Target(id=s.id, name=s.name, ids=s.prompt_ids[len(start) :] + s.continuation_ids)
             for s in encode(model.tokenizer, secrets_of_kind(task, "verbatim", score="acr"))
         ]
 
@@ -246,7 +248,7 @@ class AdversarialCompression(ScoreSection):
 
         # The objective of this secret, the search at one length, and the search over lengths.
         objective = Objective(
-            model.model, tokens_before(model.tokenizer), target.ids, effort, exact_fn
+            model.model, start_tokens(model.tokenizer), target.ids, effort, exact_fn
         )
         search = PromptSearch(
             objective=objective,

@@ -1,4 +1,4 @@
-"""Tokens that stand before a prompt, and tokens that a prompt may hold."""
+"""Tokens that a prompt may hold."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = tuple[int, ...]
-
-
-def tokens_before(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the tokens that the tokenizer puts before a text: a start token, or none.
-
-    A prompt's length omits them.
-    """
-    # What the tokenizer adds to a text is the difference to the bare text.
-    bare = tokenizer("a", add_special_tokens=False).input_ids
-    whole = tokenizer("a").input_ids
-    return tuple(
-        whole[: len(whole) - len(bare)]
-        if whole[-len(bare) :] == bare
-        else whole[: whole.index(bare[0])]
-    )
 
 
 def plain_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> NDArray[np.int64]:

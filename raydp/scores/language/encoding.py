@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from raydp.plugins import registries
 from raydp.scores.score import SecretKind
 from raydp.tasks.task import Secret
+from raydp.tasks.text.windows import start_tokens, with_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,7 +25,7 @@ class EncodedSecret:
     Attributes:
         id: see Secret.id; the random draws depend on it.
         name: what the secret is called in records.
-        prompt_ids: token ids of s1, with the tokenizer's default special tokens; never empty.
+        prompt_ids: token ids of s1 after the tokenizer's start tokens, if any; never empty.
         continuation_ids: token ids of s2, tokenised separately from s1 and without special tokens;
             never empty.
     """
@@ -41,10 +42,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, secrets: Sequence[Secret]) -> lis
     Raises:
         ValueError: the prompt or the continuation of a secret has no token.
     """
-    encoded = []
+    start, encoded = start_tokens(tokenizer), []
     for secret in secrets:
-        # The prompt gets the special tokens that training put before each text.
-        prompt_ids = tuple(tokenizer(secret.prompt).input_ids)
+        # The prompt gets the start tokens, which training puts before each text.
+        own_ids = tokenizer(secret.prompt, add_special_tokens=False).input_ids
+        prompt_ids = tuple(with_start(own_ids, start))
         # s2 is tokenised alone, as in training: a joint encoding might merge tokens at the
         # boundary.
         continuation_ids = tuple(tokenizer(secret.continuation, add_special_tokens=False).input_ids)

@@ -77,6 +77,18 @@ class TokenizedText:
             start = self.text.find(substring, start + 1)
 
 
+def start_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens that the tokenizer puts before a text: a start token, or none."""
+    # They precede the text's own tokens in the full encoding.
+    own, whole = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (False, True))
+    return tuple(whole[: next(i for i in range(len(whole)) if whole[i : i + len(own)] == own)])
+
+
+def with_start(ids: Sequence[int], start: tuple[int, ...]) -> list[int]:
+    """Return token ids after the start tokens. Ids that begin with them stay as they are."""
+    return [*ids] if tuple(ids[: len(start)]) == start else [*start, *ids]
+
+
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, chunk: int = 1024
 ) -> list[TokenizedText]:

@@ -13,7 +13,7 @@ from plain_miniprompt import Plain
 from raydp.extensions.prompt_search.gcg import Budget, PromptSearch
 from raydp.extensions.prompt_search.lengths import LengthSearch
 from raydp.extensions.prompt_search.objective import Objective
-from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens, tokens_before
+from raydp.extensions.prompt_search.tokens import Vocabulary, plain_tokens
 from raydp.scores.language.decoding import evaluating
 from raydp.testing.models import byte_tokenizer, llama
 from tests.builders.models import gpt2
@@ -167,8 +167,7 @@ def test_a_known_prompt_never_makes_it_worse() -> None:
             assert len(warm.best) <= len(cold.best)
 
 
-def test_tokens_before_and_within_a_prompt(tokenizer) -> None:
-    assert tokens_before(tokenizer) == (tokenizer.bos_token_id,)
+def test_tokens_within_a_prompt(tokenizer) -> None:
     plain = plain_tokens(tokenizer, 10_000)
     assert not np.isin(tokenizer.all_special_ids, plain).any()
     assert len(plain) == len(tokenizer) - 2
