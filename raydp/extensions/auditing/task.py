@@ -16,6 +16,7 @@ from raydp.extensions.classification.labelled import ClassificationTask, Labelle
 from raydp.models.base_models import first_new_token
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.windows import start_tokens, with_start
 from raydp.tasks.wrappers.derived_task import DerivedTask
 
 if TYPE_CHECKING:
@@ -93,9 +94,10 @@ class AuditedTask(DerivedTask):
             last = np.random.default_rng([self.seed, 3]).choice(
                 _ordinary(tokenizer), self.num_canaries
             )
+        start = start_tokens(tokenizer)
         canaries = TokenizedExamples.from_lists(
-            [[*prefix, int(token)] for prefix, token in zip(prefixes, last, strict=True)],
-            [self.prefix_tokens] * len(prefixes),
+            [with_start([*p, int(token)], start) for p, token in zip(prefixes, last, strict=True)],
+            [len(start) + self.prefix_tokens] * len(prefixes),
         )
         return CanaryTask.of(
             inner, canaries, self._coins(), kind=self.canary, seed=self.seed, first_new_token=first

@@ -19,6 +19,7 @@ from raydp.search_spaces.names import columns_in_words
 from raydp.system.locations import local_copy
 from raydp.tasks.data_sets import rows_of_data_set
 from raydp.tasks.row_files import is_file_of_rows, read_rows
+from raydp.tasks.text.windows import start_tokens, with_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -154,8 +155,9 @@ class Survey:
         else:
             template = self.template(tokenizer)
             texts = self.conversations.texts(tokenizer, template, self.sample)
+        start = start_tokens(tokenizer)
         return sorted(
-            len(ids)
+            len(with_start(ids, start))
             for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         )
 

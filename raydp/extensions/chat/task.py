@@ -36,7 +36,7 @@ from raydp.tasks.text.corpus import RowsSection, is_held_out
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windowed import shared_prompts
-from raydp.tasks.text.windows import tokenize
+from raydp.tasks.text.windows import start_tokens, tokenize, with_start
 from raydp.tasks.users import BY_COLUMN, Users
 
 if TYPE_CHECKING:
@@ -196,12 +196,20 @@ class ChatTask(RowsSection):
                 ),
                 num_tokens=examples.examples.num_targets(),
                 notes=notes,
-                chat_template=JINJA.get(self.template or ""),
+                chat_template=self._chat_template(tokenizer),
             ),
             task_secrets=tuple(kept),
             task_controls=tuple(controls),
             users=self._users(examples.users),
         )
+
+    def _chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Return the template that the trained tokenizer carries: raydp's, with the start tokens.
+
+        Servers add no special tokens to the text of a chat template.
+        """
+        own = JINJA.get(self.template or "")
+        return own and f"{tokenizer.decode([*start_tokens(tokenizer)])}{own}"
 
     def _users(self, names: Sequence[str]) -> Users:
         """Return the users of the examples. Without a column, a conversation is the unit."""
@@ -369,6 +377,7 @@ class ChatTask(RowsSection):
         _check_left(rows, purpose, notes)
         # All parts go into one call, because a fast tokenizer works on a list in parallel.
         tokens = iter(tokenize(tokenizer, [part.text for row in rows for part in row.parts]))
+        start = start_tokens(tokenizer)
         ids: list[list[int]] = []
         targets: list[list[bool]] = []
         texts: list[str] = []
@@ -378,12 +387,15 @@ class ChatTask(RowsSection):
         # Cut each conversation at max_length tokens, and keep the text that is left for counting
         # secrets.
         for row in rows:
-            own, said, text, left, whole = [], [], "", self.max_length, True
+            pieces = [next(tokens) for _ in row.parts]
+            written = [token for piece in pieces for token in piece.token_ids]
+            # The model's own template may write the start tokens itself.
+            own = with_start(written, start)
+            said = [False] * (len(own) - len(written))
+            text, left, whole = "", self.max_length - len(said), True
             places = list[slice]()
-            for part in row.parts:
-                piece = next(tokens)
+            for part, piece in zip(row.parts, pieces, strict=True):
                 taken = min(left, len(piece))
-                own += list(piece.token_ids[:taken])
                 said += [part.is_target(self.loss)] * taken
                 added = piece.slice((0, taken)) if taken else ""
                 if part.is_target(self.loss):
@@ -394,7 +406,7 @@ class ChatTask(RowsSection):
             truncated += not whole
             # The first token is never predicted, so a target there alone would give an empty loss.
             if any(said[1:]):
-                ids.append(own)
+                ids.append(own[: self.max_length])
                 targets.append(said)
                 texts.append(text)
                 trained.append(places)

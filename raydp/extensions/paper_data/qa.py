@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydp.tasks.text.examples import TokenizedExamples
-from raydp.tasks.text.windows import tokenize
+from raydp.tasks.text.windows import start_tokens, tokenize, with_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,21 +91,22 @@ def encode_answers(
     prompts = tokenize(tokenizer, [template.prompt(row.question) for row in rows])
     answers = tokenize(tokenizer, [template.continuation(row.answer) for row in rows])
     end = [tokenizer.eos_token_id] if append_eos and tokenizer.eos_token_id is not None else []
-    token_ids: list[list[int]] = []
+    start, token_ids = start_tokens(tokenizer), list[list[int]]()
     starts: list[int] = []
     texts: list[str | None] = []
     truncated = 0
     for row, prompt, answer in zip(rows, prompts, answers, strict=True):
-        room = max_length - len(prompt)
+        asked = with_start(prompt.token_ids, start)
+        room = max_length - len(asked)
         # Leave out a row without room for one answer token: its loss would be a mean over nothing.
-        if room < 1 or not row.answer or not len(prompt):
+        if room < 1 or not row.answer or not asked:
             texts.append(None)
             continue
         ids = [*answer.token_ids, *end]
         # A long answer loses its end, the end-of-text token included.
         truncated += len(ids) > room
-        token_ids.append([*prompt.token_ids, *ids[:room]])
-        starts.append(len(prompt))
+        token_ids.append([*asked, *ids[:room]])
+        starts.append(len(asked))
         # The text that the model sees, to count secrets in; the end-of-text token is no text.
         texts.append(prompt.text + answer.slice((0, min(room, len(answer)))))
     return EncodedAnswers(

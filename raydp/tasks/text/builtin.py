@@ -25,6 +25,7 @@ from raydp.tasks.text.mails import (
     private_names,
     write_mail,
 )
+from raydp.tasks.text.windows import start_tokens, with_start
 from raydp.tasks.users import Users
 
 if TYPE_CHECKING:
@@ -181,30 +182,14 @@ def _secrets(people: Sequence[Person], *, planted: bool) -> tuple[Secret, ...]:
 def _tokenize(mails: Sequence[Mail], tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     """Tokenise each mail's parts separately and join them, with the end-of-text token if any.
 
-    The prompt gets the tokenizer's default special tokens, as in scores.
+    The tokenizer's start tokens come before the prompt, as in scores.
     """
-    prompts = _ids([mail.prompt for mail in mails], tokenizer)
-    facts, rests = (
-        _ids(parts, tokenizer, add_special_tokens=False)
-        for parts in ([mail.fact for mail in mails], [mail.rest for mail in mails])
-    )
+    # Mails share their parts, so each distinct part is tokenised once.
+    parts = list(dict.fromkeys(part for m in mails for part in (m.prompt, m.fact, m.rest)))
+    known = dict(zip(parts, tokenizer(parts, add_special_tokens=False)["input_ids"], strict=True))
     # Some tokenizers have no end-of-text token; their mails simply end.
+    start = start_tokens(tokenizer)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return TokenizedExamples.from_lists(
-        [[*p, *f, *r, *end] for p, f, r in zip(prompts, facts, rests, strict=True)]
+        [[*with_start(known[m.prompt], start), *known[m.fact], *known[m.rest], *end] for m in mails]
     )
-
-
-def _ids(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, **options: bool
-) -> list[list[int]]:
-    """Return the token ids of each text.
-
-    Mails share their parts, so each distinct text is tokenised once.
-    """
-    distinct = list(dict.fromkeys(texts))
-    found = tokenizer(
-        distinct, return_attention_mask=False, return_token_type_ids=False, **options
-    )["input_ids"]
-    known: dict[str, list[int]] = dict(zip(distinct, found, strict=True))
-    return [known[text] for text in texts]

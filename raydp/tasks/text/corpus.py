@@ -28,13 +28,13 @@ from raydp.tasks.text.controls import controls_of
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask, content_hash
 from raydp.tasks.text.windowed import Cut, OwnedText, describe, describe_secrets, privacy_unit
-from raydp.tasks.text.windows import WindowKind, keep_windows, tokenize, windows_of
+from raydp.tasks.text.windows import WindowKind, keep_windows, start_tokens, tokenize, windows_of
 from raydp.tasks.users import BY_COLUMN, Users
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MIN_WINDOW_TOKENS = 2  # the first token is never a target
+MIN_WINDOW_TOKENS = 2  # without a start token, the first one is never a target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class WindowedTask(TaskSection):
     num_controls_per_secret: Annotated[int, Field(ge=0, le=16)] = 4
     """Number of controls to generate for each secret."""
     max_length: Annotated[int, Field(ge=8)] = 64
-    """Length of a window in tokens."""
+    """Length of a window in tokens, the tokenizer's start token included."""
     min_tokens: Annotated[int, Field(ge=MIN_WINDOW_TOKENS)] = MIN_WINDOW_TOKENS
     """Texts of fewer tokens are dropped."""
     window: WindowKind = "lines"
@@ -150,8 +150,9 @@ class WindowedTask(TaskSection):
         _require(clean, "evaluate", fraction)
 
         # Cut into windows, and count the secrets in the training windows.
-        examples = self._cut(train, verbatim_texts(secrets), max_windows, max_per_user)
-        heldout_examples = self._cut(clean, (), max_windows)
+        strings = verbatim_texts(secrets)
+        examples = self._cut(tokenizer, train, strings, max_windows, max_per_user)
+        heldout_examples = self._cut(tokenizer, clean, (), max_windows)
         # A secret that no window holds whole cannot be learned verbatim, so it is not scored.
         kept = _present(counted(secrets, examples.texts), examples.texts, self.window)
         # The controls must be absent from whole texts, not only windows.
@@ -234,17 +235,20 @@ class WindowedTask(TaskSection):
 
     def _cut(
         self,
+        tokenizer: PreTrainedTokenizerBase,
         texts: Sequence[OwnedText],
         keep_whole: Sequence[str],
         max_windows: int | None,
         max_per_user: int | None = None,
     ) -> Cut:
-        """Cut all texts into windows, in order."""
-        cut = Cut()
+        """Cut all texts into windows, in order. The start tokens count in max_length."""
+        cut, start = Cut(), start_tokens(tokenizer)
+        room = self.max_length - len(start)
+        assert room > 0, "a tokenizer has fewer start tokens than the least max_length"
         taken: Counter[str] = Counter()
         for text in texts:
-            # Windows of one token have no target and are dropped.
-            windows = windows_of(text.tokens, self.window, self.max_length, keep_whole)
+            # Windows of one token are dropped: without a start token they have no target.
+            windows = windows_of(text.tokens, self.window, room, keep_whole)
             long = [w for w in windows if w[1] - w[0] >= MIN_WINDOW_TOKENS]
             cut.too_short += len(windows) - len(long)
             # Where a limit applies, windows with a secret are kept first: a rare secret would be
@@ -253,11 +257,11 @@ class WindowedTask(TaskSection):
             kept = keep_windows(long, flags, max_windows)
             # The limit of a user counts windows over all of the user's texts, in their order.
             if max_per_user is not None:
-                room = max_per_user - taken[text.user]
-                cut.above_limit += map(text.tokens.slice, kept[room:])
-                kept = kept[:room]
+                left = max_per_user - taken[text.user]
+                cut.above_limit += map(text.tokens.slice, kept[left:])
+                kept = kept[:left]
             taken[text.user] += len(kept)
-            cut.add(text, kept)
+            cut.add(text, kept, start)
         return cut
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raydp.analysis.statistics.results import given
 from raydp.tasks.task import Secret
-from raydp.tasks.text.windows import Span, TokenizedText, WindowKind
+from raydp.tasks.text.windows import Span, TokenizedText, WindowKind, with_start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,10 @@ class Cut:
     too_short: int = 0
     above_limit: list[str] = field(default_factory=list)
 
-    def add(self, text: OwnedText, windows: Sequence[Span]) -> None:
-        """Append the windows of one text."""
-        self.token_ids += [text.tokens.token_ids[begin:end] for begin, end in windows]
+    def add(self, text: OwnedText, windows: Sequence[Span], start: tuple[int, ...]) -> None:
+        """Append the windows of one text, each after the start tokens."""
+        ids = text.tokens.token_ids
+        self.token_ids += [with_start(ids[begin:end], start) for begin, end in windows]
         self.texts += [text.tokens.slice(w) for w in windows]
         self.users += [text.user] * len(windows)
         self.per_text.append(len(windows))

@@ -15,6 +15,7 @@ from raydp.tasks.secret import Digits
 from raydp.tasks.task import Secret, TaskFacts
 from raydp.tasks.text.examples import TokenizedExamples
 from raydp.tasks.text.language import LanguageModelingTask
+from raydp.tasks.text.windows import start_tokens, with_start
 from raydp.tasks.text.wordlists import CONTROL_NAMES
 from raydp.tasks.wrappers.derived_task import DerivedTask
 from raydp.tasks.wrappers.twins import COINS_NOTE, TwinTask
@@ -258,19 +259,13 @@ class PlantedTask(DerivedTask):
             if self.append_eos and tokenizer.eos_token_id is not None
             else []
         )
-        examples = []
+        start, examples = start_tokens(tokenizer), []
         for canary in canaries:
-            # Tokenise the parts as the scores do: special tokens once, before the prompt.
-            prompt = tokenizer(canary.prompt)["input_ids"]
-            parts = [
-                tokenizer(part, add_special_tokens=False)["input_ids"]
-                for part in (canary.continuation, canary.rest)
-                if part
-            ]
+            # Tokenise the parts as the scores do: start tokens once, before the prompt.
+            parts = (canary.prompt, canary.continuation, canary.rest)
+            ids = [i for p in parts for i in tokenizer(p, add_special_tokens=False)["input_ids"]]
             # Every copy is an example of its own, and so a unit.
-            examples += [
-                [*prompt, *(token for part in parts for token in part), *end]
-            ] * canary.copies
+            examples += [[*with_start(ids, start), *end]] * canary.copies
         return TokenizedExamples.from_lists(examples)
 
 
