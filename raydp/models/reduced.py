@@ -69,11 +69,8 @@ def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec
     """
     # Layers must be in one list, and the adapter must not name a layer by its number.
     layers = _layers(model)
-    names = (
-        [*adapter.target_modules, *adapter.modules_to_save]
-        if isinstance(adapter.target_modules, tuple)
-        else []
-    )
+    targets = adapter.target_modules
+    names = [*targets, *adapter.modules_to_save] if isinstance(targets, tuple) else []
     if layers is None or any(re.search(r"\.\d+\.", f".{name}.") for name in names):
         return adapter
     # Remove from the end, so that positions stay valid.
@@ -90,7 +87,6 @@ def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec
     for position, layer in enumerate(layers):
         for module in layer.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
-                # caches of keys and values are kept under this number
                 vars(module)["layer_idx"] = position
     # Number the adapter's layers anew.
     if chosen is None:
@@ -103,11 +99,8 @@ def with_few_layers(model: PreTrainedModel, adapter: AdapterSpec) -> AdapterSpec
 def _layers(model: PreTrainedModel) -> nn.ModuleList | None:
     """Return a model's layers; None if they are not in one list."""
     count = getattr(model.config, "num_hidden_layers", None)
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
+    every = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    lists = [layers for layers in every if len(layers) == count]
     return lists[0] if len(lists) == 1 else None
 
 

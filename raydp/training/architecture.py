@@ -1,6 +1,6 @@
-"""Checks a model's architecture before a sweep starts, without its weights.
+"""Checks a model before a sweep starts: few layers with random weights, and its rounding.
 
-It runs `raydp.training.probe` on few layers.
+It runs `raydp.training.probe` on both.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ import logging
 import re
 import traceback
 
+import torch
 from torch import nn
 
-from raydp.models.base_models import config_of, load_base
+from raydp.models.adapters import attach_adapter, trainable_parameters
+from raydp.models.base_models import config_of, load_base, trained_form
 from raydp.models.families import family_of
 from raydp.models.pretrained import PretrainedModel
+from raydp.models.quantization import quantise
 from raydp.models.reduced import random_form
 from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec, ModelSpec
 from raydp.tasks.task import Task
 from raydp.tasks.text.language import LanguageModelingTask
 from raydp.training.gradients.memory import is_out_of_memory
-from raydp.training.probe import check, losses_of_a_few, start_training_context
+from raydp.training.probe import LONG_TOKENS, check, losses_of_a_few, start_training_context
 from raydp.training.trial import TrainingContext
 
 VOCABULARY = 256
@@ -71,18 +74,42 @@ def check_architecture(spec: ModelSpec, task: Task, *, clipped: bool) -> None:
         # worker.
         if is_out_of_memory(error) or not _runs_without_adapter(spec, task):
             return
-        kind = spec.adapter.type
-        remedy = (
-            "Leave that layer out of target_modules."
-            if kind in ("lora", "ia3")
-            else "Use type 'lora'."
-        )
-        values = {
-            "kind": type(error).__name__,
-            "layer": _failed_layer(error, context),
-            "remedy": remedy,
-        }
-        raise ValueError(_ADAPTER_FAILS.format(model=spec.name, adapter=kind, **values)) from error
+        values = {"kind": type(error).__name__, "layer": _failed_layer(error, context)}
+        values |= {"adapter": spec.adapter.type, "remedy": "Use type 'lora'."}
+        if spec.adapter.type in ("lora", "ia3"):
+            values["remedy"] = "Leave that layer out of target_modules."
+        raise ValueError(_ADAPTER_FAILS.format(model=spec.name, **values)) from error
+
+
+def check_rounding(spec: ModelSpec, task: Task, *, clipped: bool, threads: int) -> None:
+    """Check a model in 16 bits with its weights, as a worker on this processor does.
+
+    A model that takes more than some seconds, or that fails, is left to the worker.
+
+    Args:
+        threads: number of a worker's threads. Rounding depends on it.
+
+    Raises:
+        DependentExamples: products in 16 bits round too far.
+    """
+    weights = sum(parameter.numel() for parameter in trained_form(spec).parameters())
+    # The rows are not cut: the worker's tokens differ from those of a narrower batch.
+    if weights * max(LONG_TOKENS, int(task.lengths().max())) > MOST_PRODUCTS:
+        return
+    own_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        base = load_base(spec, new_tokens=task.facts().num_new_tokens)
+        quantise(base)
+        model = attach_adapter(base, spec.adapter)
+        trained = trainable_parameters(model, spec.adapter)
+        autocast = torch.bfloat16 if spec.autocasts_on("cpu") else None
+        context = TrainingContext(model=model, parameters=trained, autocast=autocast)
+        check(context, task, model=spec.name, clipped=clipped)
+    except BROKEN as error:
+        logging.getLogger(__name__).debug("%s: %s", spec.name, error)
+    finally:
+        torch.set_num_threads(own_threads)
 
 
 def few_layers(spec: ModelSpec, task: Task) -> tuple[PretrainedModel, AdapterSpec] | None:
@@ -109,8 +136,7 @@ def _name_frozen_experts(base: PretrainedModel, adapter: AdapterSpec) -> None:
     if experts and adapter.target_modules == ALL_LINEAR and adapter.type in ("lora", "ia3"):
         logging.getLogger(__name__).warning(
             "model.adapter.target_modules all-linear leaves out the experts of %s (%s): their "
-            "weights are fused in one "
-            "tensor, which is no linear layer, and stay frozen.",
+            "weights are fused in one tensor, which is no linear layer, and stay frozen.",
             base.name,
             type(experts[0]).__name__,
         )
@@ -123,9 +149,8 @@ def _runs_without_adapter(spec: ModelSpec, task: Task) -> bool:
         assert made is not None
         model = made[0].model
         # The weights' values do not matter, only whether a pass runs.
-        losses_of_a_few(
-            TrainingContext(model=model, parameters=dict(model.named_parameters())), task
-        )
+        context = TrainingContext(model=model, parameters=dict(model.named_parameters()))
+        losses_of_a_few(context, task)
     except BROKEN:
         return False
     return True

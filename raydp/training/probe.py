@@ -191,9 +191,8 @@ def figures(
     # Checks of language models alone, on made-up tokens.
     if family_of_type(getattr(context.model.config, "model_type", None)) is None:
         rows = _made_up_tokens(context.model)
-        yield figure(
-            name="later tokens", difference=_later_tokens(context, rows[0]), refusal=_LATER_TOKENS
-        )
+        later = _later_tokens(context, rows[0])
+        yield figure(name="later tokens", difference=later, refusal=_LATER_TOKENS)
         yield figure(name="plain call", difference=_plain_call(context, rows), refusal=_PLAIN_CALL)
         longest = int(task.lengths().max())
         width = longest if most_tokens is None else min(longest, most_tokens)
@@ -237,11 +236,8 @@ class _Few:
         rows = None
         if all(type(batch) is Batch for batch in batches):
             # An architecture check has a small vocabulary, into which other tokens are mapped.
-            size = _vocabulary(context.model)
-            rows = [
-                _cut(b, length, size)
-                for b, length in zip(cast("list[Batch]", batches), LENGTHS, strict=False)
-            ]
+            cut = partial(_cut, vocabulary=_vocabulary(context.model))
+            rows = list(map(cut, cast("list[Batch]", batches), LENGTHS))
         return cls(task=task, device=_device(context), indices=indices, rows=rows)
 
     def __len__(self) -> int:
@@ -250,9 +246,8 @@ class _Few:
     @property
     def copies(self) -> int:
         """Return how often each example is in the larger batch."""
-        width = (
-            LENGTHS[0] if self.rows is not None else int(self.task.lengths()[self.indices].max())
-        )
+        longest = int(self.task.lengths()[self.indices].max())
+        width = LENGTHS[0] if self.rows is not None else longest
         return min(MOST_COPIES, max(1, LARGER_TOKENS // (width * len(self))))
 
     def batch(self, order: Sequence[int], padding: int = 0) -> Examples:
@@ -263,18 +258,15 @@ class _Few:
         if self.rows is None:
             examples: Examples = self.task.batch(self.indices[list(order)])
             return examples.to(self.device)
-        chosen = [self.rows[i] for i in order]
-        width = max(row.input_ids.shape[1] for row in chosen) + padding
-        ids, labels = (
-            torch.cat(
-                [F.pad(tensor, (0, width - tensor.shape[1]), value=value) for tensor in tensors]
-            )
-            for tensors, value in (
-                ([r.input_ids for r in chosen], 0),
-                ([r.labels for r in chosen], IGNORE),
-            )
-        )
+        ids = _padded([self.rows[i].input_ids[0] for i in order], 0, padding)
+        labels = _padded([self.rows[i].labels[0] for i in order], IGNORE, padding)
         return Batch(input_ids=ids, labels=labels).to(self.device)
+
+
+def _padded(rows: list[torch.Tensor], value: int, padding: int) -> torch.Tensor:
+    """Return rows of the longest one's width and `padding` further columns."""
+    together = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+    return F.pad(together, (0, padding), value=value)
 
 
 def _cut(batch: Batch, length: int, vocabulary: int) -> Batch:
@@ -314,20 +306,15 @@ def _device(context: TrainingContext) -> torch.device:
 
 def _largest_rounding(context: TrainingContext) -> float:
     """Return half of the digits of the model's numbers, as a relative difference."""
-    types = (
-        {context.autocast} if context.autocast else {p.dtype for p in context.model.parameters()}
-    )
-    eps = [
-        torch.finfo(dtype).eps for dtype in types if dtype is not None and dtype.is_floating_point
-    ]
+    types = {context.autocast or p.dtype for p in context.model.parameters()}
+    eps = [torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point]
     # Half of the digits: the square root of the dtype's epsilon.
     return float(max([*eps, *([INT8_ROUNDING] if torch.int8 in types else [])]) ** 0.5)
 
 
 def _autocast(context: TrainingContext) -> torch.autocast:
-    return torch.autocast(
-        _device(context).type, dtype=context.autocast, enabled=context.autocast is not None
-    )
+    dtype = context.autocast
+    return torch.autocast(_device(context).type, dtype=dtype, enabled=dtype is not None)
 
 
 def _logits(context: TrainingContext, rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -351,13 +338,10 @@ def _plain_call(context: TrainingContext, rows: Sequence[torch.Tensor]) -> float
     together, largest = _logits(context, rows), 0.0
     for row, own in zip(rows, together, strict=True):
         ids = row[None].to(_device(context))
+        # A mask of ones and no cache: the model's own way of counting positions.
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         with torch.no_grad(), _autocast(context):
-            outputs = context.model(
-                # A mask of ones and no cache: the model's own way of counting positions.
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                use_cache=False,
-            )
+            outputs = context.model(**inputs, use_cache=False)
         plain = outputs.logits[0, -len(row) : -1].float()
         largest = _larger(largest, _difference(own[: len(row) - 1], plain))
     return largest
@@ -402,10 +386,8 @@ def _rows_apart(task: Task) -> float:
     """
     num_examples = len(task.lengths())
     indices = np.unique(np.linspace(0, num_examples - 1, DRAWN).astype(np.int64))
-    alone, together = (
-        [task.batch(indices[i : i + 1]) for i in range(len(indices))],
-        task.batch(indices),
-    )
+    alone = [task.batch(indices[i : i + 1]) for i in range(len(indices))]
+    together = task.batch(indices)
     if not all(type(batch) is Batch for batch in (*alone, together)):
         return 0.0
     return 1 - sum(_same_row(batch, together, row) for row, batch in enumerate(alone)) / len(alone)
@@ -449,16 +431,13 @@ def _gradients_apart(context: TrainingContext, few: _Few, *, clipped: bool) -> t
     is 0 without clipping.
     """
     order = list(range(len(few)))
-    total = {
-        name: torch.zeros_like(p, dtype=torch.float32) for name, p in context.parameters.items()
-    }
+    total = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in context.parameters.items()}
     norms = torch.zeros(len(few))
     if clipped:
         # A threshold that clips nothing: the sum is then that of the plain gradients.
         unscaled = ClippedGradients(context.model, context.parameters, Clipping(1e30))
-        norms = unscaled.accumulate(lambda: losses_of(context, few.task, few.batch(order)), total)[
-            1
-        ].cpu()
+        losses_fn = partial(losses_of, context, few.task, few.batch(order))
+        norms = unscaled.accumulate(losses_fn, total)[1].cpu()
     # One row at a time, against autograd on the example alone.
     together = losses_of(context, few.task, few.batch(order))
     in_batch, of_norms, squares = 0.0, 0.0, 0.0
@@ -466,9 +445,8 @@ def _gradients_apart(context: TrainingContext, few: _Few, *, clipped: bool) -> t
         alone = _gradient(context, losses_of(context, few.task, few.batch([row]))[0])
         own = _gradient(context, together[row])
         size = _norm(alone)
-        in_batch = _larger(
-            in_batch, _norm([a - b for a, b in zip(own, alone, strict=True)]) / max(size, 1e-30)
-        )
+        apart = _norm([a - b for a, b in zip(own, alone, strict=True)])
+        in_batch = _larger(in_batch, apart / max(size, 1e-30))
         of_norms = _larger(of_norms, abs(float(norms[row]) - size) / max(size, 1e-30))
         squares += size**2
         # What is left of the clipped sum is its difference from autograd's.
@@ -485,9 +463,8 @@ def _gradient(context: TrainingContext, loss: torch.Tensor) -> list[torch.Tensor
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> float:
-    return float(
-        torch.stack([torch.linalg.vector_norm(t.detach().double()) for t in tensors]).norm()
-    )
+    norms = [torch.linalg.vector_norm(t.detach().double()) for t in tensors]
+    return float(torch.stack(norms).norm())
 
 
 def _difference(values: torch.Tensor, expected: torch.Tensor) -> float:
@@ -517,9 +494,8 @@ def start_training_context(
     """
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
-    adapters.initialise(
-        parameters, adapter, {n: p.detach().clone() for n, p in parameters.items()}, seed=0
-    )
+    start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    adapters.initialise(parameters, adapter, start, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in parameters.items():

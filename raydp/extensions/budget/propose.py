@@ -179,7 +179,8 @@ def propose(seen: Survey, wishes: Wishes) -> SpecProposal:
         draft = _draft(seen, wishes, max_length, template, of_delta)
         quick = {**draft["privacy"], "accountant": QUICK_ACCOUNTANT}
         spec = load_spec({**draft, "space": points, "privacy": quick})
-        plan, task = planned(spec)
+        # The measurement tells whether the model is sound in 16 bits.
+        plan, task = planned(_exact(spec))
         if plan.delta <= MOST_DELTA:
             break
     measured, draft["model"] = _measured(spec, task, plan.trials, wishes, draft["model"])
@@ -241,10 +242,15 @@ def _measured(
         if spec.model.dtype == "float32":
             raise
         # Rounding explains the refusal if the model passes in float32.
-        exact = spec.model.model_copy(update={"dtype": "float32"})
         model = {key: value for key, value in model.items() if key != "dtype"}
-        return _measured(spec.model_copy(update={"model": exact}), task, trials, wishes, model)
+        return _measured(_exact(spec), task, trials, wishes, model)
     return measured, model
+
+
+def _exact(spec: SweepSpec) -> SweepSpec:
+    """Return a spec whose model is in float32."""
+    exact = spec.model.model_copy(update={"dtype": "float32"})
+    return spec.model_copy(update={"model": exact})
 
 
 def _most_score_seconds(wishes: Wishes) -> float:

@@ -78,13 +78,18 @@ class ClusterSpec(Section):
     """Disk space in GiB for the hidden states below the first adapter; 0 computes them in every
     step."""
 
+    @property
+    def threads_here(self) -> int | None:
+        """Return the threads of a worker; None unless it has a whole model on this processor."""
+        elsewhere = self.address != "local" or self.gpus_per_worker or self.sharding != "none"
+        return None if elsewhere else max(1, int(self.cpus_per_worker))
+
     @field_validator("address", "working_dir", "exchange")
     @classmethod
     def _holds_no_credentials(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            refuse_credentials(
-                value, f"cluster.{info.field_name}", "in the environment of the cluster"
-            )
+            field = f"cluster.{info.field_name}"
+            refuse_credentials(value, field, "in the environment of the cluster")
         return value
 
     @field_validator("address")
@@ -123,11 +128,9 @@ class ClusterSpec(Section):
             )
         # Without a bound, the cluster would grow with the number of runs.
         if self.autoscaling and (self.max_concurrent_trials is None or self.address == "local"):
-            missing = (
-                "another address than local"
-                if self.address == "local"
-                else "cluster.max_concurrent_trials"
-            )
+            missing = "cluster.max_concurrent_trials"
+            if self.address == "local":
+                missing = "another address than local"
             raise ValueError(
                 f"cluster.autoscaling must go with {missing}, got none. Give it, or remove "
                 "autoscaling."

@@ -9,7 +9,7 @@ from raydp.models.families import ModelFamily, family_of
 from raydp.plugins.registries import resolve
 from raydp.spec.document import SweepSpec
 from raydp.tasks.task import Task, task_of
-from raydp.training.architecture import check_architecture
+from raydp.training.architecture import check_architecture, check_rounding
 from raydp.training.observers import ObservingTask
 
 SIZES = {"adapter": {"r", "alpha", "lora_dropout", "num_virtual_tokens"}}
@@ -34,7 +34,9 @@ class KnownInputs:
     probed: set[str] = field(default_factory=set)
 
 
-def build_task(spec: SweepSpec, known: KnownInputs | None = None) -> tuple[Task, str]:
+def build_task(
+    spec: SweepSpec, known: KnownInputs | None = None, *, threads: int | None = None
+) -> tuple[Task, str]:
     """Read and tokenise the task's data, after a check that the model and its adapter fit.
 
     A few examples show that the examples of model and task do not depend on each other
@@ -42,6 +44,8 @@ def build_task(spec: SweepSpec, known: KnownInputs | None = None) -> tuple[Task,
 
     Args:
         known: what other sweeps share with this one. New inputs are added.
+        threads: threads of a worker on this processor; None leaves the rounding of models in 16
+            bits to the workers' own check.
 
     Returns:
         The task, and the hash of the base weights.
@@ -64,26 +68,16 @@ def build_task(spec: SweepSpec, known: KnownInputs | None = None) -> tuple[Task,
     # the tokenizer of the model, so the model comes first.
     model = spec.model.model_dump_json(exclude={"adapter"})
     same = f"{spec.model_dump_json(include={'task'})} {model} {spec.privacy.unit}"
-    if spec.task.params.model_family is not None or family_of(spec.model.name) is not None:
-        if same not in known.tasks:
-            known.tasks[same] = _task_of_family(spec)
-        _, weight_hash = models.check(spec.model, sharded=sharded)
-    else:
-        tokenizer, weight_hash = models.check(spec.model, sharded=sharded)
-        if same not in known.tasks:
-            known.tasks[same] = task_of(spec, tokenizer)
+    of_family = spec.task.params.model_family is not None or family_of(spec.model.name) is not None
+    if of_family and same not in known.tasks:
+        known.tasks[same] = _task_of_family(spec)
+    tokenizer, weight_hash = models.check(spec.model, sharded=sharded)
+    if same not in known.tasks:
+        known.tasks[same] = task_of(spec, tokenizer)
     task = known.tasks[same]
     # Check every model and method of the space, but each kind once: a check may take seconds.
     for own in [spec, *spec.run_specs()]:
-        section = f"{id(task)} {own.model.model_dump_json()}"
-        if section not in known.checked:
-            _check_model(own, task, sharded=sharded)
-            known.checked.add(section)
-        clipped = own.method.params.max_grad_norm is not None
-        kind = f"{id(task)} {clipped} {own.model.model_dump_json(exclude=SIZES)}"
-        if kind not in known.probed:
-            check_architecture(own.model, task, clipped=clipped)
-            known.probed.add(kind)
+        _check_model(own, task, known, threads)
         if isinstance(task, ObservingTask):
             task.check_run(own)
         _check_dropout(own)
@@ -95,13 +89,22 @@ def build_task(spec: SweepSpec, known: KnownInputs | None = None) -> tuple[Task,
     return task, weight_hash
 
 
-def _check_model(spec: SweepSpec, task: Task, *, sharded: bool) -> None:
-    """Check that a model's adapter fits, and that the model can read the longest example."""
-    models.check(spec.model, sharded=sharded)
-    if family_of(spec.model.name) is None:
-        models.check_length(
-            spec.model, int(max(task.lengths().max(), task.heldout_lengths().max()))
-        )
+def _check_model(spec: SweepSpec, task: Task, known: KnownInputs, threads: int | None) -> None:
+    """Check the adapter, the longest example and the independence of examples of one model."""
+    section = f"{id(task)} {spec.model.model_dump_json()}"
+    if section not in known.checked:
+        models.check(spec.model, sharded=spec.cluster.sharding == "full")
+        if family_of(spec.model.name) is None:
+            longest = int(max(task.lengths().max(), task.heldout_lengths().max()))
+            models.check_length(spec.model, longest)
+        known.checked.add(section)
+    clipped = spec.method.params.max_grad_norm is not None
+    kind = f"{id(task)} {clipped} {spec.model.model_dump_json(exclude=SIZES)}"
+    if kind not in known.probed:
+        check_architecture(spec.model, task, clipped=clipped)
+        if threads is not None and spec.model.dtype != "float32":
+            check_rounding(spec.model, task, clipped=clipped, threads=threads)
+        known.probed.add(kind)
 
 
 def _check_between_steps(spec: SweepSpec) -> None:

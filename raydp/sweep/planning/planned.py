@@ -39,7 +39,7 @@ class PlannedSweep:
             ValueError: the sweep cannot be run.
         """
         with console.status("reading data and checking the model"):
-            task, weight_hash = build_task(spec, known)
+            task, weight_hash = build_task(spec, known, threads=spec.cluster.threads_here)
         with console.status(what := phase_of(spec)) as status:
             plan = make_plan(
                 spec,
