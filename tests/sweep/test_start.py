@@ -209,9 +209,9 @@ def test_a_resume_whose_folder_disappears_names_the_remedy(
     folder = SweepFolder.create(spec, lambda key: plan_of_runs())
     build = planned.build_task
 
-    def built(spec: Any, known: Any) -> Any:
+    def built(*given: Any, **named: Any) -> Any:
         folder.remove()
-        return build(spec, known)
+        return build(*given, **named)
 
     monkeypatch.setattr(planned, "build_task", built)
     with pytest.raises(ValueError, match=r"--resume must be of a sweep that was started"):
