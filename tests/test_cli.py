@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from ray.exceptions import OutOfMemoryError
 
 from raydp.analysis import heuristic_accuracy, load_points, select
 from raydp.analysis.selection.rules import rule_names
@@ -238,6 +239,7 @@ def test_another_failure_of_the_system_is_exit_code_1(
         ),
         RuntimeError("can't start new thread"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OutOfMemoryError("10 worker(s) were killed"),
     ],
     ids=lambda error: str(error)[:30],
 )
@@ -247,9 +249,7 @@ def test_a_command_without_memory_ends_with_a_sentence(
     fail_with(monkeypatch, error)
     answer = raydp("schema")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith(
-        "error: memory must suffice for the command, got an allocation that failed."
-    )
+    assert answer.err.startswith("error: memory must suffice for the command, got too little.")
     assert "--resume" in answer.err
 
 

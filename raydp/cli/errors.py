@@ -25,9 +25,9 @@ _PATHS: dict[type[OSError], tuple[str, str]] = {
 """User mistakes about a path: what the path must be, and the remedy."""
 
 NO_MEMORY = (
-    "memory must suffice for the command, got an allocation that failed. End other programs, or "
-    "raise the limit of this process (`ulimit -v`, a container's or a job's limit). A sweep goes "
-    "on with --resume."
+    "memory must suffice for the command, got too little. End other programs, raise the limit of "
+    "this process (`ulimit -v`, a container's or a job's limit), or train fewer runs at a time "
+    "(cluster.max_concurrent_trials). A sweep goes on with --resume."
 )
 
 
@@ -57,15 +57,16 @@ def explain(error: ValueError | OSError, field: str = "path") -> tuple[str, int]
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation failed here: in Python, torch, a thread or a library."""
+    """Return whether memory was short: in Python, torch, a thread or a library, or for Ray."""
     # Libraries report a failed allocation by text alone.
     texts = (
         "can't allocate memory",
         "can't start new thread",
         "failed to map segment",
         "Cannot allocate memory",
+        "OutOfMemoryError",  # Ray ends its processes while the machine has some memory left
     )
-    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+    return isinstance(error, MemoryError) or any(t in f"{type(error)} {error}" for t in texts)
 
 
 def complain(message: str) -> None:

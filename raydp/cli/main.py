@@ -62,9 +62,8 @@ def main() -> None:
             warn_of_old_name("the options")
         try:
             _built()()
-        except (ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
-            # Errors that a user can act on become one line. All others keep their traceback: they
-            # are bugs.
+        except Exception as error:
+            # Errors that a user can act on become one line. Others are bugs, with their traceback.
             if is_out_of_memory(error):
                 message, code = NO_MEMORY, 1
             elif isinstance(error, ValueError | OSError):

@@ -11,10 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
+import ray
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 
+from raydp.spec.sections import ClusterSpec
+from raydp.sweep.engine import ray_start
 from raydp.system import watcher
 from raydp.system.files import LONGEST_FOLDER, private_folder
 from tests.processes import below
@@ -227,3 +234,25 @@ def test_a_private_folder_is_the_users_alone(
         assert private_folder("taken").parent == Path("/tmp")
     finally:
         os.umask(umask)
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        ray.exceptions.ActorDiedError(),
+        ray.exceptions.OutOfMemoryError("low on memory"),
+        ray.exceptions.NodeDiedError("the node is gone"),
+    ],
+    ids=lambda death: type(death).__name__,
+)
+def test_tune_takes_every_death_of_an_actor_for_one(death: ray.exceptions.RayError) -> None:
+    """A sweep that ran out of memory ended because Tune knew the first of these alone."""
+    ray_start._options(ClusterSpec())
+    told: list[tuple[str, Exception]] = []
+    manager, cleared = object.__new__(RayActorManager), MagicMock()
+    vars(manager).update(_failed_actor_ids=set(), _cleanup_actor=cleared)
+    actor = TrackedActor(7, on_error=lambda _, error: told.append(("actor", error)))
+    task = TrackedActorTask(actor, on_error=lambda _, error: told.append(("task", error)))
+    manager._actor_task_failed(task, death)
+    assert told == [("actor", death), ("task", death)]
+    cleared.assert_called_once_with(tracked_actor=actor)

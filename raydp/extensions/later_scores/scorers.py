@@ -18,6 +18,7 @@ from raydp.plugins.described import Plugin
 from raydp.scores.score import Context
 from raydp.spec.sections.cluster import ClusterSpec
 from raydp.spec.sections.model import ModelSpec
+from raydp.sweep.engine.ray_start import DEATHS
 from raydp.sweep.engine.slots import beside_driver, fitting_workers
 from raydp.tasks.task import Task
 from raydp.tasks.wrappers.twins import for_seed
@@ -226,7 +227,7 @@ def run_jobs(
             name, result = ray.get(next(stream))
         except StopIteration:
             idle.append(actor)
-        except ray.exceptions.RayActorError:
+        except DEATHS:
             # The actor died, perhaps because of the job: try again, but not for ever.
             idle.append(_start(cluster, inputs, reports))
             again = replace(job, attempts=job.attempts + 1)

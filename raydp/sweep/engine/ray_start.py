@@ -22,7 +22,8 @@ from typing import Any
 import ray
 from ray import _raylet
 from ray._private import node, services
-from ray.tune.execution import class_cache
+from ray.air.execution._internal import actor_manager
+from ray.tune.execution import class_cache, tune_controller
 
 from raydp.plugins.registries import service
 from raydp.spec.sections.cluster import ClusterSpec
@@ -64,6 +65,12 @@ A server answers them.
 RAYLET: Any = _raylet
 NODE: Any = node
 """Ray's modules without their types: what is used of them is private."""
+DEATHS = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.NodeDiedError,
+)
+"""What Ray raises for an actor that has died, by Ray's memory monitor or with its node too."""
 UNUSED_PORTS = (
     RAYLET.METRICS_AGENT_PORT_NAME,
     RAYLET.METRICS_EXPORT_PORT_NAME,
@@ -194,9 +201,8 @@ def start_ray(cluster: ClusterSpec) -> None:
     """
     check_address(cluster.address)
     options, local = _options(cluster), cluster.address == "local"
-    fork = service(
-        "forked_workers", needed_by=None
-    )  # workers that start faster, where it is installed
+    # Where it is installed, workers start faster.
+    fork = service("forked_workers", needed_by=None)
     # The second attempt has more time, for a busy machine. There is no third.
     for seconds, following in zip(START_SECONDS, (*START_SECONDS[1:], None), strict=True):
         words = _refusal(seconds, "an end of this process, while a process of Ray did not answer")
@@ -239,12 +245,9 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "TUNE_WARN_THRESHOLD_S": "5",
         "WANDB_ERROR_REPORTING": "false",  # W&B would send figures of its own use, also offline
-        **(
-            {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(NODE_SECONDS)}
-            if cluster.autoscaling
-            else {}
-        ),
     }
+    if cluster.autoscaling:
+        quiet["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(NODE_SECONDS)
     # The user's own settings win.
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
@@ -257,6 +260,9 @@ def _options(cluster: ClusterSpec) -> dict[str, object]:
     class_cache.ENV_VARS_TO_PROPAGATE -= {
         n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")
     }
+    # Tune knows one error of an actor that has died, and would end with any other one.
+    for module in (actor_manager, tune_controller):
+        vars(module)["RayActorError"] = DEATHS
     # `ray.init` warns before it reads its logging_level.
     logging.getLogger("ray").setLevel(logging.ERROR)
     local = cluster.address == "local"
@@ -332,11 +338,8 @@ def _awaited() -> str:
 def _load() -> str:
     """Return this machine's load, and the memory limit that Ray's processes inherit, if any."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limited = (
-        ""
-        if limit == resource.RLIM_INFINITY
-        else f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
-    )
+    limited = f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
+    limited = "" if limit == resource.RLIM_INFINITY else limited
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors{limited}"
 
 

@@ -31,7 +31,7 @@ from raydp.sweep.engine.context import WorkerInputs
 from raydp.sweep.engine.group import LazyTorchConfig, LoopConfig, SilentScalingPolicy, train_loop
 from raydp.sweep.engine.machine import fitting_groups
 from raydp.sweep.engine.queue import TrialQueue
-from raydp.sweep.engine.ray_start import stop_ray
+from raydp.sweep.engine.ray_start import DEATHS, stop_ray
 from raydp.sweep.engine.stopping import EarlyStopping
 from raydp.system.output import phase, stderr
 
@@ -303,7 +303,7 @@ class Slots:
             LOGGER.debug("slot %d starts a worker group for at most %d runs", slot, max_trials)
             try:
                 self._trainer(slot, max_trials).fit()
-            except ray.exceptions.RayActorError:  # Train's controller has died
+            except DEATHS:  # Train's controller has died
                 # Train replaces dead workers by itself; a dead controller needs a new worker group.
                 deaths += 1
                 if deaths > MAX_CONTROLLER_DEATHS:
