@@ -63,7 +63,8 @@ def privacy_risk(
 
     The rule "informed" is evaluated without its leakage check, which needs the values by secret,
     without its utility check, because P_u is defined by measured losses, and without its choice
-    between equivalent scores, because a drawn layout has no errors.
+    between equivalent scores, because a drawn layout has no errors. It knows the measured scores
+    alone, so its expected scores are the same in every drawn layout.
 
     Source: Hu et al. 2025, §4.3; App. D.3 for the absolute risk and the resampled layouts. Two
     conventions are ours: P_u includes its threshold, and utility is resampled as well as the score.

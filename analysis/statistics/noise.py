@@ -297,15 +297,14 @@ def common_effect(
     Source: Hall 1992, "On the removal of skewness by transformation", section 2.
     """
     size = by_secret.shape[1]
-    largest = float(np.abs(by_secret).max()) or 1.0  # so that third powers are doubles
     if ratio:
-        effects = measured @ (by_secret / largest)
-        effects = effects / (effects.mean() or 1.0)
+        unit, effects = 1.0, effect_of_secrets(measured, by_secret)
     else:
-        effects = (by_secret / largest).mean(axis=0)
+        unit = float(np.abs(by_secret).max()) or 1.0  # so that third powers are doubles
+        effects = (by_secret / unit).mean(axis=0)
     centred = effects - effects.mean()
     spread = float(centred.std())
-    error = float(centred.std(ddof=1)) / np.sqrt(size) * (1.0 if ratio else largest)
+    error = unit * float(centred.std(ddof=1)) / np.sqrt(size)
     skewness = float((centred**3).mean()) / spread**3 if spread else 0.0
     student = rng.standard_t(size - 1, (num_draws, 1)).clip(-FARTHEST, FARTHEST)
     c = skewness / (3 * np.sqrt(size))
@@ -315,6 +314,42 @@ def common_effect(
     drawn: Array = -error * student
     # A factor below 0 would change a score's sign.
     return np.maximum(1 + drawn, 0.0) if ratio else drawn
+
+
+def effect_of_secrets(measured: Array, by_secret: Array) -> Array:
+    """Return how much easier each secret is for all models, relative to the mean secret, [k].
+
+    Args:
+        measured: [m] mean scores, of a magnitude near 1 and nowhere negative.
+        by_secret: [m, k] means by secret.
+    """
+    effects = measured @ (by_secret / (float(np.abs(by_secret).max()) or 1.0))
+    relative: Array = effects / (effects.mean() or 1.0) - 1
+    return relative
+
+
+def shares_of_effect(measured: Array, by_secret: Array) -> Array:
+    """Return how far each configuration's score follows the secrets' common effect, [m].
+
+    The share is 1 where secrets differ by factors, and falls with the score where easy secrets are
+    found out by every model already. It is a line in the score, fitted by least squares. So equal
+    scores have equal shares, and their difference holds no common effect.
+
+    Args:
+        measured, by_secret: as of `effect_of_secrets`.
+    """
+    effect = effect_of_secrets(measured, by_secret)
+    centred = by_secret - measured[:, None]
+    variance = float(effect @ effect) or 1.0
+    follows = centred @ effect / variance
+    # Weighted by the precision of what each follows.
+    rest = (centred - np.outer(follows, effect)).std(axis=1)
+    weights = 1 / np.maximum(rest, 0.01 * (rest.max() or 1.0))
+    relative = measured / (measured.max() or 1.0)
+    basis = np.stack([measured, measured * relative], axis=1)
+    intercept, slope = np.linalg.lstsq(basis * weights[:, None], follows * weights, rcond=1e-6)[0]
+    shares: Array = np.maximum(intercept + slope * relative, 0.0)
+    return shares
 
 
 def combined_degrees(first: Array, degrees: Array, second: Array, degrees_of_second: int) -> Array:

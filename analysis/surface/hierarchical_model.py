@@ -11,10 +11,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.noise import FARTHEST, SeedNoise, secret_covariance
-from raydp.analysis.surface.posterior import LIMITS, Posterior, Smoother, bounded_exp
+from raydp.analysis.statistics.noise import (
+    FARTHEST,
+    SeedNoise,
+    effect_of_secrets,
+    secret_covariance,
+    shares_of_effect,
+)
+from raydp.analysis.surface.posterior import LIMITS
 from raydp.analysis.surface.remaining import Conditioned, RemainingConfigurations
 from raydp.analysis.surface.sampler import posterior_draws
+from raydp.analysis.surface.scale import Scale
 from raydp.analysis.tables.coordinates import Coordinates
 
 Array = NDArray[np.float64]
@@ -30,7 +37,7 @@ _FARTHEST_SECRET = 1e6
 _VAGUE = 100.0  # prior variance of the level, in variances of the figure
 _JITTER = 1e-10
 _SAME = 2.0**-20  # of the unit
-_FARTHEST_BELOW = 4.0  # units
+_FARTHEST = 4.0  # units
 # of a drawn variance to its estimate, which has no upper limit with few degrees of freedom
 _LARGEST_RATIO = 1e6
 
@@ -53,7 +60,7 @@ class HierarchicalModel:
         values: [n] standardised means.
         level, unit: mean and standard deviation of the means before; the unit is at least their
             typical error.
-        logarithm: whether the values are logarithms.
+        scale: the scale of the values.
         noise: the errors over seeds, None if they are unknown.
         of_secrets: [n, n] covariance of the errors over secrets.
         num_secrets: number of secrets, 0 if their choice is not counted.
@@ -66,7 +73,7 @@ class HierarchicalModel:
     values: Array
     level: float
     unit: float
-    logarithm: bool
+    scale: Scale
     noise: SeedNoise | None
     of_secrets: Array
     num_secrets: int
@@ -83,7 +90,7 @@ class HierarchicalModel:
         by_secret: Array | None,
         *,
         ratio: bool,
-        logarithm: bool,
+        scale: Scale,
     ) -> HierarchicalModel:
         """Standardise the inputs, the figure and its errors.
 
@@ -93,44 +100,44 @@ class HierarchicalModel:
             measured, std: [m] means of the figure and standard deviations over seeds.
             by_secret: [m, k] means by secret, k >= 2, None if the choice of secrets is not counted.
             ratio: whether secrets differ by factors.
-            logarithm: whether to model the logarithm.
+            scale: the scale to model.
         """
         num_seeds = means["num_seeds"].to_numpy()
         rest = np.setdiff1d(np.arange(len(means)), rows)
-        # A logarithm has the standard deviation std / measured to first order (delta method).
-        all_values, all_std = (np.log(measured), std / measured) if logarithm else (measured, std)
+        slopes = scale.slope(measured)
+        all_values, all_std = scale.to(measured), std * slopes
         values = all_values[rows]
         own, of_rest = None, np.zeros(len(rest))
         # Without the secrets' common effect, which cancels in every comparison.
         if by_secret is not None:
-            of_all = _of_secrets(measured, by_secret, ratio=ratio, logarithm=logarithm)
+            of_all = _of_secrets(measured, by_secret, slopes, ratio=ratio)
             own, of_rest = of_all[rows], of_all[rest].var(axis=1) / by_secret.shape[1]
         level = float(values.mean())
         noise_of_all = SeedNoise.of(all_std, num_seeds)
         noise = None if noise_of_all is None else noise_of_all.take(rows)
         # Standardised over the modelled configurations, so that one prior suits every figure.
         unit = _unit(values - level, noise, own)
-        scale = unit or 1.0
-        own = None if own is None else (own / scale).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
+        size = unit or 1.0
+        own = None if own is None else (own / size).clip(-_FARTHEST_SECRET, _FARTHEST_SECRET)
         z = Coordinates.of(means).values(means)
         spread = z[rows].std(axis=0)
         z = (z - z[rows].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         return cls(
             rows=rows,
             inputs=z[rows],
-            values=(values - level) / scale,
+            values=(values - level) / size,
             level=level,
             unit=unit,
-            logarithm=logarithm,
-            noise=None if noise is None else noise.divided_by(scale),
+            scale=scale,
+            noise=None if noise is None else noise.divided_by(size),
             of_secrets=np.zeros((len(rows), len(rows))) if own is None else secret_covariance(own),
             num_secrets=0 if own is None else own.shape[1],
             remaining=RemainingConfigurations(
                 rows=rest,
                 inputs=z[rest],
-                values=(all_values[rest] - level) / scale,
-                noise=None if noise_of_all is None else noise_of_all.take(rest).divided_by(scale),
-                of_secrets=of_rest / scale**2,
+                values=(all_values[rest] - level) / size,
+                noise=None if noise_of_all is None else noise_of_all.take(rest).divided_by(size),
+                of_secrets=of_rest / size**2,
             ),
             hyperparameters=np.empty((0, z.shape[1] + 1 + len(_REST))),
         )
@@ -167,20 +174,17 @@ class HierarchicalModel:
         every = np.concatenate(densities)
         # Average the densities over the hyperparameters, not their logarithms.
         mixed: Array = np.logaddexp.reduce(every, axis=0) - np.log(len(every) * (self.unit or 1.0))
-        if self.logarithm:
-            # The density of a value is the density of its logarithm divided by the value.
-            mixed -= self.level + self.unit * self.values
+        # The density of a value is that on the scale, times the scale's slope.
+        mixed += np.log(self.scale.slope(self.scale.back(self.level + self.unit * self.values)))
         return mixed
 
     def posterior(
-        self, measured: Array, rng: np.random.Generator, common: Array, *, ratio: bool
-    ) -> Posterior:
-        """Return the posterior of all m configurations.
+        self, rng: np.random.Generator, num_draws: int, *, ratio: bool
+    ) -> tuple[Array, Array]:
+        """Return joint draws of all true figures, [num_draws, m], and their means, [m].
 
         Args:
-            measured: [m] measured means.
-            rng: generator of the draws.
-            common: the error that all configurations share.
+            rng, num_draws: generator and number of the draws.
             ratio: whether the figure is a rate, which is never negative.
 
         Joint draws follow Matheron's rule: a draw of the prior, corrected by the difference between
@@ -188,24 +192,20 @@ class HierarchicalModel:
         `RemainingConfigurations` adds the rest.
         """
         size, times = len(self.values), len(self.hyperparameters)
-        drawn = np.empty((len(common), len(measured)))
-        matrix, posterior_mean = np.zeros((size, size)), np.zeros(size)
         rest = self.remaining
-        rest_mean, rest_share, rest_matrix = (
-            np.zeros((len(rest.rows), *shape)) for shape in ((), (), (size,))
-        )
+        drawn = np.empty((num_draws, size + len(rest.rows)))
+        posterior_mean, rest_mean = np.zeros(size), np.zeros(len(rest.rows))
         # Every draw of the hyperparameters makes its share of the joint draws.
-        sizes = [len(part) for part in np.array_split(common, times)]
+        sizes = [len(part) for part in np.array_split(np.arange(num_draws), times)]
         ends = np.cumsum([0, *sizes])
-        shares = map(slice, ends[:-1], ends[1:])
+        parts = map(slice, ends[:-1], ends[1:])
         for h in self._parts(self.hyperparameters):
-            own = list(islice(shares, len(h)))
+            own = list(islice(parts, len(h)))
             prior, (errors, of_secrets) = self._prior(h), self._drawn_errors(h, rng)
             # The mean, given these errors.
             inverse = np.linalg.inv(prior + errors)
             gain = np.eye(size) - errors @ inverse  # of less rounding than prior @ inverse
             posterior_mean += (gain @ self.values).sum(axis=0) / times
-            matrix += gain.sum(axis=0) / times
             # Joint draws.
             truth = self._joint_draws(prior, errors, gain, rng, max(sizes))
             for share, of_one in zip(own, self._on_own_scale(truth), strict=True):
@@ -217,33 +217,10 @@ class HierarchicalModel:
                     of_rest = given.draw(rng, share.stop - share.start)
                     drawn[share, rest.rows] = self._on_own_scale(of_rest)
                     rest_mean += given.mean / times
-                    rest_share += given.share / times
-                    rest_matrix += given.weights / times
         # The model is Gaussian, so that a draw of a rate may fall below 0.
         if ratio:
             np.maximum(drawn, 0.0, out=drawn)
-        own_mean = self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
-        operator = self._smoother(matrix, rest_matrix, rest_share, measured, own_mean)
-        return Posterior(
-            draws=drawn, common=common, ratio=ratio, own_mean=own_mean, operators=((1.0, operator),)
-        )
-
-    def _smoother(
-        self, matrix: Array, rest_matrix: Array, rest_share: Array, measured: Array, expected: Array
-    ) -> Smoother:
-        """Return the model as a linear smoother, for figures that are redrawn later."""
-        scale = np.log if self.logarithm else np.positive
-        return Smoother(
-            rows=self.rows,
-            matrix=matrix,
-            rest=self.remaining.rows,
-            rest_matrix=rest_matrix,
-            rest_share=rest_share,
-            measured=scale(measured),
-            expected=scale(expected),
-            lowest=self.level - _FARTHEST_BELOW * self.unit,
-            logarithm=self.logarithm,
-        )
+        return drawn, self._own_mean(drawn, posterior_mean, rest_mean, ratio=ratio)
 
     def _joint_draws(
         self, prior: Array, errors: Array, gain: Array, rng: np.random.Generator, num_draws: int
@@ -267,7 +244,7 @@ class HierarchicalModel:
             of_modelled, of_rest: standardised posterior means.
             ratio: as in `posterior`.
         """
-        if self.logarithm:
+        if self.scale.curved:
             # If variances are hardly known, the mean of an exponential is infinite: limit it first.
             low, high = np.quantile(drawn, LIMITS, axis=0)
             means: Array = drawn.clip(low, high).mean(axis=0)
@@ -282,8 +259,7 @@ class HierarchicalModel:
         return rounded
 
     def _on_own_scale(self, standard: Array) -> Array:
-        values = self.level + self.unit * standard
-        return bounded_exp(values) if self.logarithm else values
+        return self.scale.back(self.level + self.unit * standard)
 
     @cached_property
     def _seed_variances(self) -> Array:
@@ -439,10 +415,10 @@ def _unit(centred: Array, noise: SeedNoise | None, of_secrets: Array | None) -> 
     return max(float(centred.std()), *errors, 0.0)
 
 
-def _of_secrets(measured: Array, by_secret: Array, *, ratio: bool, logarithm: bool) -> Array:
+def _of_secrets(measured: Array, by_secret: Array, slopes: Array, *, ratio: bool) -> Array:
     """Return the interactions of secrets and configurations on the modelled scale, [n, k]."""
     own = interactions(measured, by_secret, ratio=ratio)
-    return (own / measured[:, None] if logarithm else own).clip(-FARTHEST, FARTHEST)
+    return (own * slopes[:, None]).clip(-FARTHEST, FARTHEST)
 
 
 def interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
@@ -450,10 +426,5 @@ def interactions(measured: Array, by_secret: Array, *, ratio: bool) -> Array:
     if not ratio:
         rest: Array = by_secret - by_secret.mean(axis=0)
         return rest
-    # The projection takes the unit vector, because the factors of tiny means can be larger than a
-    # double.
-    largest = float(np.abs(measured).max())
-    direction = measured / largest if largest else measured
-    direction = direction / (float(np.linalg.norm(direction)) or 1.0)
-    rest = by_secret - direction[:, None] * (direction @ by_secret)
-    return rest
+    effect = measured * shares_of_effect(measured, by_secret)
+    return by_secret - measured[:, None] - np.outer(effect, effect_of_secrets(measured, by_secret))

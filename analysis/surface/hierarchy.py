@@ -13,9 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from raydp.analysis.statistics.noise import common_effect
+from raydp.analysis.statistics.noise import common_effect, shares_of_effect
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
-from raydp.analysis.surface.posterior import Posterior, mixed
+from raydp.analysis.surface.posterior import Posterior
+from raydp.analysis.surface.scale import LOGARITHM, OWN, log_odds
 from raydp.analysis.tables.columns import SETTINGS, with_settings
 from raydp.analysis.tables.thinning import evenly
 from raydp.search_spaces.configuration import HYPERPARAMETERS
@@ -64,8 +65,8 @@ def score_posterior(
     from `SeedNoise`, and the errors over secrets, whose covariance is the sample's, shrunk. A
     secret that is easier for every model moves all configurations alike; that part is
     `Posterior.common`. The hyperparameters and the variances are drawn from their posteriors. A
-    positive rate is modelled on its own scale and by its logarithm, and both count as far as they
-    predict left-out configurations.
+    positive rate is modelled on its own scale and by its log-odds, or by its logarithm if a score is
+    1 or more. Both scales count as far as they predict left-out configurations.
 
     Source: Rasmussen and Williams 2006, chapter 2; Gelman et al. 2013, chapter 5 (hierarchical
     models).
@@ -170,11 +171,13 @@ def _fitted(given: _Measured) -> Posterior:
     )
     measured = measured / unit
     ratio = given.log_base is None and bool(measured.min() >= 0)
-    # Only a rate without zeros has a logarithm, and a logarithmic score is one already.
-    scales = [False, True] if ratio and measured.min() > 0 else [False]
+    # Only a rate without zeros has log-odds or a logarithm. A logarithmic score is one already.
+    scales = [OWN]
+    if ratio and measured.min() > 0:
+        scales.append(log_odds(1 / unit) if measured.max() * unit < 1 else LOGARITHM)
     fitted = [
         HierarchicalModel.of(
-            given.means, given.rows, measured, std, by_secret, ratio=ratio, logarithm=scale
+            given.means, given.rows, measured, std, by_secret, ratio=ratio, scale=scale
         ).fitted(np.random.default_rng(given.seed))
         for scale in scales
     ]
@@ -182,43 +185,48 @@ def _fitted(given: _Measured) -> Posterior:
     num_draws = _num_draws(len(measured))
     # The error that all configurations share, because the secrets may be easier than others.
     common = np.full((num_draws, 1), 1.0 if ratio else 0.0)
+    shares = np.ones(len(measured))
     if by_secret is not None:
+        shares = shares_of_effect(measured, by_secret) if ratio else shares
         common = common_effect(measured, by_secret, ratio=ratio, rng=rng, num_draws=num_draws)
     # Average over the scales. Each gets its share of the draws.
-    weights = (
-        scale_weights(*(model.log_densities() for model in fitted))
-        if len(fitted) > 1
-        else np.ones(1)
-    )
-    ends = np.rint(num_draws * weights.cumsum()).astype(int)
+    weights = scale_weights(np.array([model.log_densities() for model in fitted]))
+    counts = np.diff(np.rint(num_draws * weights.cumsum()).astype(int), prepend=0)
     parts = [
-        (weight, model.posterior(measured, rng, part, ratio=ratio))
-        for weight, model, part in zip(weights, fitted, np.split(common, ends[:-1]), strict=True)
+        (weight, *model.posterior(rng, count, ratio=ratio))
+        for weight, model, count in zip(weights, fitted, counts, strict=True)
         if weight > 0
     ]
-    return mixed(parts).times(unit)
+    drawn = np.concatenate([of_scale for _, of_scale, _ in parts])
+    return Posterior(
+        draws=np.multiply(drawn, unit, out=drawn),
+        common=common if ratio else common * unit,
+        shares=shares,
+        ratio=ratio,
+        own_mean=unit * np.sum([weight * mean for weight, _, mean in parts], axis=0),
+    )
 
 
-def scale_weights(plain: Array, logarithm: Array) -> Array:
-    """Return the weights of two models of the same figures, [2]. A weight below 1 % is 0.
+def scale_weights(densities: Array) -> Array:
+    """Return the weights of models of the same figures, [k]. A weight below 1 % is 0.
 
     Args:
-        plain, logarithm: [n] log densities of each figure given the others, by each model.
+        densities: [k, n] log densities of each figure given the others, by each model.
 
     The weights are pseudo-BMA+: the share of each model's density, averaged over a Bayesian
-    bootstrap of the figures. So models that predict equally well both count, and a small change of
+    bootstrap of the figures. So models that predict equally well all count, and a small change of
     a density changes little.
 
     Source: Yao, Vehtari, Simpson and Gelman 2018, "Using stacking to average Bayesian predictive
     distributions", section 3.4.
     """
-    from scipy.special import expit
+    from scipy.special import softmax
 
-    size = len(plain)
+    size = densities.shape[1]
     shares = size * np.random.default_rng(0).dirichlet(np.ones(size), _BOOTSTRAP)
-    weight = float(expit(shares @ (logarithm - plain)).mean())
-    weight = 0.0 if weight < _NEGLIGIBLE else 1.0 if weight > 1 - _NEGLIGIBLE else weight
-    return np.array([1 - weight, weight])
+    weights: Array = softmax(shares @ densities.T, axis=1).mean(axis=0)
+    weights[weights < _NEGLIGIBLE] = 0.0
+    return weights / weights.sum()
 
 
 def _num_draws(size: int) -> int:

@@ -69,12 +69,8 @@ class RemainingConfigurations:
         # Weigh the prediction against the configuration's own mean by their precision.
         share = variance / (variance + errors)
         predicted = weights @ values
-        return Conditioned(
-            mean=predicted + share * (self.values - predicted),
-            variance=variance * (1 - share),
-            share=share,
-            weights=weights * (1 - share)[:, None],
-        )
+        mean = predicted + share * (self.values - predicted)
+        return Conditioned(mean=mean, variance=variance * (1 - share))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +79,10 @@ class Conditioned:
 
     Attributes:
         mean, variance: [r] of each.
-        share: [r] how far the mean follows the configuration's own mean.
-        weights: [r, n] how far it follows the modelled means.
     """
 
     mean: Array
     variance: Array
-    share: Array
-    weights: Array
 
     def draw(self, rng: np.random.Generator, num_draws: int) -> Array:
         """Draw true figures, [num_draws, r]."""

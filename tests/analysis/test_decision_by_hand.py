@@ -18,6 +18,7 @@ from raydp.analysis.selection.equivalents import Precision, equivalents
 from raydp.analysis.selection.wording import in_words
 from raydp.analysis.surface.hierarchical_model import HierarchicalModel
 from raydp.analysis.surface.hierarchy import score_posterior
+from raydp.analysis.surface.scale import LOGARITHM
 from raydp.analysis.tables.points import configuration_means
 from tests.analysis.test_equivalents import posterior
 
@@ -125,27 +126,37 @@ def test_a_tolerance_of_a_tenth_is_a_difference_of_the_logarithms_of_1_1(base, d
     assert close.tolist() == [within, within]
 
 
-@pytest.mark.parametrize("logarithmic", [False, True], ids=["rate", "logarithm"])
-def test_a_shared_error_of_all_secrets_widens_the_interval_once(logarithmic):
+def by_factor(score):
+    return score * (1 + EASE / 4)
+
+
+def by_factor_up_to_one(score):
+    return score * (1 + (1 - score) * EASE / 2)
+
+
+def by_difference(score):
+    return score + EASE / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "log_base", "levels"),
+    [
+        (by_factor, None, (0.2, 0.3, 0.4, 0.35)),
+        (by_factor_up_to_one, None, (0.2, 0.6, 0.9, 0.5)),
+        (by_difference, e, (-5.0, -4.0, -3.0, -3.5)),
+    ],
+)
+def test_a_shared_error_of_all_secrets_widens_the_interval_once(value, log_base, levels):
     """Every configuration finds the same secrets easier, and seeds hardly differ.
 
     So the error is that of a mean of nine secrets: Student's t with 8 degrees of freedom, times
-    s/3. A rate differs by a factor, a logarithm by a difference.
+    s/3. A rate differs by a factor, a rate near 1 by less of it, a logarithm by a difference.
     """
-    levels = (-5.0, -4.0, -3.0, -3.5) if logarithmic else (0.2, 0.3, 0.4, 0.35)
     points = table(*[(level - 1e-5, level + 1e-5) for level in levels])
-
-    def value(score):
-        return score + EASE / 2 if logarithmic else score * (1 + EASE / 4)
-
     found = select(
-        points,
-        by_secret=values_by_secret(points, value),
-        log_base=e if logarithmic else None,
-        rule="oracle",
+        points, by_secret=values_by_secret(points, value), log_base=log_base, rule="oracle"
     ).decision
-    spread = EASE.std(ddof=1) * (1 / 2 if logarithmic else levels[0] / 4)
-    half = stats.t.ppf(0.975, 8) * spread / 3
+    half = stats.t.ppf(0.975, 8) * value(levels[0]).std(ddof=1) / 3
     assert found.interval == pytest.approx((levels[0] - half, levels[0] + half), abs=0.1 * half)
     assert found.state == "decided", (
         "the secrets are easier for all, so they do not blur the comparison"
@@ -183,7 +194,7 @@ def test_the_spread_over_seeds_of_a_logarithm_is_the_relative_one(modelled):
     )
     model = HierarchicalModel.of(
         means, np.arange(5)[modelled], means["score"].to_numpy(), means["score_std"].to_numpy(), None,
-        ratio=True, logarithm=True,
+        ratio=True, scale=LOGARITHM,
     )  # fmt: skip
     for noise in (model.noise, model.remaining.noise):
         np.testing.assert_allclose(noise.std * model.unit, 0.1, rtol=1e-9)

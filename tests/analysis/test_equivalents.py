@@ -16,7 +16,7 @@ from raydp.analysis.selection.constraints import Constraints
 from raydp.analysis.selection.equivalents import Precision, cheapest_of_the_most_useful, equivalents
 from raydp.analysis.selection.rules import Layout, choose
 from raydp.analysis.selection.wording import in_words
-from raydp.analysis.surface.posterior import Posterior, Smoother
+from raydp.analysis.surface.posterior import Posterior
 from raydp.analysis.surface.what_if import MeasuredScores
 from raydp.analysis.tables.points import configuration_means, configurations
 
@@ -38,18 +38,12 @@ def table(scores, losses, *, seeds=6, noise=0.02, loss_noise=0.001):
 
 def posterior(draws, *, ratio=True):
     """A posterior with given draws, [num_draws, m], of which only the draws are read."""
-    nothing = np.empty(0)
-    rows = np.empty(0, dtype=np.intp)
-    smoother = Smoother(
-        rows=rows, matrix=nothing, rest=rows, rest_matrix=nothing, rest_share=nothing, measured=nothing,
-        expected=nothing, lowest=0.0, logarithm=False,
-    )  # fmt: skip
     return Posterior(
         draws=draws,
         common=np.ones((len(draws), 1)),
+        shares=np.ones(draws.shape[1]),
         ratio=ratio,
         own_mean=draws.mean(axis=0),
-        operators=((1.0, smoother),),
     )
 
 

@@ -11,9 +11,17 @@ import pandas as pd
 import pytest
 from threadpoolctl import threadpool_info
 
-from raydp.analysis.statistics.noise import SeedNoise, common_effect, secret_covariance
+from raydp.analysis.statistics.noise import (
+    SeedNoise,
+    common_effect,
+    effect_of_secrets,
+    secret_covariance,
+    shares_of_effect,
+)
 from raydp.analysis.surface import hierarchical_model, hierarchy
+from raydp.analysis.surface.hierarchical_model import interactions
 from raydp.analysis.surface.hierarchy import MOST_MODELLED, loss_posterior, score_posterior
+from raydp.analysis.surface.scale import LOGARITHM, OWN, log_odds
 
 GRID = list(product([32, 64, 128], [10, 20, 40], [0.005, 0.01, 0.02]))
 
@@ -28,9 +36,10 @@ def means_of(score, *, std=0.02, seeds=2, loss=2.0, grid=GRID):
     )  # fmt: skip
 
 
-def smoother_of(posterior):
-    (_, smoother), *_ = posterior.operators
-    return smoother
+def modelled(means, pool=None):
+    """Positions of the configurations that are modelled jointly, and of the rest."""
+    rows = hierarchy._Measured.of(means, "score", None, pool, log_base=None, seed=0).rows
+    return rows, np.setdiff1d(np.arange(len(means)), rows)
 
 
 def standardised():
@@ -60,25 +69,10 @@ def test_it_is_gaussian_conditioning(monkeypatch):
     mean = score.mean() + prior @ inverse @ (score - score.mean())
     covariance = unit**2 * (prior - prior @ inverse @ prior)
     np.testing.assert_allclose(got.own_mean, mean, rtol=1e-6)
-    np.testing.assert_allclose(got.expected(score), mean, rtol=1e-6)
     np.testing.assert_allclose(
         got.draws.mean(axis=0), mean, atol=5 * np.sqrt(covariance.max() / len(got.draws))
     )
     np.testing.assert_allclose(np.cov(got.draws.T), covariance, atol=0.1 * covariance.max())
-
-
-def test_other_values_are_smoothed_by_the_same_operator():
-    score = 0.2 + 0.05 * standardised()[:, 2]
-    got = score_posterior(means_of(-score, std=0.02))
-    np.testing.assert_allclose(got.expected(-score), got.own_mean, rtol=1e-9)
-    moved = got.expected(
-        np.stack([-score, -score + 1])
-    )  # a shift of all values shifts the expectation
-    np.testing.assert_allclose(moved[1], got.own_mean + 1, atol=2e-3)
-    rates = score_posterior(means_of(0.1 * np.exp(standardised()[:, 2]), std=0.01))
-    broken = 0.1 * np.exp(standardised()[:, 2])
-    broken[5] = -0.01  # a redrawn rate may be negative
-    np.testing.assert_allclose(rates.expected(broken)[6], rates.own_mean[6], rtol=0.9)
 
 
 def test_the_shrunk_covariance_is_ledoit_and_wolfs():
@@ -139,6 +133,56 @@ def test_the_common_effect_of_secrets():
     g = t + c * t**2 + c**2 * t**3 / 3 + skewness / 6 / np.sqrt(6)
     positive = drawn > 0
     np.testing.assert_allclose(g[positive], student[positive], atol=1e-9)
+
+
+@pytest.mark.parametrize("line", [(1.0, 0.0), (1.5, -1.5), (0.5, 0.8)])
+def test_what_follows_a_common_effect_is_no_interaction(line):
+    """A score m whose secrets are m (1 + s e) with a share s on a line in m, and its own remainder
+    beside it: the remainder is what is left, but for about a fifth, which five configurations take
+    for a common effect."""
+    rng = np.random.default_rng(0)
+    measured, effect = np.array([0.1, 0.2, 0.4, 0.6, 0.8]), rng.normal(size=40)
+    effect -= effect.mean()
+    of_effect = np.outer(measured * (line[0] + line[1] * measured), effect)
+    by_secret = measured[:, None] + of_effect
+    found = shares_of_effect(measured, by_secret)[:, None] * effect_of_secrets(measured, by_secret)
+    np.testing.assert_allclose(measured[:, None] * found, of_effect, atol=1e-12)
+    np.testing.assert_allclose(interactions(measured, by_secret, ratio=True), 0, atol=1e-12)
+    rest = rng.normal(0, 0.02, by_secret.shape)
+    rest -= rest.mean(axis=1, keepdims=True)
+    left = interactions(measured, by_secret + rest, ratio=True)
+    assert np.corrcoef(left.ravel(), rest.ravel())[0, 1] > 0.8
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]], [[1e-300, 3e-300], [2e-300, 0.0]]],
+)
+def test_shares_of_few_and_tiny_scores_are_finite(scores):
+    by_secret = np.array(scores)
+    found = shares_of_effect(by_secret.mean(axis=1), by_secret)
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+
+
+@pytest.mark.parametrize("scale", [OWN, LOGARITHM, log_odds(1.0), log_odds(2.0)])
+def test_a_scale_has_its_inverse_and_its_slope(scale):
+    values = np.array([1e-6, 0.01, 0.5, 0.9, 0.999])
+    np.testing.assert_allclose(scale.back(scale.to(values)), values, rtol=1e-12)
+    step = 1e-7 * values
+    numeric = (scale.to(values + step) - scale.to(values - step)) / (2 * step)
+    np.testing.assert_allclose(scale.slope(values), numeric, rtol=1e-6)
+
+
+def test_log_odds_of_tiny_rates_are_their_logarithms():
+    """Rates of 1e-120 are modelled in a unit of their size, in which the highest rate is 1e120."""
+    rates = np.array([0.1, 1.0, 3.0])
+    assert log_odds(1e120).to(rates) == pytest.approx(np.log(rates))
+    score = 0.3 * np.exp(0.5 * standardised()[:, 2])
+    plain, tiny = (
+        score_posterior(means_of(unit * score, std=unit * 0.02)) for unit in (1e-6, 1e-120)
+    )
+    np.testing.assert_allclose(tiny.own_mean * 1e114, plain.own_mean, rtol=0.01)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -213,8 +257,8 @@ def test_each_of_the_rest_is_gaussian_conditioning_on_the_modelled_ones_and_its_
     )
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 15)
     score = 0.1 * standardised().sum(axis=1) - 1 + rng.normal(0, 0.1, len(GRID))
-    got = score_posterior(means_of(score, std=0.05), log_base=None)
-    rows, rest = smoother_of(got).rows, smoother_of(got).rest
+    means = means_of(score, std=0.05)
+    got, (rows, rest) = score_posterior(means), modelled(means)
     assert sorted([*rows, *rest]) == list(range(27))
     unit, level = score[rows].std(), score[rows].mean()
     z = np.log(np.array(GRID, dtype=float))
@@ -252,9 +296,8 @@ def test_rows_beyond_the_model_are_conditioned_on_the_modelled_ones(monkeypatch)
         runs = truth[:, None] * np.exp(rng.normal(0, 0.2, (len(grid), 2)))
         score = runs.mean(axis=1)
         means = means_of(score, std=runs.std(axis=1, ddof=1), grid=grid)
-        got = score_posterior(means)
-        rest = smoother_of(got).rest
-        assert len(smoother_of(got).rows) == MOST_MODELLED
+        got, (rows, rest) = score_posterior(means), modelled(means)
+        assert len(rows) == MOST_MODELLED
         assert len(rest) == len(grid) - MOST_MODELLED
         low, high = np.quantile(got.absolute[:, rest], [0.025, 0.975], axis=0)
         covered.append(((low <= truth[rest]) & (truth[rest] <= high)).mean())
@@ -274,26 +317,11 @@ def test_rows_beyond_the_model_are_conditioned_on_the_modelled_ones(monkeypatch)
     assert error < 1.1 * of_whole < 0.8 * of_means
     inside = score > np.quantile(score, 0.5)
     monkeypatch.setattr(hierarchy, "MOST_MODELLED", 100)
-    of_pool = score_posterior(means, pool=inside).operators[0][1].rows
+    of_pool, _ = modelled(means, pool=inside)
     lowest = np.argsort(np.where(inside, score, np.inf))[:50]
     assert set(lowest) <= set(of_pool), "the lowest that may be selected are modelled jointly"
     assert len(of_pool) == 100
     assert (~inside[of_pool]).any(), "and others evenly beside them"
-
-
-@pytest.mark.slow
-def test_other_values_of_a_large_table_are_smoothed_by_the_same_operator(monkeypatch):
-    """The operator gives the posterior means back for the measured values, and moves with each of
-    them."""
-    monkeypatch.setattr(hierarchy, "MOST_MODELLED", 12)
-    rng = np.random.default_rng(1)
-    score = 0.3 + 0.1 * standardised()[:, 1] + rng.normal(0, 0.02, 27)
-    got = score_posterior(means_of(score, std=0.02))
-    np.testing.assert_allclose(got.expected(score), got.own_mean, rtol=1e-6)
-    at = smoother_of(got).rest[0]
-    higher = got.expected(np.where(np.arange(27) == at, score + 0.01, score))
-    assert 0 < higher[at] - got.own_mean[at] < 0.01
-    np.testing.assert_allclose(np.delete(higher, at), np.delete(got.own_mean, at), rtol=1e-9)
 
 
 def test_losses_have_their_own_errors():

@@ -66,8 +66,12 @@ def test_a_single_possible_point_leaves_a_proposal():
 def test_the_weight_of_a_scale_moves_with_its_density():
     rng = np.random.default_rng(0)
     plain = rng.normal(size=12)
-    assert scale_weights(plain, plain) == pytest.approx([0.5, 0.5])
-    gains = [scale_weights(plain, plain + gain)[1] for gain in (-1.0, -0.1, -0.09, 0.09, 0.1, 1.0)]
+    assert scale_weights(np.array([plain])).tolist() == [1.0]
+    assert scale_weights(np.array([plain] * 3)) == pytest.approx([1 / 3] * 3)
+    gains = [
+        scale_weights(np.array([plain, plain + gain]))[1]
+        for gain in (-1.0, -0.1, -0.09, 0.09, 0.1, 1.0)
+    ]
     assert gains == sorted(gains)
     assert (gains[0], gains[-1]) == (0, 1)
     assert gains[4] - gains[3] < 0.04, "no jump"

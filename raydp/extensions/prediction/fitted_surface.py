@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.surface.hierarchy import Figure
-from raydp.analysis.surface.posterior import bounded_exp
+from raydp.analysis.surface.scale import bounded_exp
 from raydp.analysis.tables.coordinates import Coordinates
 from raydp.extensions.prediction.surface import Surface
 
