@@ -11,7 +11,7 @@ from raydp.analysis.report.markup import bullets, filled, paragraph, section
 from raydp.analysis.report.threshold_slider import threshold_chart
 from raydp.analysis.selection.by_threshold import SelectionsByThreshold
 from raydp.analysis.selection.verdict import Verdict
-from raydp.analysis.selection.wording import in_words
+from raydp.analysis.selection.wording import capitalised, in_words
 
 _FIXED = (
     '<p class="soft" id="first-fixed" hidden>These cautions are of the choice as selected. They do '
@@ -64,7 +64,9 @@ def body_of(
     return [
         filled("first_screen.html", shown, chart=chart, slider=slider),
         # What limits the choice is never folded away as a whole.
-        bullets([*texts.warnings, *verdict.cautions], css="warnings"),
+        bullets(
+            [*texts.warnings, *(f"{capitalised(c)}." for c in verdict.cautions)], css="warnings"
+        ),
         "" if selections is None else _FIXED,
         paragraph(about, css="soft") if about else "",
         *(section(heading, *parts, folded=True) for heading, parts in folded.items()),
