@@ -200,9 +200,7 @@ class TofuTask(TaskSection):
     def num_training_authors(self, num_authors: int) -> int:
         """Return the number of training authors.
 
-        The product is rounded first, so that 0.07 of 100 is 7 and not 8.
-
-        The product is rounded first, so that 0.1 of 30 is 3 and not 4.
+        The held-out share is rounded first, so that 0.07 of 100 is 7 and not 8.
         """
         # 0.07 * 100 is 7.000000000000001 in binary, and its ceiling would be 8.
         num_train = num_authors - math.ceil(round(self.heldout_fraction * num_authors, 9))
