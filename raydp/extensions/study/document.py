@@ -142,8 +142,8 @@ def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:
     """
     if not isinstance(written, Mapping) or not written:
         raise ValueError(
-            f"{KEY} must name at least one axis, such as privacy.target_epsilon: [1, 2, 4], got "
-            f"{shown(written)}. Add one."
+            f"{KEY} must be a mapping with an axis, such as {{privacy.target_epsilon: [1, 2, 4]}}, got "
+            f"{shown(written)}. Write one."
         )
     axes: dict[str, Mapping[str, object] | list[object]] = {}
     for path, values in written.items():
@@ -167,7 +167,8 @@ def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:
                     [*SECTIONS, *EXCLUDES, "privacy.unit", "task.num_examples"],
                 )
             )
-        if not isinstance(values, list) or not values:
+        # A NaN differs from itself.
+        if not isinstance(values, list) or not values or any(v != v for v in values):
             raise ValueError(
                 f"{place} must be a list of values, got {shown(values)}. Write [1, 2]."
             )

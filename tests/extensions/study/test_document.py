@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,11 @@ def test_cells_share_no_part_of_the_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({}, "axes must name at least one axis"),
-        ([1, 2], "axes must name at least one axis"),
+        ({}, "axes must be a mapping with an axis"),
+        ([1, 2], "axes must be a mapping with an axis"),
         ({"privacy.target_epsilon": 8}, "axes.privacy.target_epsilon must be a list of values"),
         ({"privacy.target_epsilon": []}, "axes.privacy.target_epsilon must be a list of values"),
+        ({"privacy.target_epsilon": [1, math.nan]}, "must be a list of values, got [1, nan]"),
         ({"privacy.target_epsilon": [8, 8]}, "must have each value once, got 8 twice"),
         ({"epsilon": [1]}, "axes: the axis 'epsilon' is unknown"),
         ({"seeds": [1]}, "axes: the axis 'seeds' is unknown"),
