@@ -132,7 +132,7 @@ def test_the_folder_of_an_earlier_sweep_is_read(earlier: EarlierSweep) -> None:
 def test_a_killed_earlier_sweep_is_resumed(
     earlier: EarlierSweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No finished run is trained again, and the checkpoint is continued.
+    """No finished run is trained again, the checkpoint is continued, and every run ends alike.
 
     One of the two sweeps trains with Ray.
     """
@@ -146,6 +146,11 @@ def test_a_killed_earlier_sweep_is_resumed(
     assert continued.resumed_from == earlier.steps
     expected = pd.read_csv("points.csv").set_index("run_id", drop=False)
     points = pd.read_csv(earlier.folder.path / "points.csv").set_index("run_id", drop=False)
+    # Which further seeds are run is decided anew, by today's model of the scores.
+    if earlier.name == "earlier_seeds":
+        run = points.index[points["status"] == "finished"]
+        assert len(run) > 4, "the first pass, and a further run"
+        expected, points = expected.loc[run], points.loc[run]
     assert_same_points(points[expected.columns], expected)
     selected = points["alias"].dropna().to_dict()
     assert selected == expected["alias"].dropna().to_dict()
