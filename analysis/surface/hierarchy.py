@@ -226,7 +226,8 @@ def scale_weights(densities: Array) -> Array:
     shares = size * np.random.default_rng(0).dirichlet(np.ones(size), _BOOTSTRAP)
     weights: Array = softmax(shares @ densities.T, axis=1).mean(axis=0)
     weights[weights < _NEGLIGIBLE] = 0.0
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def _num_draws(size: int) -> int:
