@@ -136,7 +136,7 @@ def test_the_common_effect_of_secrets():
 
 
 @pytest.mark.parametrize("line", [(1.0, 0.0), (1.5, -1.5), (0.5, 0.8)])
-def test_what_follows_a_common_effect_is_no_interaction(line):
+def test_interactions_leave_out_what_follows_the_secrets_common_effect(line):
     """A score m whose secrets are m (1 + s e) with a share s on a line in m, and its own remainder
     beside it: the remainder is what is left, but for about a fifth, which five configurations take
     for a common effect."""

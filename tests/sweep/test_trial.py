@@ -273,7 +273,7 @@ def in_16_bits(folder: Path, *, gpus: int = 0) -> Any:
     return load_spec(small_spec(folder, model=model, cluster=cluster))
 
 
-def test_a_plan_refuses_a_model_that_rounds_too_far_as_the_first_pass_does(
+def test_a_plan_refuses_a_rounding_model_with_the_workers_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How far a processor rounds differs, so no rounding at all is allowed in 16 bits."""
@@ -294,7 +294,7 @@ def test_a_plan_refuses_a_model_that_rounds_too_far_as_the_first_pass_does(
     PlannedSweep.of(in_16_bits(tmp_path, gpus=1), Console(quiet=True))
 
 
-def test_a_plan_accepts_a_model_that_rounds_little(tmp_path: Path) -> None:
+def test_plan_and_worker_accept_a_model_that_rounds_little(tmp_path: Path) -> None:
     spec = in_16_bits(tmp_path)
     task = PlannedSweep.of(spec, Console(quiet=True)).task
     TrialRunner(spec, task, models.load_base(spec.model), LocalComm(), KEY)

@@ -127,7 +127,7 @@ def test_a_trained_models_template_writes_the_start_token(template: str, tmp_pat
     assert one == other
 
 
-def test_a_prompt_gets_start_tokens_alone_and_once() -> None:
+def test_a_prompt_begins_once_with_the_start_tokens_and_gets_no_end_token() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A <eos>", special_tokens=[("<bos>", 0), ("<eos>", 1)]
