@@ -338,8 +338,8 @@ def _awaited() -> str:
 def _load() -> str:
     """Return this machine's load, and the memory limit that Ray's processes inherit, if any."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limited = f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
-    limited = "" if limit == resource.RLIM_INFINITY else limited
+    words = f"; {limit / 1e9:.1f} GB of memory a process (`ulimit -v`)"
+    limited = "" if limit == resource.RLIM_INFINITY else words
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors{limited}"
 
 
