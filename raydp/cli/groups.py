@@ -94,10 +94,7 @@ class InterruptibleGroup(CommandGroup):
         self.params.extend(options_of_every_command())
 
     def invoke(self, ctx: Context) -> object:
-        """Run the command, and handle Ctrl-C and SIGTERM.
-
-        A pipe is told of every wait, named or not.
-        """
+        """Run the command, handle Ctrl-C and SIGTERM, and tell a pipe of every wait."""
         begun: list[Phase] = []  # empty if the thread of the waits asks for the text at once
 
         # The name of the wait, for a pipe that sees no status line.

@@ -59,10 +59,7 @@ class ExtraCommand:
 
 
 def commands_of(group: str | None) -> dict[str, HelpLine]:
-    """Return the registered commands of a group, or of `raydp` itself, by name.
-
-    A command that cannot be imported, or whose package is missing, is left out.
-    """
+    """Return the commands of a group, or of `raydp` itself, that can be imported, by name."""
     lines = dict[str, HelpLine]()
     for name in dict.fromkeys([*BUILTIN["commands"], *names("commands")]):
         try:

@@ -428,10 +428,7 @@ def skipping_layers(model: nn.Module, count: int) -> Iterator[None]:
 
 @contextmanager
 def calling(model: nn.Module, forward_fn: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Replace the model's forward function for the block.
-
-    A call still runs the model's hooks, which gather the weights of a sharded model.
-    """
+    """Replace a model's forward function for the block; hooks, which gather shards, still run."""
     # An instance attribute shadows the class's forward; deleting it brings the class's back.
     own = model.__dict__.get("forward")
     model.forward = forward_fn

@@ -201,10 +201,7 @@ def with_few_tokens(
 
 
 def _writes_out(positions: int, inputs: int, outputs: int) -> bool:
-    """Return whether the gradient engine writes a matrix's gradients out.
-
-    See `raydp.training.gradients.layers`.
-    """
+    """Return whether `raydp.training.gradients.layers` writes a matrix's gradients out."""
     return positions * (inputs + outputs) >= inputs * outputs
 
 

@@ -87,10 +87,7 @@ def disassemble(base: PretrainedModel) -> SharedModel:
 
 
 def assemble(shared: SharedModel) -> PretrainedModel:
-    """Put the tensors back into a copy of the skeleton.
-
-    They may be read-only memory that other processes map too.
-    """
+    """Put the tensors, which may be read-only shared memory, back into a copy of the skeleton."""
     skeleton = replace(shared.skeleton, model=copy.deepcopy(shared.skeleton.model))
     modules = dict(skeleton.model.named_modules())
     tensors: list[torch.Tensor] = []

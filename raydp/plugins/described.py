@@ -350,10 +350,7 @@ def _keys_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def any_plugin(kind: registries.Kind) -> dict[str, object]:
-    """Return the JSON Schema of every known plug-in of a kind.
-
-    A description is its docstring's first paragraph.
-    """
+    """Return the JSON Schema of a kind's known plug-ins, with their docstrings' first paragraph."""
     choices = []
     for name in registries.names(kind):
         plugin = registries.resolve(kind, name).model_json_schema()

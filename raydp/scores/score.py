@@ -132,10 +132,7 @@ class Score(Protocol):
     def measure_many(
         self, models: ModelSet, task: Task, *, seed: int, context: Context
     ) -> Iterator[tuple[str, Measurement]]:
-        """Score each model once, without those in context.done.
-
-        Yield (name, measurement) as soon as it is known.
-        """
+        """Yield each model's name and measurement as soon as known, but for context.done."""
 
     def expected_bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest value that the score can take."""
@@ -191,10 +188,7 @@ class ScoreSection(Section):
 
 
 class OneByOne(ScoreSection):
-    """Base of scores that measure every model separately.
-
-    It rejects unknown parameters and loops over the models.
-    """
+    """Base of scores that measure every model separately: it loops over the models."""
 
     def measure_many(
         self: Score, models: ModelSet, task: Task, *, seed: int, context: Context

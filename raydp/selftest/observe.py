@@ -70,10 +70,7 @@ M = TypeVar("M", bound=NoisyMethod)
 
 
 def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
-    """Return the method with plain SGD at one rate: its update is the privatised gradient.
-
-    The batches may be given.
-    """
+    """Return the method with plain SGD at one rate: its update is the privatised gradient."""
 
     # A subclass, so that everything else of the method stays as it is.
     class Observed(type(method)):  # type: ignore[misc]
@@ -95,10 +92,7 @@ def with_sgd(method: M, indices_fn: IndicesFn | None = None) -> M:
 
 
 def with_fixed_threshold(method: M) -> M:
-    """Return the method with flat clipping instead of adaptive.
-
-    An adaptive threshold would change the unit of noise between steps.
-    """
+    """Return the method with flat clipping: an adaptive threshold changes the noise's unit."""
     if method.traits.clipping != "adaptive":
         return method
     values = {k: v for k, v in method.model_dump().items() if not k.startswith(("clip_", "count_"))}

@@ -22,10 +22,7 @@ class CausalConvolution(nn.Module):
 
 
 def with_odd_layers(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Add a convolution before every MLP of a Llama, and a learned slope to its activations.
-
-    The model is changed in place.
-    """
+    """Put a convolution before each MLP of a Llama, and a slope into its activations, in place."""
     for layer in model.model.layers:
         mlp = layer.get_submodule("mlp")
         mlp.act_fn = nn.PReLU()

@@ -51,10 +51,7 @@ class ThreadComm:
 
 
 def on_ranks(world_size: int, work: Callable[[Comm], T]) -> list[T]:
-    """Call `work` once per rank, concurrently.
-
-    If a rank fails, release the others and raise the error.
-    """
+    """Call `work` once per rank, concurrently; if a rank fails, release the others and raise."""
     barrier = threading.Barrier(world_size)
     slots: list[object] = [None] * world_size
 

@@ -52,10 +52,7 @@ def run_selftest(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute on one thread during the block.
-
-    The checks' products are so small that threads would mostly wait.
-    """
+    """Compute on one thread in the block: for the checks' small products, threads would wait."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -137,10 +137,7 @@ def _of_few(task: LanguageModelingTask, indices: NDArray[np.int64]) -> LanguageM
 def _with_few_tokens(
     task: LanguageModelingTask, pretrained: PretrainedModel
 ) -> LanguageModelingTask:
-    """Leave out the model's tokens that the task does not have.
-
-    Return the task with the new ids.
-    """
+    """Leave out the model's tokens that the task lacks, and return the task with the new ids."""
     ids = with_few_tokens(pretrained.model, task.train.token_ids, int(task.lengths().max()))
     if ids is None:
         return task

@@ -81,10 +81,7 @@ def draft_spec(source: str | Path | Mapping[str, object]) -> SweepSpec:
 
 
 def written_spec(source: str | Path | Mapping[str, object]) -> dict[str, object]:
-    """Return the content of a spec.
-
-    If a file is not a spec, the message does not show its content.
-    """
+    """Return the content of a spec; a message about another file does not show its content."""
     if isinstance(source, Mapping):
         return dict(source)
     # A mapping with too few sections is some other file, perhaps private data.
@@ -119,10 +116,7 @@ def _no_spec(path: Path, data: Mapping[str, object]) -> str:
 
 
 def _checked(content: Mapping[str, object], resolve: Resolve) -> SweepSpec:
-    """Check a spec.
-
-    The parameters of its plug-ins are checked by the models that `resolve` returns.
-    """
+    """Check a spec, and its plug-ins' parameters by the models that `resolve` returns."""
     data, problems = dict(content), list[str]()
     # Resolve the plug-ins first; their mistakes are reported together with all others.
     kinds: dict[str, registries.Kind] = {"task": "tasks", "method": "methods"}

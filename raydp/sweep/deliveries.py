@@ -45,10 +45,7 @@ def check_deliveries(folder: SweepFolder, tracker: Tracker) -> None:
 def _check_figures(
     folder: SweepFolder, result: RunResult, delivered: Mapping[str, float], later: set[str]
 ) -> None:
-    """Refuse a result whose figures differ from those that were delivered.
-
-    A selection would follow the changed figures.
-    """
+    """Refuse figures, which a selection would follow, that differ from those delivered."""
     figures = {"utility_loss": result.utility_loss}
     # A later measurement has replaced its score in the store, so this score may differ.
     figures |= {f"score.{name}": m.value for name, m in result.scores.items() if name not in later}

@@ -78,10 +78,7 @@ def stored_once(target: Path, write_fn: Callable[[Path], None]) -> Path:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the parts that dead processes left in a folder of the cache.
-
-    Parts of living processes stay.
-    """
+    """Remove the parts that dead processes left in the cache; those of living ones stay."""
     for part in folder.glob(f"*{PART}"):
         # A living process holds its lock, and its part stays.
         with suppress(BlockingIOError), _locked(part.with_suffix(LOCK), wait=False):

@@ -80,10 +80,7 @@ def _as_it_is(status: Any) -> Any:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Break the lines of a text between words.
-
-    A line that continues another has the other's indentation.
-    """
+    """Break a text's lines between words; a continued line keeps the indentation."""
     lines = []
     for line in text.split("\n"):
         indentation = line[: len(line) - len(line.lstrip())]
@@ -205,10 +202,7 @@ def print_table(
     keep: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table that fits the terminal, or is complete in a file or a pipe.
-
-    See `raydp.system.table_layout`.
-    """
+    """Print a table that fits the terminal, or is whole in a file or a pipe; see `table_layout`."""
     if not rows:
         stdout.print(f"{title}: none", markup=False)
         return

@@ -9,10 +9,7 @@ from pathlib import Path
 
 
 def shell_line(*words: object) -> str:
-    """Return words as one line for a shell.
-
-    A name with spaces, quotes or `$(...)` stays one word.
-    """
+    """Return words as one line for a shell; a name with spaces, quotes or `$(...)` is one word."""
     return shlex.join(str(word) for word in words)
 
 

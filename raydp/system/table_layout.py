@@ -194,10 +194,7 @@ def _total(columns: Sequence[_Column]) -> int:
 def _fitting(
     columns: Sequence[_Column], width: int, keep: Sequence[str], spare: Sequence[str]
 ) -> list[_Column] | None:
-    """Return the columns to show, some omitted.
-
-    None if the first, the kept ones and one more do not fit.
-    """
+    """Return the columns to show; None if the first, the kept ones and one more do not fit."""
     # Omit the spare columns first, then the others from the right.
     by_name = {column.name: column for column in columns}
     optional = [c for c in columns[1:] if c.name is not None and c.name not in keep]
@@ -236,10 +233,7 @@ def _joined(columns: Sequence[_Column], texts: Sequence[str]) -> str:
 
 
 def _records(columns: Sequence[_Column], width: int) -> Iterator[Line]:
-    """Yield one field per line, and an empty line between rows.
-
-    A value too long for its name's line follows below.
-    """
+    """Yield one field per line, a long value below its name, and an empty line between rows."""
     named = [column for column in columns if column.name is not None]
     marks = next((column.cells for column in columns if column.name is None), None)
     names = max(cell_len(column.header) for column in named)

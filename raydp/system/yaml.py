@@ -101,10 +101,7 @@ def _without_content(problem: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of plain values only.
-
-    YAML 1.1 reads 5e-4 as text; this loader reads it as a number.
-    """
+    """Loader of plain values only, which reads 5e-4 as a number; YAML 1.1 reads a text."""
 
     _depth = 0
 
@@ -157,10 +154,7 @@ _Loader.add_implicit_resolver(
 
 
 def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Return how many values a node stands for, with every alias written out.
-
-    The depth is already bounded.
-    """
+    """Return how many values a node of bounded depth stands for, with aliases written out."""
     # A node in progress that comes again contains itself.
     if id(node) in known:
         if (size := known[id(node)]) is None:

@@ -82,10 +82,7 @@ def rows_of_data_set(
     revision: str | None,
     max_rows: int | None,
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the rows of a data set with their places.
-
-    With max_rows, rows beyond them are not downloaded.
-    """
+    """Yield the rows of a data set with their places; rows beyond max_rows are not downloaded."""
     # A saved folder is on this disk, so there is nothing to download.
     streaming = max_rows is not None and not Path(path).is_dir()
     data = load_data_set(

@@ -297,10 +297,7 @@ class _RepeatedKeyError(ValueError):
 
 
 def _of_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the object of pairs.
-
-    Python's own reader silently keeps the last value of a repeated key.
-    """
+    """Return the object of pairs: Python's own reader keeps the last value of a repeated key."""
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -313,10 +310,7 @@ def _of_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _json_file_rows(
     file: io.TextIOBase, name: str, field: str
 ) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the objects of a file with their numbers.
-
-    The file is one list of objects, or JSON Lines.
-    """
+    """Yield the objects of a file, one list of objects or JSON Lines, with their numbers."""
     # The first character decides: "[" begins one list, everything else is JSON Lines.
     while (first := file.read(1)).isspace():
         pass
@@ -349,10 +343,7 @@ def _json_file_rows(
 
 
 def _is_text(row: object) -> bool:
-    """Return whether UTF-8 can encode every character.
-
-    JSON may escape half of a surrogate pair, which UTF-8 cannot.
-    """
+    """Return whether UTF-8 can encode a row: JSON may escape half of a surrogate pair."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -361,10 +352,7 @@ def _is_text(row: object) -> bool:
 
 
 def _csv_rows(file: io.TextIOBase, name: str, field: str) -> list[tuple[int, dict[str, str]]]:
-    """Return all rows at once.
-
-    A generator would leave the csv module's global limit raised between two rows.
-    """
+    """Return all rows: a generator would leave csv's global limit raised between two rows."""
     rows, begin = list[tuple[int, dict[str, str]]](), 1
     with _long_csv_fields():
         reader = csv.reader(file, strict=True)
@@ -440,10 +428,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, Mapping[str, ob
 
 
 def _parquet_columns(batch: pyarrow.RecordBatch) -> dict[str, list[object]]:
-    """Return the values of each column.
-
-    Repeated names, and values that Python cannot hold, are `Unusable`.
-    """
+    """Return each column's values; repeated names, and what Python cannot hold, are `Unusable`."""
     columns: dict[str, list[object]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

@@ -340,10 +340,7 @@ def task_of(spec: SweepSpec, tokenizer: PreTrainedTokenizerBase | None) -> Task:
 
 
 def batches_by_length(lengths: NDArray[np.int64], max_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Yield positions in batches of at most max_tokens padded tokens, longest first.
-
-    Every position comes exactly once.
-    """
+    """Yield each position once, in batches of at most max_tokens padded tokens, longest first."""
     # With the longest first, memory runs out at the start or never. A stable sort gives the same
     # batches on every machine.
     order = np.argsort(-lengths, kind="stable")

@@ -30,10 +30,7 @@ class Users:
 
     @classmethod
     def named(cls, names: Sequence[Hashable], noun: str, *, remedy: str | None = None) -> Users:
-        """Number the users by their names.
-
-        There is one name per example; names are any hashable values.
-        """
+        """Number the users by their names, one per example, which are any hashable values."""
         numbers: dict[Hashable, int] = {}
         # Each user gets a number at its first example.
         of_example = [numbers.setdefault(name, len(numbers)) for name in names]

@@ -88,10 +88,7 @@ def answering() -> Iterator[None]:
 
 
 def _enter() -> None:
-    """Set MLflow's number of attempts.
-
-    MLflow has no other setting, and reads these variables for every request.
-    """
+    """Set MLflow's number of attempts, by the variables that it reads for every request."""
     global _depth
     with _LOCK:
         # Environment variables are global, so the first block saves them and the last one restores
@@ -115,10 +112,7 @@ def _leave() -> None:
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Return whether an error, or any cause of it, means that the store is away.
-
-    MLflow mislabels some causes.
-    """
+    """Return whether an error or a cause, which MLflow may mislabel, is that the store is away."""
     # Servers do without these two libraries.
     from alembic.util import CommandError
     from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
@@ -139,9 +133,6 @@ def _is_away(error: BaseException | None) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the cause in one short line.
-
-    MLflow's message quotes addresses and page-long answers.
-    """
+    """Return the cause in one short line: MLflow quotes addresses and page-long answers."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -72,10 +72,7 @@ def check_reason(reason: str) -> None:
 
 
 def claims_privacy(alias: str) -> bool:
-    """Return whether an alias is privacy-preferred, or looks like it.
-
-    Case and separators do not count.
-    """
+    """Return whether an alias is privacy-preferred, or is so but for case and separators."""
     return re.sub(r"[\W_]+", "", alias.casefold()) == PRIVACY_PREFERRED.replace("-", "")
 
 

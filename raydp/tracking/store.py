@@ -274,10 +274,7 @@ def _quiet_schema_creation() -> Iterator[None]:
 
 
 def local_folder(store: Store, location: str) -> Path | None:
-    """Return the folder of a local artifact location; None if it is remote.
-
-    If a SQLite file was moved, it is the folder beside it.
-    """
+    """Return a local location's folder, the one beside a moved SQLite file; None if remote."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         return None

@@ -98,10 +98,7 @@ def _named(store: Store, mlflow_run_ids: list[str]) -> Iterator[str]:
 
 
 def is_whole(store: Store, location: str) -> bool:
-    """Return whether no file that a model's seal names is missing.
-
-    Remote artifact locations are not looked at.
-    """
+    """Return whether no file that a model's seal names is missing, if the location is local."""
     folder = local_folder(store, location)
     if folder is None:
         return True

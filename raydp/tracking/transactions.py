@@ -106,10 +106,7 @@ def _joining(url: str, maker: Any) -> Iterator[None]:
 
 
 def _sql_stores(client: MlflowClient) -> list[Any]:
-    """Return MLflow's tracking store and its registry, if both write to one SQLite file.
-
-    Otherwise return an empty list.
-    """
+    """Return MLflow's tracking store and registry if both write to one SQLite file, else []."""
     registry = client._get_registry_client()  # type: ignore[no-untyped-call]
     stores = [client._tracking_client.store, registry.store]
     urls = {str(getattr(getattr(store, "engine", None), "url", "")) for store in stores}

@@ -147,10 +147,7 @@ class TrialWriter:
         return model_uri
 
     def _earlier(self, trial: TrialRecord) -> Run | None:
-        """Return the run of an earlier attempt.
-
-        Delete a run without its model, or of another record.
-        """
+        """Return an earlier attempt's run; delete one without its model, or of another record."""
         run = self._find(trial.run_id)
         if run is None:
             return None

@@ -41,10 +41,7 @@ class CheckpointStore:
         return replace(self, folder=self.folder.with_name(f"{self.folder.name}-{name}"))
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], state: dict[str, object]) -> None:
-        """Write the state after `step` steps.
-
-        If the disk is full, skip this checkpoint and keep the earlier ones.
-        """
+        """Write the state after `step` steps; on a full disk, keep the earlier ones instead."""
         from safetensors.torch import save  # imports torch
 
         metadata = {"run_id": self.run_id, "step": str(step), "state": json.dumps(state)}
@@ -66,10 +63,7 @@ class CheckpointStore:
             old.unlink()
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Return the newest complete checkpoint: steps done, tensors, state.
-
-        None if there is none.
-        """
+        """Return the newest complete checkpoint (steps done, tensors, state); None without one."""
         # The newest first; a damaged one is skipped, so that a resume costs steps, not the run.
         for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
             try:

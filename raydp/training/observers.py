@@ -92,17 +92,11 @@ class Observer:
 
 
 class TaskObserver(Observer):
-    """An observer that a task adds to each run that trains on it.
-
-    Implementers: those of extensions.
-    """
+    """An observer that a task adds to each run on it. Implementers: those of extensions."""
 
     @property
     def units(self) -> range:
-        """Return the units that the sampler draws and no model runs.
-
-        `before_noise` adds their clipped gradients.
-        """
+        """Return the drawn units that no model runs: `before_noise` adds their gradients."""
         return range(0)
 
     def seen(self, plan: TrialPlan, method: str) -> NDArray[np.float64]:

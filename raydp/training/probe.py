@@ -72,10 +72,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Return whether rounding explains the difference.
-
-        It does not explain a difference that is not a number.
-        """
+        """Return whether rounding explains the difference, if it is a number at all."""
         return self.difference <= self.rounding
 
 
@@ -291,10 +288,7 @@ def _made_up_tokens(model: nn.Module, lengths: Sequence[int] = LENGTHS) -> list[
 
 
 def _vocabulary(model: nn.Module) -> int:
-    """Return the number of tokens that a model reads and predicts.
-
-    Some models read more than they predict.
-    """
+    """Return the number of tokens that a model predicts; some read more."""
     causal = adapters.causal_model(model)
     rows = int(cast(nn.Embedding, causal.get_input_embeddings()).weight.shape[0])
     return min(rows, getattr(causal.get_output_embeddings(), "out_features", rows))
@@ -468,10 +462,7 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
 
 
 def _difference(values: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return ‖values - expected‖ over ‖expected‖.
-
-    Logits count without their mean over the vocabulary.
-    """
+    """Return ‖values - expected‖ / ‖expected‖; logits count without their mean over tokens."""
     # Softmax ignores a constant added to all logits, so the mean would hide a real difference.
     expected, difference = expected.double(), (values - expected).double()
     if expected.dim() > 1:
@@ -488,10 +479,7 @@ def _larger(first: float, second: float) -> float:
 def start_training_context(
     base: PretrainedModel, adapter: AdapterSpec, microbatch_size: int | None = None
 ) -> TrainingContext:
-    """Return the model with its adapter.
-
-    LoRA's B is moved away from 0, where A would have no gradient.
-    """
+    """Return the model with its adapter, LoRA's B not 0, where A would have no gradient."""
     model = adapters.attach_adapter(base, adapter)
     parameters = adapters.trainable_parameters(model, adapter)
     start = {name: parameter.detach().clone() for name, parameter in parameters.items()}

@@ -79,10 +79,7 @@ def in_lockstep(items: Iterator[T], comm: Comm) -> Iterator[T | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The part of a tensor that a rank holds: start <= position < stop of its `count` values.
-
-    Values are flattened.
-    """
+    """The part of a flattened tensor that a rank holds: start <= position < stop of `count`."""
 
     count: int
     start: int
@@ -135,10 +132,7 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def empty_like(parameter: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty tensor for an optimizer's state.
-
-    With the parameter's shape, it is sharded like the parameter.
-    """
+    """Return an empty optimizer state, sharded like the parameter if it has its shape."""
     if shape == parameter.shape:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(shape, dtype=dtype, device=local(parameter).device)
@@ -255,8 +249,5 @@ class ScatteredSum(MutableMapping[str, torch.Tensor]):
 
 
 def _rows(tensor: DTensor) -> int:
-    """Return the rows of the largest part.
-
-    All ranks hold as many, the last ones fewer or none (torch.chunk).
-    """
+    """Return the rows of the largest part; the last ranks hold fewer or none (torch.chunk)."""
     return -(-len(tensor) // tensor.device_mesh.size())

@@ -97,10 +97,7 @@ def models_find(
 
 
 def _tell_of_missing(models: pd.DataFrame) -> None:
-    """Print what the table lacks on stderr.
-
-    It lacks models without a reliable guarantee, and values that could not be read.
-    """
+    """Print on stderr what the table lacks: models without a guarantee, and unreadable values."""
     if left_out := models.attrs["left_out"]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
         stderr.print(

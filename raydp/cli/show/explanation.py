@@ -130,10 +130,7 @@ def lookup_commands(tracking: TrackingSpec, method: str) -> list[str]:
 
 
 def _show_configurations(folder: SweepFolder, selected: Selection, best: Selection | None) -> None:
-    """Print one row per configuration, means over seeds, with marks for two of them.
-
-    The two are the selected and the best-utility one.
-    """
+    """Print means over seeds by configuration, and mark the selected and the best-utility one."""
     # Means over the seeds of each configuration.
     points = points_table(folder)
     base = points["base_utility_loss"].iloc[0]

@@ -74,13 +74,7 @@ def progress_document(folder: SweepFolder, progress: DriverProgress | None) -> d
 
 
 def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress | None) -> None:
-    """Print the progress of a sweep and its result.
-
-    Args:
-        folder: the sweep's folder.
-        counts: the numbers of runs by status.
-        progress: how far the sweep is, None if no driver runs it.
-    """
+    """Print the progress of a sweep, None if no driver runs it, and the sweep's result."""
     # How far the sweep is, then its failures, then its result or how to go on.
     summary, path = folder.summary(), folder.path
     if counts.note is not None:
@@ -103,13 +97,7 @@ def show_status(folder: SweepFolder, counts: RunCounts, progress: DriverProgress
 
 
 def _show_kept(folder: SweepFolder, counts: RunCounts, go_on: str) -> None:
-    """Print what an interrupted sweep has kept, and the command that resumes it.
-
-    Args:
-        folder: the sweep's folder.
-        counts: the numbers of runs by status.
-        go_on: the words before the command.
-    """
+    """Print what an interrupted sweep has kept, and after `go_on` the command that resumes it."""
     # How many runs there were may be private.
     if folder.disclosure().shows_runs:
         steps = folder.checkpointed()

@@ -18,10 +18,7 @@ from raydp.privacy.accounting.events import (
 
 
 class AccountantError(ValueError):
-    """The accountant's library cannot handle an event or a δ soundly.
-
-    The message names the limit.
-    """
+    """The accountant's library cannot handle an event or a δ soundly; the message says why."""
 
 
 class Accountant(ABC):
@@ -58,10 +55,7 @@ class Accountant(ABC):
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return the accountant's own parameters, such as the spacing of a grid.
-
-        They are part of a cache's key.
-        """
+        """Return the accountant's own parameters, such as a grid's spacing, for a cache's key."""
         return {
             name: repr(value)
             for name, value in sorted(vars(self).items())

@@ -140,19 +140,13 @@ def interval_for(events: Sequence[PoissonGaussian]) -> float:
 
 
 def step_deviation(event: PoissonGaussian) -> float:
-    """Return the standard deviation q sqrt(e^(1/σ²) - 1) of one step's loss.
-
-    Source: Bu et al. 2020, Corollary 5.4.
-    """
+    """Return the std q sqrt(e^(1/σ²) - 1) of one step's loss (Bu et al. 2020, Corollary 5.4)."""
     # The cap keeps exp from overflowing at a tiny σ.
     return event.sample_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 20.0)))
 
 
 def _reach(event: PoissonGaussian) -> float:
-    """Return the largest loss of one step that the library keeps.
-
-    It cuts tails at e^-50, which is 10 standard deviations.
-    """
+    """Return the largest loss of a step that the library keeps: it cuts at e^-50, 10 std."""
     return 10 / event.noise_multiplier + 1 / (2 * event.noise_multiplier**2)
 
 

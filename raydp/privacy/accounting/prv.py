@@ -49,10 +49,7 @@ class PRVAccountant(Accountant):
         return PrivacyTarget(epsilon=epsilon, delta=target.delta * (1 - self.delta_error_ratio))
 
     def _bounds(self, events: Sequence[PoissonGaussian], deltas: Sequence[float]) -> list[float]:
-        """Return upper estimates at all δ.
-
-        A small ε is estimated again, with an error in proportion to it.
-        """
+        """Return upper estimates at all δ; a small ε is estimated again, with a smaller error."""
         return [
             upper if upper >= 1 else self._uppers(events, [delta], self.eps_error * upper)[0]
             for delta, upper in zip(deltas, self._first_uppers(events, deltas), strict=True)
@@ -144,10 +141,7 @@ class PRVAccountant(Accountant):
     def _check_size(
         self, half_width: float, num_steps: int, eps_error: float, delta_error: float, remedy: str
     ) -> None:
-        """Raise AccountantError for a grid of more than a few gigabytes.
-
-        Source: mesh size of Gopi et al. 2021, Theorem 5.5.
-        """
+        """Refuse a grid of more than a few gigabytes (mesh size: Gopi et al. 2021, Theorem 5.5)."""
         mesh = eps_error / math.sqrt(num_steps / 2 * math.log(12 / delta_error))
         if not 2 * half_width / mesh <= self.max_points:
             raise AccountantError(

@@ -92,10 +92,7 @@ class RDPAccountant(Accountant):
 
 @cache
 def _compute_rdp() -> Callable[..., Any]:
-    """Load opacus's `compute_rdp` from its file alone.
-
-    Importing the package would load torch, which takes seconds.
-    """
+    """Load opacus's `compute_rdp` from its file alone: its package takes seconds to load torch."""
     # Find the file without importing the package.
     package = find_spec("opacus")
     assert package is not None, "opacus is a dependency"
@@ -111,10 +108,7 @@ def _compute_rdp() -> Callable[..., Any]:
 
 
 def bottom(value: Callable[[int], float], low: int, high: int) -> float:
-    """Return the smallest value at the integers from low to high, by ternary search.
-
-    The values have one valley.
-    """
+    """Return the smallest value from low to high, by ternary search; the values have one valley."""
     while high - low > 4:
         third = (high - low) // 3
         if value(low + third) <= value(high - third):

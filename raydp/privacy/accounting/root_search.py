@@ -14,10 +14,7 @@ MIN_LOG_SIGMA, MAX_LOG_SIGMA = math.log(0.01), math.log(1e6)
 
 
 class CalibrationError(ValueError):
-    """No noise multiplier in the supported range meets the target tightly.
-
-    The message names the range.
-    """
+    """No noise multiplier in the supported range, which is named, meets the target tightly."""
 
 
 @dataclass(frozen=True, kw_only=True)

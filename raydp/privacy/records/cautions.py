@@ -24,10 +24,7 @@ Source: Ponomareva et al. 2023, "How to DP-fy ML", section 5.2, tier 3.
 
 
 def stated(bound: float, digits: int = 4) -> str:
-    """Write an upper bound, such as ε, with a few digits.
-
-    It is rounded up, so that no sentence claims too much.
-    """
+    """Write an upper bound, such as ε, with few digits, rounded up: no sentence claims too much."""
     return f"{rounded_up(bound, digits):.{digits}g}"
 
 

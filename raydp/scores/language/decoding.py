@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch to eval mode and inference mode for the block.
-
-    Every module's own mode is restored afterwards.
-    """
+    """Switch to eval and inference mode for the block, and restore every module's own mode."""
     # Remember the modules in training mode one by one: a model may be in eval mode in parts.
     training = [module for module in model.modules() if module.training]
     model.eval()

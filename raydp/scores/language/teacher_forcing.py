@@ -89,10 +89,7 @@ def log_probabilities(model: LoadedModel, secrets: Sequence[Secret]) -> NDArray[
 
 
 def _following(secret: Secret) -> Secret:
-    """Put a space before an attribute if nothing separates it from its prompt.
-
-    Leave a verbatim secret unchanged.
-    """
+    """Put a space before an attribute (not a verbatim secret) that follows its prompt directly."""
     # A verbatim continuation carries its own blanks.
     if (
         secret.kind == "verbatim"

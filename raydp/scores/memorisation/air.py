@@ -101,10 +101,7 @@ class AttributeInference(Sampling):
         self._prompts(task)
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model, deterministically in its seed and secret by secret.
-
-        A secret's value does not depend on the other secrets.
-        """
+        """Score a model, deterministically in its seed, each secret independently of the rest."""
         prompts = self._prompts(task)
         by_prompt = self._by_prompt(model, prompts, seed)
         measured = Measurement.over_secrets(

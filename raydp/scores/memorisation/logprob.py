@@ -218,10 +218,7 @@ def contrast_of_twins(
 
 
 def _pairs(task: Task) -> int:
-    """Return the number of pairs of twins in a task.
-
-    They are its last secrets and its last controls.
-    """
+    """Return a task's number of pairs of twins: its last secrets, with its last controls."""
     return len(task.twins) if isinstance(task, TwinTask) else 0
 
 

@@ -71,10 +71,7 @@ class VerbatimMemorization(OfVerbatimSecrets, Sampling):
     """Generations per secret; 10 as in Hu et al. 2025."""
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed.
-
-        Each secret's value is independent of the other secrets.
-        """
+        """Score a model, deterministically in its seed, each secret independently of the rest."""
         secrets = self.secrets(model, task)
 
         def matches(logits: torch.Tensor, secret: EncodedSecret) -> NDArray[np.bool_]:

@@ -78,10 +78,7 @@ def _one_record(adaptive: NoisyMethod, name: str) -> Check:
 
 
 def _adaptive(method: NoisyMethod, count_noise_multiplier: float | None) -> NoisyMethod:
-    """Return the method, or DP-SGD, with a threshold that moves slowly.
-
-    The method's own rate is not used.
-    """
+    """Return the method, or DP-SGD, with a threshold that moves slowly, not at its own rate."""
     own: NoisyMethod = (
         method if method.traits.clipping == "adaptive" else DPSGD(clipping="adaptive")
     )

@@ -114,10 +114,7 @@ def _plan(method: NoisyMethod, noise_multiplier: float) -> TrialPlan:
 
 
 def _sums(method: NoisyMethod, comm: Comm) -> torch.Tensor:
-    """Return the clipped sums without noise, on the batches that the method draws.
-
-    Shape [step, coordinate].
-    """
+    """Return [step, coordinate] the clipped sums on the method's batches, without noise."""
     context = linear_training_context(WIDTH, WIDTH, NUM_LAYERS)
     return torch.stack(
         summed_updates(with_sgd(method), _plan(method, NO_NOISE), context, _task(), comm)

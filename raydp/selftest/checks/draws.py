@@ -125,10 +125,7 @@ def resolution_checks() -> list[Check]:
 
 
 def lattice_checks(method: NoisyMethod) -> list[Check]:
-    """Check that an update's coordinates are multiples of one power of two.
-
-    The power must not depend on the data.
-    """
+    """Check that an update consists of multiples of one power of two, whatever the data."""
     first, other = (_common_power(method, seed) for seed in (0, 1))
     return [
         check(
@@ -222,10 +219,7 @@ def _plan(run_id: str, num_steps: int) -> TrialPlan:
 
 
 def _updates(method: NoisyMethod, run_id: str, first: int, stop: int) -> NDArray[np.float64]:
-    """Return the updates of the steps first to stop - 1, [step, coordinate].
-
-    If first > 0, the run is resumed there.
-    """
+    """Return [step, coordinate] the updates from first to stop - 1; if first > 0, of a resume."""
     context, empty = linear_training_context(WIDTH, WIDTH, NUM_LAYERS), np.zeros(0, np.int64)
     task, plan = (
         LinearTask(torch.zeros(2, WIDTH), torch.zeros(2, WIDTH), num_reference=1),

@@ -117,10 +117,7 @@ def noise_checks(method: NoisyMethod) -> list[Check]:
 
 
 def _strategy(method: NoisyMethod) -> NDArray[np.float64]:
-    """Return the first column of C, [b̂], the longest one.
-
-    The other columns are the same, moved down and cut off.
-    """
+    """Return [b̂] the longest column of C, the first; the others are moved down and cut off."""
     return noise_strategy(method, _plan(RUN_IDS[0], SIGMA, 1))
 
 

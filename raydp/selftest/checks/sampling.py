@@ -131,10 +131,7 @@ def _rates(rates: NDArray[np.float64], q: float, steps: int) -> Check:
 
 
 def _dispersion(sizes: NDArray[np.int64], n: int, q: float) -> Check:
-    """Check the variance of the batch sizes.
-
-    Its own spread follows from the binomial's fourth moment.
-    """
+    """Check the variance of the batch sizes; its spread is by the binomial's fourth moment."""
     # Central moments of the binomial distribution.
     variance = n * q * (1 - q)
     fourth = 3 * variance**2 + variance * (1 - 6 * q * (1 - q))

@@ -85,10 +85,7 @@ def sensitivity_checks(subject: Subject) -> list[Check]:
 
 
 def _micro_batches(subject: Subject, full: torch.Tensor) -> list[Check]:
-    """Check the update of one batch in pieces that are smaller than a user.
-
-    Tasks without users have no such check.
-    """
+    """Check one batch's update in pieces that are smaller than a user, if the task has users."""
     if subject.task.unit_sizes() is None:
         return []
     budget = TokenBudget()

@@ -127,10 +127,7 @@ def _record_checks(method: NoisyMethod, accountant: str) -> list[Check]:
 
 
 def _planned(method: NoisyMethod, accountant: str, noise_key: str) -> tuple[SweepPlan, float]:
-    """Return the plan of a sweep with two kinds of runs, and the δ of its spec.
-
-    One run has one step on a sample, and one has several on all data.
-    """
+    """Return the plan of two runs, of one step on a sample and of several on all data, and δ."""
     # Points with closed forms: one block of bands on a sample, and several on all data.
     plain = without_weights(method)
     slow = observed_plan("", batch_size=1, num_steps=1, num_examples=1, noise_multiplier=1.0)
@@ -169,10 +166,7 @@ def _delta(event: PoissonGaussian, epsilon: float) -> float:
     assert steps == 1, "of several steps on samples there is no closed form"
 
     def excess(epsilon: float, of_sample: float, of_rest: float) -> float:
-        """Integrate the difference of both densities where the likelihood ratio exceeds e^ε.
-
-        The ratio is of mixture and Gaussian.
-        """
+        """Integrate the difference of the densities where mixture over Gaussian exceeds e^ε."""
         # The likelihood ratio grows in x, so the set is a half line.
         edge = sigma**2 * math.log((math.expm1(epsilon) + q) / q) + 0.5
         mixture = (1 - q) * stats.norm.sf(edge / sigma) + q * stats.norm.sf((edge - 1) / sigma)

@@ -156,10 +156,7 @@ class ClusterSpec(Section):
         return self
 
     def workers_on(self, cpus: float, gpus: float) -> int:
-        """Return how many workers fit on a node with these CPUs and GPUs.
-
-        A fraction of a GPU lies on one GPU.
-        """
+        """Return how many workers fit on a node; a fraction of a GPU lies on one GPU."""
         # The scarcest resource decides. 1e-9 corrects quotients such as 0.3 / 0.1 =
         # 2.9999999999999996.
         bounds = [cpus / self.cpus_per_worker]
@@ -228,10 +225,7 @@ class TrackingSpec(Section):
     @field_validator("registered_model")
     @classmethod
     def _registry_takes_it(cls, name: str) -> str:
-        """Check the name before anything is trained.
-
-        Some sweeps open MLflow only after all runs.
-        """
+        """Check the name before training: some sweeps open MLflow only after all runs."""
         if not re.fullmatch(REGISTERED_MODEL, name):
             raise ValueError(
                 f"must be letters, digits, '_', '-', '.' and spaces, got {name!r}. Rename it."

@@ -369,10 +369,7 @@ def _fields_of(point: Point) -> dict[str, Any]:
 
 
 def _as_row(point: object) -> object:
-    """Return a point that is a mapping as a row.
-
-    Anything else is returned as it is, to be refused.
-    """
+    """Return a mapping as a row, and any other point as it is, to be refused."""
     if not isinstance(point, dict) or not set(HYPERPARAMETERS) <= set(point):
         return point
     further = {key: value for key, value in point.items() if key not in HYPERPARAMETERS}

@@ -149,10 +149,7 @@ def _publish(recorder: Recorder, summary: SweepSummary, points: pd.DataFrame, ch
 
 
 def _nothing_selected(recorder: Recorder, ended: RunCounts, reason: str) -> Finish:
-    """End the sweep in MLflow without a selection.
-
-    The selection of an earlier end no longer holds.
-    """
+    """End the sweep in MLflow without a selection; that of an earlier end no longer holds."""
     recorder.context.folder.remove_selection()
     recorder.tracker.remove_aliases(("best-utility", PRIVACY_PREFERRED), reason)
     recorder.tracker.finish_sweep(

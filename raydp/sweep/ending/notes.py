@@ -109,10 +109,7 @@ def _advantage(plan: Plan, configuration: Configuration) -> float | None:
 
 
 def _curves(folder: SweepFolder, plan: Plan, score: str) -> list[Curve]:
-    """Return the training of the first 200 finished runs.
-
-    A run without a history of steps has none.
-    """
+    """Return the training of the first 200 finished runs that have a history of steps."""
     from raydp.analysis.figures.curves import Curve
 
     # Read one result at a time: a history is long, and a sweep may have thousands of runs.

@@ -102,10 +102,7 @@ class Committer:
             self._progress.finished(replace(outcome, run_id=key))
 
     def keep(self, outcomes: Sequence[RunResult]) -> None:
-        """Commit what an interrupted sweep's runs have ended with.
-
-        The listener hears of it at a resume.
-        """
+        """Commit what an interrupted sweep's runs ended with; a resume tells the listener."""
         for outcome in outcomes:
             # An outcome that is refused must not keep the others from being saved.
             try:
@@ -130,10 +127,7 @@ class Committer:
 
     @cached_property
     def _exchange(self) -> Exchange | None:
-        """Open the object store once for all runs, because that takes time.
-
-        None without an object store.
-        """
+        """Open the object store, if there is one, once for all runs, because that takes time."""
         exchange = exchange_at(self.context.spec.cluster.exchange)
         return None if exchange is None else exchange.of_sweep(self.context.plan.sweep_id)
 

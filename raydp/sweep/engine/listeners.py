@@ -23,10 +23,7 @@ class RunListener(Protocol):
         """Take a committed run. The untrained base model is measured before."""
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Take the committed runs that were missed.
-
-        They are missed if the driver was killed or a server did not answer.
-        """
+        """Take the committed runs missed while the driver was dead or a server was silent."""
 
 
 class SilentListener:

@@ -129,10 +129,7 @@ class SweepProgress:
         self._keep(None)
 
     def finished(self, result: RunResult) -> None:
-        """Count a run's result.
-
-        The result is not kept: a sweep may have thousands, each with its history.
-        """
+        """Count a run's result, without keeping it: there may be thousands, each with a history."""
         self._statuses[result.run_id] = result.status
         if result.finished and (self._best is None or result.loss < self._best[0]):
             scores = ", ".join(f"{name} {m.value:.3g}" for name, m in result.scores.items())
@@ -218,10 +215,7 @@ class SweepProgress:
         )
 
     def _computed(self) -> dict[str, float]:
-        """Return the compute of each run that has ended or begun.
-
-        A run in progress counts with its share of steps.
-        """
+        """Return the compute of each run that has ended or begun, the latter by its steps done."""
         spent = {run_id: float(self._costs[run_id]) for run_id in list(self._statuses)}
         for run_id, (step, num_steps) in self._status.running.items():
             if run_id in self._costs and num_steps:

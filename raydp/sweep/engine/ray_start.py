@@ -148,10 +148,7 @@ class LocalNode(node.Node):
         )
 
     def kill(self) -> None:
-        """Kill the processes that have started.
-
-        Processes that start meanwhile need another call.
-        """
+        """Kill the processes that have started; those that start meanwhile need another call."""
         # The processes are about to be made, or to be killed.
         with suppress(RuntimeError, AttributeError, KeyError):
             self.kill_all_processes(check_alive=False)
@@ -323,10 +320,7 @@ def _attempt(options: dict[str, object], seconds: float) -> str | None:
 
 
 def _keep_sigterm() -> None:
-    """Install Python's handler of SIGTERM again.
-
-    Ray replaces it by one that prints a stack trace and aborts.
-    """
+    """Install Python's handler of SIGTERM again: Ray's prints a stack trace and aborts."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
@@ -412,10 +406,7 @@ def _poll(condition: Callable[[], bool], started: LocalNode, deadline: float) ->
 
 
 def _answers(port: int) -> bool:
-    """Return whether a server of gRPC answers on a port of the loopback interface.
-
-    A frozen one accepts connections.
-    """
+    """Return whether a gRPC server on a loopback port answers; a frozen one would only connect."""
     with (
         suppress(OSError),
         socket.create_connection((LOOPBACK, port), timeout=ANSWER_SECONDS) as connection,
@@ -436,10 +427,7 @@ def _free_port() -> int:
 
 
 def stop_ray() -> None:
-    """Stop Ray here, or leave the cluster.
-
-    A process of Ray that has frozen is killed after some seconds.
-    """
+    """Stop Ray here, or leave the cluster; kill a frozen process of Ray after some seconds."""
     global _running
     # Ray's own shutdown would wait for a frozen process for ever.
     killer = threading.Timer(STUCK_SECONDS, _kill_newest)

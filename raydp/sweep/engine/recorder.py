@@ -62,10 +62,7 @@ def patiently(action_fn: Callable[[], T]) -> T:
 
 
 class RunParams(TypedDict):
-    """Parameters of a run that the tracker shows.
-
-    They are (b, T, η), the seed, and the further fields as text if there are any.
-    """
+    """Parameters of a run for the tracker: (b, T, η), the seed, and any further fields as text."""
 
     batch_size: int
     num_steps: int
@@ -138,10 +135,7 @@ class Recorder:
         self._pauses.succeeded()
 
     def deliver_missing(self, trials: Sequence[TrialPlan]) -> None:
-        """Deliver the runs that wait.
-
-        If the store does not answer, wait as long as its restart takes.
-        """
+        """Deliver the runs that wait; wait for a silent store as long as its restart takes."""
         if count := len(self.undelivered()):
             LOGGER.info("Register the runs that MLflow has not got: %d", count)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -387,8 +381,5 @@ def _against(base: RunResult | None, utility_loss: float) -> dict[str, float]:
 
 
 def _public_name(name: str) -> str:
-    """Return a base model's name for records.
-
-    Of an absolute path of this machine, only the last part is shown.
-    """
+    """Return a base model's name for records: of an absolute path only the last part."""
     return Path(name).name if Path(name).is_absolute() else name

@@ -235,10 +235,7 @@ class Slots:
                 stop_ray()
 
     def pause(self) -> list[RunResult]:
-        """Let the running trials save their state, and return results that are not on disk yet.
-
-        A second interruption ends the wait.
-        """
+        """Let the trials save, and return results that are not on disk; Ctrl-C ends the wait."""
         seconds = self._cluster.grace_seconds
         said = f"stopping: runs that train save their state, for at most {seconds:g} s"
         # The queue may have died, or the user interrupts again: then nothing more is kept.

@@ -91,10 +91,7 @@ class EarlyStopping:
         )
 
     def _needed_gain(self) -> float | None:
-        """Return the least gain that the selection asks for; None if unknown.
-
-        The least gain can only grow.
-        """
+        """Return the least gain that the selection asks for, which only grows; None if unknown."""
         if self._base is None or not self._finished:
             return None
         if self.constraints.max_loss is not None:

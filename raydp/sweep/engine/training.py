@@ -75,10 +75,7 @@ class Training:
 
     @property
     def is_open(self) -> bool:
-        """Return whether something is left.
-
-        The untrained model is measured even if no run is left.
-        """
+        """Return whether a run, or the measurement of the untrained model, is left."""
         return bool(self.left) or (bool(self.context.trials) and self.measures_base)
 
     def compute(self) -> dict[str, int]:

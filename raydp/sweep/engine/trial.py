@@ -61,10 +61,7 @@ T = TypeVar("T")
 def with_chat_template(
     tokenizer: PreTrainedTokenizerBase | None, template: str | None
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that carries a chat template.
-
-    The given one, which other runs may share, stays as it is.
-    """
+    """Return a tokenizer with a chat template; the given one, which runs share, stays as it is."""
     changed = copy(tokenizer) if template is not None else tokenizer
     if template is not None and changed is not None:
         changed.chat_template = template
@@ -336,10 +333,7 @@ class TrialRunner:
         attempt: str,
         observed: NDArray[np.float64] | None,
     ) -> RunResult | None:
-        """Measure and save the trained model.
-
-        Return the finished result on rank 0, None on the other ranks.
-        """
+        """Measure and save the trained model; return the result on rank 0, None on the others."""
         started = time.perf_counter()
         # Measure the model and its variants: rank 0 measures, the others help with sharded weights.
         measured = self._on_rank_0(
@@ -377,10 +371,7 @@ class TrialRunner:
         return None if family is None else family.initial_weights(name, seed, added)
 
     def measure_base(self, seed: int) -> RunResult | None:
-        """Measure the untrained base model.
-
-        Return the result on rank 0, None on the other ranks.
-        """
+        """Measure the untrained base model; return the result on rank 0, None on the others."""
 
         def measure(loaded: models.LoadedModel) -> _Measured:
             # Without its adapter, or with the weights that it had before training.

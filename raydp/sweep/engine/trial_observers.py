@@ -25,10 +25,7 @@ class TrialControl(Protocol):
         """Return whether the run must save its state and pause."""
 
     def check(self, name: str, utility_loss: float) -> str | None:
-        """Take the utility loss at a named check.
-
-        Return why the run must end here, or None if it goes on.
-        """
+        """Take the utility loss at a named check; return why the run must end here, or None."""
 
 
 class StepEvaluation(Observer):

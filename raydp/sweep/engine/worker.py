@@ -105,10 +105,7 @@ def _register(
 def _run_lease(
     runners: Runners, shared: WorkerInputs, queue: ActorProxy[TrialQueue], key: str, token: int
 ) -> None:
-    """Run the leased run.
-
-    A failure is reported with its reason, and then restarts the whole worker group.
-    """
+    """Run the leased run; report a failure with its reason, and restart the worker group."""
     sweep, run_id = shared.of(key)
     files = sweep.files(run_id)
     # The tokens of a resumed sweep begin at 1 again, so the name has a random part.

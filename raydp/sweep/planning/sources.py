@@ -13,10 +13,7 @@ DEFAULT_STORAGE = str(SweepSpec.model_fields["storage"].default)
 
 
 def is_spec(source: Path) -> bool:
-    """Return whether a source is a spec.
-
-    Other sources are a sweep's folder, a sweep's name or a points file.
-    """
+    """Return whether a source is a spec, and not a sweep's folder or name, or a points file."""
     return source.suffix in {".yaml", ".yml"} and source.is_file()
 
 

@@ -138,10 +138,7 @@ def _check_files(spec: SweepSpec) -> None:
 
 
 def _check_users(spec: SweepSpec) -> None:
-    """Check that a spec that protects users names them.
-
-    `Task.by_user` decides once the data are read.
-    """
+    """Check that a spec that protects users names them; `Task.by_user` decides on the data."""
     if spec.privacy.unit != "user":
         return
     for task in _tasks(spec):

@@ -140,10 +140,7 @@ def variant_figures(result: RunResult | None) -> dict[str, float]:
 def scores_of(
     result: RunResult | None, name: str, later: list[Measurements]
 ) -> dict[str, Measurement]:
-    """Return the finished measurements of a run or of the base model, by label.
-
-    Those of training come first.
-    """
+    """Return a run's or the base's finished measurements by label, those of training first."""
     measured = {m.label: score for m in later if (score := m.finished(name)) is not None}
     # Measured later wins: a finer measurement replaces the value of training under its label.
     of_training = {} if result is None else result.scores

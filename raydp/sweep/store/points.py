@@ -126,10 +126,7 @@ def secrets_table(folder: SweepFolder) -> pd.DataFrame:
 
 
 def write_tables(folder: SweepFolder) -> Path:
-    """Write points.csv and secrets.parquet into the sweep's folder.
-
-    The owner alone may read them.
-    """
+    """Write points.csv and secrets.parquet into the sweep's folder, readable by the owner alone."""
     points, secrets = table_files(folder)
     write_atomically(folder.path / POINTS_FILE, points.encode(), private=True)
     write_atomically(folder.path / SECRETS_FILE, secrets, private=True)

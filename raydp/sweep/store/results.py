@@ -133,10 +133,7 @@ class RunResult:
 
 
 def _is_known(value: object) -> bool:
-    """Return whether a field is known.
-
-    An empty history is known; an empty mapping or tuple is not.
-    """
+    """Return whether a field is known: an empty history is, an empty mapping or tuple is not."""
     return value is not None and not (isinstance(value, Mapping | tuple) and not value)
 
 

@@ -161,10 +161,7 @@ class RunFiles:
 
 
 def is_damaged(model: Path, result: RunResult) -> bool:
-    """Return whether the weights in a folder are not those that the worker saved.
-
-    A change of one bit is found.
-    """
+    """Return whether a folder's weights differ in any bit from those that the worker saved."""
     return result.weight_hash is not None and result.weight_hash != digest_of(
         model.glob("*.safetensors")
     )

@@ -47,10 +47,7 @@ class SharedFolder:
     run_id: str
 
     def _made(self) -> Path:
-        """Return the run's folder, which exists.
-
-        The folder of all runs is not made again if it was moved away.
-        """
+        """Return the run's folder, made if needed, unless the folder of all runs was moved away."""
         self.folder.mkdir(exist_ok=True)
         return self.folder
 

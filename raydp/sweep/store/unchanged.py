@@ -60,10 +60,7 @@ def _path(spec: SweepSpec) -> Path:
 
 
 def _state(spec: SweepSpec) -> str | None:
-    """Return the SHA-256 of all that a resume would look at.
-
-    Return None if a part of it is elsewhere or missing.
-    """
+    """Return the SHA-256 of all that a resume looks at; None if any is elsewhere or missing."""
     store = local_files(spec.tracking.uri, spec.tracking.experiment)
     written = spec.model_dump(mode="json")
     # The name of earlier versions, so that an end that they noted still counts.

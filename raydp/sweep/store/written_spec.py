@@ -55,10 +55,7 @@ class WrittenSpec:
         return load_spec(self.spec_file, stored=True)
 
     def _section(self, name: str, cls: type[S]) -> S:
-        """Read one section of the sweep's spec.
-
-        Reading the whole spec imports its plug-ins, which takes seconds.
-        """
+        """Read one section of the spec: the whole would import plug-ins, which takes seconds."""
         try:
             return cls.model_validate(self._written()[name])
         except (ValidationError, LookupError, TypeError):

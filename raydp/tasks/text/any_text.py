@@ -127,10 +127,7 @@ class TextTask(RowsSection, WindowedTask):
 def _read(
     path: str, column: str, split: str | None, field: str, split_field: str, *, users: bool = False
 ) -> list[str]:
-    """Return a column of a file, a saved data set or a hub data set.
-
-    The column holds texts, or with `users` names.
-    """
+    """Return a column, texts or with `users` names, of a file, a saved or a hub data set."""
     # Files are read by raydp, so that messages never quote a row; data sets by their own package.
     column_field = "task.user_column" if users else "task.column"
     path = str(local_copy(path, field))

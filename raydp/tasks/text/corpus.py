@@ -266,10 +266,7 @@ class WindowedTask(TaskSection):
 
 
 def is_held_out(text: str, fraction: float, seed: int) -> bool:
-    """Return whether a text, or a user by name, is held out.
-
-    A keyed hash decides, independently of all others.
-    """
+    """Return whether a text, or a user by name, is held out, by a keyed hash of it alone."""
     # NUL separates seed and text: otherwise seed 1 with "2a" would equal seed 12 with "a".
     digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
     return int.from_bytes(digest[:8]) < fraction * 2**64

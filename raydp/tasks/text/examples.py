@@ -36,10 +36,7 @@ class TokenizedExamples:
     def with_targets(
         cls, examples: Sequence[Sequence[int]], targets: Sequence[Sequence[bool]]
     ) -> TokenizedExamples:
-        """Pack lists of token ids, and of whether each token is a target.
-
-        The first token is none in any case.
-        """
+        """Pack token ids, and whether each token is a target. The first one never is."""
         # The first token is never a target: nothing predicts it.
         ignored = [np.array([True, *(not target for target in chosen[1:])]) for chosen in targets]
         # argmin of booleans finds the first token that is not ignored.

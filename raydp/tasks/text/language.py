@@ -121,10 +121,7 @@ class LanguageModelingTask:
         return self.sizes
 
     def by_user(self) -> LanguageModelingTask:
-        """Return this task with users as units.
-
-        Examples are sorted by user; the unit name states the largest size.
-        """
+        """Return this task with users as units, sorted by user; their name has the largest size."""
         # Refuse reference data, unknown users, and users that only stand in for declared ones.
         if self.task_facts.num_reference:
             raise ValueError(

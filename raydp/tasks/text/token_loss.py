@@ -100,10 +100,7 @@ def _fused_nll(causal: PreTrainedModel, read: Reading, labels: torch.Tensor) -> 
 
 
 def _has_plain_frozen_head(causal: PreTrainedModel) -> bool:
-    """Return whether the output layer is one plain product, without gradient and without hooks.
-
-    Hooks are those of DP training.
-    """
+    """Return whether the output layer is one plain product, without gradient and DP hooks."""
     head = causal.get_output_embeddings()
     # FrozenHeadLoss relies on every condition: softcapping, a bias or a trained head would give
     # another loss.

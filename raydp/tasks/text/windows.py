@@ -144,10 +144,7 @@ def windows_of(
 
 
 def keep_windows(windows: Sequence[Span], secret: Sequence[bool], limit: int | None) -> list[Span]:
-    """Return at most `limit` windows of a text, in text order.
-
-    Windows with a secret have priority, then early ones.
-    """
+    """Return at most `limit` windows of a text in its order: with a secret first, then early."""
     # False sorts before True: windows with a secret come first.
     order = sorted(range(len(windows)), key=lambda i: (not secret[i], i))
     return [windows[i] for i in sorted(order[:limit])]

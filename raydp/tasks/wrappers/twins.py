@@ -30,10 +30,7 @@ class DrawsAbsent(Protocol):
         """Return the largest number of further texts that can be drawn for each pair."""
 
     def draw(self, per_pair: int, *, seed: int) -> list[tuple[Secret, ...]]:
-        """Return further texts for each pair, others for each seed.
-
-        A smaller number gives the first of them.
-        """
+        """Return further texts for each pair, others for each seed; fewer are the first of more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,10 +191,7 @@ class Conditions:
         return bounds or any(where.column in (*GUARANTEE, "certified") for where in self.where)
 
     def filter_string(self) -> str:
-        """Return the part that MLflow's search can decide.
-
-        min_epsilon is not in it: infinity is no MLflow metric.
-        """
+        """Return the part that MLflow's search decides: no min_epsilon, as ∞ is no metric."""
         # Bounds on metrics, the configuration, and what `where` can push down.
         bounds = {
             "epsilon": self.max_epsilon,
@@ -271,8 +268,5 @@ def _is_metric(column: str) -> bool:
 
 
 def plain(value: float) -> str:
-    """Return a number without an exponent that round-trips exactly.
-
-    MLflow's parser refuses -1e-05.
-    """
+    """Return a number that round-trips, without an exponent: MLflow's parser refuses -1e-05."""
     return format(Decimal(repr(float(value))), "f")

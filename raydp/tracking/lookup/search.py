@@ -156,10 +156,7 @@ class Lookup:
                 return
 
     def _enough(self, entries: list[Tracked], models: list[LoggedModel]) -> bool:
-        """Return whether no later page can change the first rows.
-
-        The rows must be full, and later values greater.
-        """
+        """Return whether the rows are full and all values of later pages are greater."""
         metric = self._ordering()
         if metric is None or self.limit is None or len(entries) < self.limit or not models:
             return False

@@ -110,10 +110,7 @@ def load_plainly(folder: Path, options: Mapping[str, Any]) -> TextGenerator:
 
 
 def _base_folder(folder: Path, recorded: Mapping[str, str], given: str | None) -> Path:
-    """Return the base model's folder: the given one, the exported one, or the hub's.
-
-    The hub's is taken at the recorded commit.
-    """
+    """Return the base's folder: the given, the exported, or the hub's at the recorded commit."""
     name = recorded["name"]
     if quantization := recorded.get("quantization"):
         warnings.warn(

@@ -158,10 +158,7 @@ def copy_problem(
 
 
 def sealed_names(folder: Path) -> frozenset[str]:
-    """Return the names of the files in a folder's seal.json.
-
-    `folder_problem` checks whether the list is reliable.
-    """
+    """Return the file names in a folder's seal.json; `folder_problem` checks the list."""
     text = _text(folder / SEAL_FILE)
     listed = json.loads(text).get("files") if Seal.read(text) is not None else None
     return frozenset(listed if isinstance(listed, dict) else ())
@@ -254,10 +251,7 @@ def _entries(folder: Path) -> list[str]:
 
 
 def _open(path: Path) -> BufferedReader:
-    """Open a regular file.
-
-    A link in its place is an OSError, and a pipe in its place is not waited for.
-    """
+    """Open a regular file; a link in its place is an OSError, and a pipe is not waited for."""
     # O_NOFOLLOW refuses a link, O_NONBLOCK does not wait for a pipe; fstat checks what was really
     # opened.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

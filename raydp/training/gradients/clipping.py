@@ -332,10 +332,7 @@ class ClippedGradients:
     def _collect(
         self, calls: list[_Call], size: int, examples_per_unit: int
     ) -> dict[str, list[Use]]:
-        """Return the uses of every parameter, by name.
-
-        Raises ValueError if the model's calls are not supported.
-        """
+        """Return the uses of every parameter by name; ValueError if a call is not supported."""
         uses: dict[str, list[Use]] = defaultdict(list)
         # Refuse a call whose rows are not the examples: its gradients could not be told apart.
         for call in calls:

@@ -54,10 +54,7 @@ class Units:
         return np.asarray(before[self.offsets[1:]] - before[self.offsets[:-1]])
 
     def share(self, units: NDArray[np.int64], comm: Comm) -> NDArray[np.int64]:
-        """Return this rank's part of the global batch: every world_size-th unit by tokens.
-
-        It may be empty.
-        """
+        """Return this rank's units of the global batch, every world_size-th by tokens, or none."""
         # Dealt out by falling number of tokens, so that no rank gets all long units. A stable sort
         # keeps the order the same on every rank.
         return units[np.argsort(-self.tokens[units], kind="stable")][comm.rank :: comm.world_size]

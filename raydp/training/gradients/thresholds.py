@@ -34,10 +34,7 @@ class Clipping:
         return self.max_grad_norm / norms.clamp(min=self.max_grad_norm)
 
     def update(self, unclipped: float, drawn: float, stream: KeyedStream, step: int) -> None:
-        """Move the threshold.
-
-        Called after every step with the numbers of unclipped and of drawn examples.
-        """
+        """Move the threshold, after each step, by the numbers of unclipped and drawn examples."""
 
 
 class AutomaticClipping(Clipping):

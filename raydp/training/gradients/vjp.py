@@ -76,10 +76,7 @@ def per_example_gradients(
 
 
 def check_supported(module: nn.Module, layer: str) -> None:
-    """Raise ValueError for a layer that certainly has no per-example gradient.
-
-    It is called before the first step.
-    """
+    """Raise ValueError, before any step, for a layer that surely has no per-example gradient."""
     if isinstance(module, nn.RNNBase):
         raise ValueError(unsupported(layer, "it returns several tensors"))
     # Batch norm with the batch's own statistics mixes examples; with fixed ones it does not.

@@ -61,10 +61,7 @@ def uniforms(segments: Sequence[Segment], device: torch.device) -> torch.Tensor:
 
 
 def words(subkey: bytes, start: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return [count] 64-bit words (int64) of a ChaCha20 key stream, from position `start` on.
-
-    The nonce is 0.
-    """
+    """Return [count] 64-bit words (int64) of a ChaCha20 stream, nonce 0, from `start` on."""
     # A stream has random access: skip whole blocks by the counter, and words within the first
     # block.
     first, skip = divmod(start, BLOCK_WORDS)

@@ -19,10 +19,7 @@ BLOCKS = 256
 def drawn_uniforms(
     segments: Sequence[tuple[bytes, int, int]], device: torch.device
 ) -> torch.Tensor:
-    """Return uniforms in (0, 1] (fp64) for the words of all segments.
-
-    A segment is a key, a first position and a count.
-    """
+    """Return uniforms in (0, 1] (fp64) for the words of segments: key, first position, count."""
     # A row of inputs for each segment: key, first block, words to skip, words to fill, where.
     rows, largest, total = [], 0, 0
     for subkey, start, count in segments:

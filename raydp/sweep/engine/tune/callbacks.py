@@ -63,10 +63,7 @@ class GuardedCallback(tune.Callback):
         return {}  # see CommitCallback
 
     def setup(self, *args: object, **info: object) -> None:
-        """Set the callback up before the first round of Tune.
-
-        Later rounds are the same experiment.
-        """
+        """Set the callback up before Tune's first round; later ones are the same experiment."""
         if not self._is_set_up:
             self._is_set_up = True
             self._call("setup", *args, **info)
