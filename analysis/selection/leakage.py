@@ -155,10 +155,7 @@ def _untrained(secrets: pd.DataFrame, name: str) -> tuple[Array | None, int]:
 def _generates_more(
     of_models: Array, base: Array, num_seeds: NDArray[np.int64], num_samples: int
 ) -> NDArray[np.bool_]:
-    """Return which models generate a secret more than the untrained one, [m]: Fisher's exact test.
-
-    Source: Fisher 1935; the tail of the hypergeometric distribution.
-    """
+    """Return [m] which models generate a secret more than the base: Fisher's exact test (1935)."""
     from scipy.stats import hypergeom
 
     more = of_models - base >= NEGLIGIBLE
@@ -173,10 +170,7 @@ def _generates_more(
 
 
 def _detectable(points: pd.DataFrame, excess: Array, of_models: Array, name: str) -> Array:
-    """Return the smallest mean excess that is significant, by the errors over secrets and controls.
-
-    It is the quantile of Student's t times the standard error, [m].
-    """
+    """Return [m] the smallest significant mean excess: Student's t times the standard error."""
     k = excess.shape[1]
     error: Array = excess.std(axis=1, ddof=1) / np.sqrt(k)
     # The part of a score's own standard error beyond the spread over secrets is the error of its

@@ -60,10 +60,7 @@ def own_rule(given: object, *, name: str = "", field: str = "rule") -> OwnRule:
 
 
 def named_rule(given: object, *, name: str = "", field: str = "rule") -> str:
-    """Return the name of a rule that is given as an object; the name has the rule's steps.
-
-    For the arguments and the errors see `own_rule`.
-    """
+    """Return the name, which has the steps, of a rule given as an object; see `own_rule`."""
     # A built-in rule that is given as an object keeps its name.
     for known, steps in rules.RULES.items():
         if steps is given:

@@ -386,10 +386,7 @@ class HierarchicalModel:
 
 
 def matern(squared_distance: Array) -> Array:
-    """Return the Matérn-5/2 correlation at squared distances in units of the length scales.
-
-    Source: Rasmussen and Williams 2006, equation 4.17.
-    """
+    """Return Matérn-5/2 at squared scaled distances (Rasmussen and Williams 2006, eq. 4.17)."""
     distance = np.sqrt(5 * squared_distance)
     # In place from here, because most of the time of a fit is spent here.
     correlation: Array = distance / 3

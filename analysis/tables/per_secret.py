@@ -31,10 +31,7 @@ def controls_of(score: str) -> str:
 
 
 def base_of(name: str | None, declared: float | None = None) -> float | None:
-    """Return the base of a score that is a logarithm: the declared one, or that of its name.
-
-    None says that the score is no logarithm.
-    """
+    """Return the base of a logarithmic score, declared or of its name; None for another score."""
     return LOGARITHMS.get(name or "") if declared is None else declared
 
 

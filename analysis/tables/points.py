@@ -219,10 +219,7 @@ def column_means(points: pd.DataFrame, column: str) -> NDArray[np.float64]:
 
 
 def _by_configuration(points: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows' order by (T, b, η, settings), [n], and where each configuration begins, [m].
-
-    The rows of a configuration keep their order.
-    """
+    """Return [n] the rows' stable order by (T, b, η, settings), and [m] where each begins."""
     key = [points[name].to_numpy() for name in KEY if name in points]
     # lexsort sorts by its last key first.
     order = np.lexsort(key[::-1])

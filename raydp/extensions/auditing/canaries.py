@@ -125,10 +125,7 @@ class CanaryTask(LanguageModelingTask, _Observed):
         )
 
     def canary_losses(self, model: torch.nn.Module) -> NDArray[np.float64]:
-        """Return [M] the loss of each canary's last token (nats).
-
-        The softmax is over the M new tokens if the tokens are new, and over all tokens otherwise.
-        """
+        """Return [M] losses of canaries' last tokens (nats), over M new tokens or all tokens."""
         device = next(model.parameters()).device
         count = len(self.canaries)
         losses = np.empty(count)
@@ -178,11 +175,7 @@ class CanaryClassificationTask(ClassificationTask, _Observed):
         return cls(**known, canaries=canaries, kind=kind, seed=seed, included=included)
 
     def canary_losses(self, model: torch.nn.Module) -> NDArray[np.float64]:
-        """Return [M] the loss of each canary's class (nats).
-
-        The softmax is over the M new classes if the classes are new, and over all classes
-        otherwise.
-        """
+        """Return [M] losses of the canaries' classes (nats), over M new classes or all classes."""
         logits, labels = self.outputs(model, self.canaries)
         # New classes follow the task's own; the softmax is over the new ones alone.
         first = self.num_classes if self.kind == "new_token" else 0

@@ -67,10 +67,7 @@ class OneRunAudit(OneByOne):
             )
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Guess every canary's coin and count the correct guesses.
-
-        Nothing is drawn, so the seed has no effect.
-        """
+        """Guess every canary's coin and count the correct guesses; the seed has no effect."""
         assert isinstance(task, CanaryTask | CanaryClassificationTask)
         losses = _numbers(model, task)
         if not np.isfinite(losses).all():
@@ -104,10 +101,7 @@ class OneRunAudit(OneByOne):
         return 0.0, float("inf")
 
     def _bound(self, included: NDArray[np.bool_], share: float) -> dict[str, float | None]:
-        """Return the bound that the guesses at one share prove.
-
-        `included` is sorted by the canaries' losses.
-        """
+        """Return the bound that the guesses at one share prove; `included` is sorted by loss."""
         # Guess the lowest numbers in and the highest out.
         each = max(1, int(share * len(included) / 2))
         correct = int(included[:each].sum() + (~included[-each:]).sum())
@@ -135,10 +129,7 @@ class OneRunAudit(OneByOne):
 def _numbers(
     model: LoadedModel, task: CanaryTask | CanaryClassificationTask
 ) -> NDArray[np.float64]:
-    """Return [M] the number of each canary.
-
-    A lower number means more likely in the training data.
-    """
+    """Return [M] the number of each canary; a lower one is more likely in the training data."""
     if task.kind == "gradient":  # the base model was not trained, so nothing was seen
         return np.zeros(len(task.included)) if model.observed is None else -model.observed
     losses = task.canary_losses(model.model)

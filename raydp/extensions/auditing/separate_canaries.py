@@ -125,10 +125,7 @@ def separate_p_value(outcomes: Outcomes, event: PoissonGaussian) -> float:
 
 
 def _refutes(outcomes: Outcomes, power_fn: Callable[[float], float], level: float) -> bool:
-    """Return whether the outcomes are improbable for every mechanism of at most this power.
-
-    Improbable means a probability below the level.
-    """
+    """Return whether the outcomes are, at the level, improbable for any mechanism of this power."""
     from scipy.special import betaincinv
 
     # Clopper-Pearson limits: the least true positive rate and the largest false positive rate.

@@ -60,10 +60,7 @@ class TwinAudit(OneByOne):
             )
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Guess the coins and count the correct guesses.
-
-        Nothing is drawn, so the seed has no effect.
-        """
+        """Guess the coins and count the correct guesses; the seed has no effect."""
         assert isinstance(task, TwinTask)
         firsts, seconds = (tuple(pair[position] for pair in task.twins) for position in (0, 1))
         # The rise over the base model: some texts are likelier than others from the start.

@@ -267,10 +267,7 @@ def _num_gpus() -> int:
 
 
 def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:
-    """Extract secrets into a file beside the spec.
-
-    Return the wishes unchanged if the data hold none.
-    """
+    """Extract secrets into a file beside the spec; if the data hold none, change no wish."""
     path = output.with_name(f"{output.stem}-secrets.jsonl")
     reason = service("mine_secrets", needed_by="--mine-secrets")(
         Path(wishes.data),

@@ -205,9 +205,6 @@ def recorded_seconds(trials: Sequence[TrialPlan], results: Mapping[str, RunResul
 
 
 def _train_seconds(trial: TrialPlan, result: RunResult) -> float:
-    """Return the training seconds of all steps.
-
-    The recorded time covers only the steps since the last resume.
-    """
+    """Return the training seconds of all steps, of which the record has those since a resume."""
     executed = max(1, trial.num_steps - (result.resumed_from or 0))
     return (result.train_seconds or 0.0) * trial.num_steps / executed

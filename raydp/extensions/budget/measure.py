@@ -260,10 +260,7 @@ def _of_one_kind(spec: SweepSpec, trials: Sequence[TrialPlan]) -> tuple[SweepSpe
 
 
 def _chosen(trials: Sequence[TrialPlan]) -> list[TrialPlan]:
-    """Return a run of the smallest, a middle and the largest batch size.
-
-    Each has the smallest learning rate.
-    """
+    """Return a run of the smallest, a middle and the largest batch, at the smallest rate each."""
     by_size: dict[int, TrialPlan] = {}
     # The last run of a size is kept, which has the smallest learning rate.
     for trial in sorted(trials, key=lambda t: t.learning_rate, reverse=True):

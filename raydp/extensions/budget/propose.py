@@ -141,10 +141,7 @@ class SpecProposal:
 
     @property
     def num_planted(self) -> int:
-        """Return the number of training examples that are copies of canaries.
-
-        One text of each pair is planted.
-        """
+        """Return the number of copies of canaries in the training data: one text of each pair."""
         return sum(copies * pairs for copies, pairs in self.spec["task"].get("copies", {}).items())
 
     def share_of_rows(self, length: int) -> float:
@@ -374,10 +371,7 @@ def _scores_of(secrets: Path) -> list[str]:
 
 
 def _copies(num_rows: int) -> dict[int, int]:
-    """Return the number of pairs of canaries by their number of copies.
-
-    Few rows get fewer copies, then fewer pairs.
-    """
+    """Return pairs of canaries by number of copies; few rows get fewer copies, then pairs."""
     copies = next(
         (copies for copies in COPIES if copies * FAMILIES <= CANARY_SHARE * num_rows), COPIES[-1]
     )

@@ -93,10 +93,7 @@ class Conversations(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class UserColumn:
-    """A column that may name the user of each row.
-
-    It has the number of users, and the most rows of one user.
-    """
+    """A column that may name each row's user: its number of users, and the most rows of one."""
 
     name: str
     num_users: int
@@ -104,10 +101,7 @@ class UserColumn:
 
     @property
     def unit(self) -> Literal["example", "user"]:
-        """Return the unit of privacy to propose.
-
-        A user with several rows is not protected by the ε of one row.
-        """
+        """Return the unit to propose: the ε of one row does not protect a user with several."""
         return "user" if self.most_rows > 1 else "example"
 
 

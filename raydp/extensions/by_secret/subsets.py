@@ -81,10 +81,7 @@ def subsets_of(
     num_random: int,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.Series, dict[str, list[str]]]:
-    """Return [model, secret] values, the secrets' counts, and the secrets of each subset.
-
-    For the arguments and errors see `secret_subsets`.
-    """
+    """Return [model, secret] values, counts, and each subset's secrets; see `secret_subsets`."""
     values, counts = by_secret(points, secrets, score)
     # A missing value would compare subsets over different models.
     if values.isna().to_numpy().any():

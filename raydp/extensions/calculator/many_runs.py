@@ -172,10 +172,7 @@ def _with_target(default: str, target: float) -> list[float]:
 
 
 def table_rows(answers: Sequence[CurvesOfRun], accountant: str) -> list[dict[str, object]]:
-    """Return the rows of the printed table for one accountant's curves.
-
-    Of many δ it has only `TABLE_DELTAS`.
-    """
+    """Return the printed rows of one accountant's curves; of many δ only `TABLE_DELTAS`."""
     # A wide table is cut to a few δ, unless the user chose none of them.
     deltas, few = (
         [row["delta"] for row in answers[0]["curves"][accountant]],

@@ -81,10 +81,7 @@ def tools_of(value: object, field: str, place: str) -> str:
 
 
 def _message(entry: object, field: str, place: str) -> Message:
-    """Return a message of a file.
-
-    Keys with the value null are absent: Parquet files hold every key in every row.
-    """
+    """Return a message; keys with null are absent, because Parquet has every key in every row."""
     # Drop nulls, and read ShareGPT's names of the keys as OpenAI's.
     given = {k: v for k, v in entry.items() if v is not None} if isinstance(entry, Mapping) else {}
     shared = "from" in given and "role" not in given

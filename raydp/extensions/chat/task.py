@@ -45,10 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """A conversation, its user, and the keys that nothing read.
-
-    If users are not given, the conversation's text stands for the user.
-    """
+    """A conversation, its user (without users, its text), and the keys that nothing read."""
 
     conversation: Conversation
     parts: tuple[TextPart, ...]
@@ -350,10 +347,7 @@ class ChatTask(RowsSection):
         return name
 
     def _secrets(self, template: ChatTemplate, texts: Sequence[str]) -> list[Secret]:
-        """Read secrets, whose prompts may be messages.
-
-        A prompt is written as a training text has it.
-        """
+        """Read secrets; a prompt of messages is written as a training text has it."""
 
         def texts_of(prompt: object, continuation: str, place: str) -> tuple[str, str]:
             # Prefer a form that occurs in the training texts, which may lack the thinking block.
@@ -507,10 +501,7 @@ def _unread_in_words(counts: Mapping[str, int]) -> list[str]:
 
 
 def _check_left(rows: Sequence[_Row], purpose: str, notes: Mapping[str, object]) -> None:
-    """Raise ValueError if no conversations are left for a purpose.
-
-    The message says what was removed.
-    """
+    """Raise ValueError, with what was removed, if no conversations are left for a purpose."""
     if rows:
         return
     removed = ", ".join(f"{name} {count}" for name, count in notes.items() if count)

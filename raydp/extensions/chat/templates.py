@@ -339,10 +339,7 @@ def _split_reply(
 
 
 def _holds_everything(text: str, messages: Sequence[Message]) -> bool:
-    """Return whether a text holds what users and the system say.
-
-    Case and white space may differ.
-    """
+    """Return whether a text holds, but for case and blanks, what users and the system say."""
 
     def squeezed(given: str) -> str:
         return "".join(given.casefold().split())

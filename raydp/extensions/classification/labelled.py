@@ -141,10 +141,7 @@ class ClassificationTask:
         return self.task_facts
 
     def subset(self, indices: NDArray[np.int64]) -> ClassificationTask:
-        """Return this task with some of its training examples, in the order given.
-
-        Reference data must come last.
-        """
+        """Return this task with some training examples, in this order; reference data come last."""
         referenced = indices >= self.task_facts.num_training
         # `num_reference` is a count from the end, so the order must keep reference data last.
         assert (np.diff(referenced.astype(int)) >= 0).all(), "reference data come last"

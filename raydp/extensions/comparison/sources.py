@@ -126,9 +126,6 @@ def tables_of(
 
 
 def classify(sources: Mapping[str, PointsSource]) -> bool:
-    """Return whether a source is a sweep of a classification task.
-
-    The utility of such a sweep is no likelihood of text.
-    """
+    """Return whether a source is a sweep of classes, whose utility is no likelihood of text."""
     folders = [source.folder for source in sources.values() if source.folder is not None]
     return any(folder.spec().task.params.classifies for folder in folders)

@@ -154,8 +154,5 @@ def _checked_holders(secret: Secret, holders: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _recounted(secret: Secret, holders: NDArray[np.int64], left_out: set[int]) -> Secret:
-    """Return a secret with its count after the removal.
-
-    Removing the examples of one secret may remove another's.
-    """
+    """Return a secret with its count after the removal, also of other secrets' examples."""
     return replace(secret, count=secret.count - len(left_out.intersection(holders.tolist())))

@@ -76,10 +76,7 @@ def _parts(continuations: Sequence[tuple[int, ...]], max_rows: int) -> Iterator[
 
 
 def _walk(decoder: CachedDecoder, sequences: Sequence[tuple[int, ...]]) -> NDArray[np.float64]:
-    """Return the log-probabilities [sequence], reading the tree one depth at a time.
-
-    A decoder row is a beginning.
-    """
+    """Return [sequence] log-probabilities, depth by depth; a decoder row is a beginning."""
     totals = np.zeros(len(sequences))
     alive, row = np.arange(len(sequences)), np.zeros(len(sequences), np.int64)
     # At depth 0 all sequences stand at the end of the prompt, in one row.

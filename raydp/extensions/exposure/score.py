@@ -98,10 +98,7 @@ class Exposure(OneByOne):
         _with_space(task)
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model, deterministically in its seed and secret by secret.
-
-        A secret's value does not depend on the other secrets.
-        """
+        """Score a model, deterministically in its seed, each secret independently of the rest."""
         # A small space is tokenised once for all its secrets.
         pairs = _with_space(task)
         spaces = {
@@ -201,10 +198,7 @@ def _tokenised(model: LoadedModel, space: Space, indices: Sequence[int]) -> _Tok
 def _log_probabilities(
     model: LoadedModel, secret: Secret, others: _Tokenised
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the log-probability of the secret, and [others] of the other sequences.
-
-    All come from the same forward passes.
-    """
+    """Return log-probabilities of the secret and of [others], from the same forward passes."""
     (encoded,) = encode(model.tokenizer, [secret])
     # A drawn member may be the secret itself; it would tie with itself.
     rest = [ids for text, ids in others.items() if text != secret.continuation]

@@ -28,10 +28,7 @@ class _OfGenerations(VerbatimMemorization):
     """The common part of scores that look at whole generations, drawn with the numbers of `vmr`."""
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed.
-
-        Each secret's value is independent of the other secrets.
-        """
+        """Score a model, deterministically in its seed, each secret independently of the rest."""
         secrets, count = self.secrets(model, task), self.num_samples
         generations = sample_continuations(
             model,

@@ -106,10 +106,7 @@ class FinerScore(BeforeFurtherSeeds):
         return [name for name in [BASE_RUN, *finished] if not self._is_of_training(name)]
 
     def failures(self) -> list[str]:
-        """Return why models could not be measured, for each of them.
-
-        They keep the value of their training.
-        """
+        """Return why models could not be measured, each of which keeps its value of training."""
         reasons = [self.measurements.failure(name) for name in self.models()]
         return [reason for reason in reasons if reason is not None]
 
@@ -184,10 +181,7 @@ class FinerScore(BeforeFurtherSeeds):
     def _measure(
         self, context: SweepContext, task: Task, begun: BegunMeasurement, console: Console
     ) -> None:
-        """Measure the models that are left.
-
-        One that cannot be measured keeps the value of its training.
-        """
+        """Measure the models that are left; one that fails keeps the value of its training."""
         console.print(
             f"the first pass leaves the decision open: measuring {self.own.name} again with "
             f"{self.in_words()}",

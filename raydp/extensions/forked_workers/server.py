@@ -85,10 +85,7 @@ def _ending_with(control: socket.socket, folder: Path) -> Iterator[None]:
 
 
 def _import(names: Any) -> None:
-    """Import modules, and leave out those that cannot be imported here.
-
-    The worker imports them itself, or can do without them as well.
-    """
+    """Import modules but those that fail here: the worker imports them, or does without."""
     for name in names:
         if name not in sys.modules:
             try:

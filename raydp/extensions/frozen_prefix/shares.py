@@ -150,10 +150,7 @@ def _help(
     compute_fn: Callable[[Share, Path, Callable[[int], None]], None],
     progress: Callable[[float], object],
 ) -> None:
-    """Compute one share after another until none is left.
-
-    Wait while others compute the last ones.
-    """
+    """Compute share after share until none is left, and wait for those that others compute."""
     total, reported = sum(share.tokens for share in shares), -1.0
     # Others may finish shares at any time, so the list is read from the disk again and again.
     left = _unfinished(folder, shares)
@@ -208,10 +205,7 @@ def _helper(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _threads(folder: Path) -> Iterator[None]:
-    """Compute on this process's part of the cores for the block.
-
-    It has no fewer threads than before.
-    """
+    """Compute on this process's part of the cores in the block, on no fewer than before."""
     before = torch.get_num_threads()
     # The lock of a process that was killed is free, so the process is not counted.
     helpers = sum(_is_locked(path) for path in folder.glob("*.helper"))

@@ -246,10 +246,7 @@ def put(model: nn.Module, parameters: Mapping[str, nn.Parameter], folder: Path) 
 
 
 def _saved_form(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights that a model saves by name, each tied weight once.
-
-    Their values do not matter.
-    """
+    """Return the weights that a model saves by name, with any values, each tied weight once."""
     if not hasattr(model, "peft_config"):
         return dict(model.named_parameters())
     from peft import get_peft_model_state_dict

@@ -67,10 +67,7 @@ def imported_spec(runs: str | Path, spec: str | Path | Mapping[str, object]) -> 
 
 
 def _stated_target(rows: tuple[StatedRun, ...]) -> dict[str, object]:
-    """Return a privacy section with the largest stated ε and δ.
-
-    Neither is used where a row states its own.
-    """
+    """Return a privacy section with the largest stated ε and δ, for rows that state none."""
     epsilons = [
         row.epsilon for row in rows if row.epsilon is not None and math.isfinite(row.epsilon)
     ]

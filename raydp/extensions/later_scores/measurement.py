@@ -120,10 +120,7 @@ class BegunMeasurement:
 
 
 def measures_one_by_one(score: object) -> bool:
-    """Return whether a score measures every model separately.
-
-    Such models may be spread over processes.
-    """
+    """Return whether a score measures models separately, so that processes can share them."""
     return isinstance(score, OneByOne) and type(score).measure_many is OneByOne.measure_many
 
 
@@ -191,10 +188,7 @@ def log_to_mlflow(
     begun: list[BegunMeasurement],
     console: Console,
 ) -> tuple[int, str | None]:
-    """Log the values on every registered model, keeping existing ones.
-
-    Return the number of models, or why none.
-    """
+    """Log values on all registered models, keep existing ones; return the number, or why none."""
     values: dict[str, dict[str, float | None]] = {}
     selected = spec.select.score
     for name in runs:

@@ -30,10 +30,7 @@ def finished_runs(folder: SweepFolder) -> dict[str, int]:
 def model_folders(
     folder: SweepFolder, spec: SweepSpec, runs: dict[str, int]
 ) -> tuple[dict[str, Path | None], dict[str, str]]:
-    """Return every model's folder, and the reasons for missing models.
-
-    A model that the sweep's folder lacks is fetched from the registry.
-    """
+    """Return every model's folder, if need be from the registry, and why models are missing."""
     folders: dict[str, Path | None] = {BASE_RUN: None}
     lost = {}
     for name in runs:

@@ -153,10 +153,7 @@ class Scorer:
             self._reports.tell.remote(job.label, job.of_seed, done)
 
     def _of(self, names: tuple[str, ...]) -> TrainedModels:
-        """Return the models of a job.
-
-        They are set up anew if their base or the kind of their adapter is another.
-        """
+        """Return the models of a job, anew if their base or their kind of adapter is another."""
         given = self._given
         # Precision and quantisation change a model's outputs, so the job must have one of each.
         bases = {(given.bases[name].weight_dtype, given.bases[name].quantization) for name in names}
@@ -248,10 +245,7 @@ def run_jobs(
 def _start(
     cluster: ClusterSpec, inputs: ObjectRef[ScorerInputs], reports: ActorProxy[Reports]
 ) -> Any:
-    """Start an actor of `Scorer`.
-
-    The handle is untyped, because Ray has no types for methods that yield results.
-    """
+    """Start an actor of `Scorer`, untyped: Ray has no types for methods that yield results."""
     scorer = ray.remote(Scorer).options(
         num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker
     )

@@ -77,10 +77,7 @@ class TrainedModels:
         self._loaded = LoadedModel(model=model, tokenizer=tokenizer, base_weights=values)
 
     def of(self, folders: Mapping[str, Path | None]) -> TrainedModels:
-        """Return the set of other models whose adapters are of the same kind.
-
-        It shares the base in memory.
-        """
+        """Return the set of other models with adapters of the same kind on the shared base."""
         # A shallow copy shares the model in memory.
         other = copy.copy(self)
         other.names, other._folders = tuple(folders), dict(folders)

@@ -63,10 +63,7 @@ def banded_square_root(
 
 
 def workload(num_steps: int, *, decay: float = 1.0, momentum: float = 0.0) -> NDArray[np.float64]:
-    """Return [T] a gradient's effect on the weights after k further steps, Σ_j α^(k-j) β^j.
-
-    It is the first column of A.
-    """
+    """Return [T] A's first column, a gradient's effect after k more steps, Σ_j α^(k-j) β^j."""
     k = np.arange(num_steps)
     return np.convolve(decay**k, momentum**k)[:num_steps]
 

@@ -63,10 +63,7 @@ def correctness(outputs: Outputs) -> Scores:
 
 
 def confidence(outputs: Outputs) -> Scores:
-    """Return the probability of the example's class, [N].
-
-    Source: Yeom et al. 2018; Kaplan et al. 2024, eq. (6).
-    """
+    """Return [N] the class's probability (Yeom et al. 2018; Kaplan et al. 2024, eq. 6)."""
     return outputs.of_label()
 
 

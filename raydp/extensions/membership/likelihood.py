@@ -21,10 +21,7 @@ SMALLEST_STD = 1e-30
 
 
 def logit_of_loss(loss: Matrix) -> Matrix:
-    """Return log(p / (1 - p)) at p = exp(-loss), about normal over models.
-
-    Source: Carlini et al. 2022, section IV-C.
-    """
+    """Return log(p / (1 - p)) at p = exp(-loss), about normal (Carlini et al. 2022, IV-C)."""
     return -loss - np.log(-np.expm1(-np.maximum(loss, 1e-12)))
 
 

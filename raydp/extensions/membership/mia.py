@@ -204,10 +204,7 @@ def _both(score_fn: Callable[[Split], Scores]) -> tuple[Scores, Scores]:
 
 
 def attack_figures(attack: str, members: Scores, nonmembers: Scores) -> dict[str, float | None]:
-    """Return the figures of one attack under flat names: area, accuracy, true positive rates.
-
-    Each has an interval.
-    """
+    """Return one attack's figures, each with an interval: area, accuracy, true positive rates."""
     figures: dict[str, float | None] = {
         **_flat(f"{attack}.auc", auc(members, nonmembers)),
         **_flat(f"{attack}.accuracy", best_accuracy(members, nonmembers)),

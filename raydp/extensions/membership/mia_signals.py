@@ -120,10 +120,7 @@ def _over_examples(
     indices: NDArray[np.int64],
     reduce_fn: Callable[[Batch], Sequence[tuple[float, ...]]],
 ) -> NDArray[np.float64]:
-    """Return [N, F] figures of each example in the order of the indices.
-
-    Examples of similar length share a batch.
-    """
+    """Return [N, F] figures of each example, in order; those of similar length share a batch."""
     device = next(model.parameters()).device
     lengths, batch_fn = (
         (task.lengths(), task.batch)
@@ -150,10 +147,7 @@ def zlib_lengths(
     split: Split,
     indices: NDArray[np.int64],
 ) -> Signal:
-    """Return [N] the length in bytes of each example's target text after zlib.
-
-    Source: Carlini et al. 2021, section 5.2.
-    """
+    """Return [N] bytes of each target text after zlib (Carlini et al. 2021, section 5.2)."""
     examples = task.train if split == "train" else task.heldout
     targets = [examples.targets_of(i).tolist() for i in indices]
     texts = tokenizer.batch_decode(

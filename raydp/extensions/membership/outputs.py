@@ -100,10 +100,7 @@ def _arrays(path: Path) -> Mapping[str, NDArray[np.generic]]:
 
 
 def _missing(name: str, others: Sequence[str]) -> str:
-    """Return the message on a missing array.
-
-    Another array's name is shown only if all its words are of the format.
-    """
+    """Return the message on a missing array; another's name shows only if made of known words."""
     # A name of somebody else's array may tell of private data.
     ours = [
         other for other in others if _OF_THE_FORMAT.issuperset(re.split(r"[\W_]+", other.lower()))

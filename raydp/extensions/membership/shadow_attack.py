@@ -48,10 +48,7 @@ class Pool:
 
     @classmethod
     def of(cls, task: Divisible, seed: int) -> Pool:
-        """Return all examples, or a sample of them.
-
-        Held-out copies of training examples are left out.
-        """
+        """Return all examples, or a sample, without held-out copies of training examples."""
         rng = np.random.default_rng([seed, POOL])
         parts = (np.arange(len(task.train)), fresh(task))
         if not len(parts[1]):
@@ -162,10 +159,7 @@ def kept_arrays(folder: SweepFolder, name: str, run_id: str | None) -> Path:
 
 
 def _all_losses(spec: SweepSpec, folders: Sequence[SweepFolder], pool: Pool) -> Iterator[Losses]:
-    """Yield the losses of the base model, the target and the shadows.
-
-    Losses that the sweeps' folders hold are read.
-    """
+    """Yield the losses of base model, target and shadows, from the sweeps' folders if there."""
     name = f"mia-{pool.digest()}"
     # Compute the losses that are not stored yet.
     kept = [

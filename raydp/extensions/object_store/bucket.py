@@ -51,10 +51,7 @@ class Bucket:
         fetch(files, f"{root}/{name}", path)
 
     def names(self, folder: str) -> dict[str, int]:
-        """Return name -> size in bytes of every file in a folder and below it.
-
-        The folder "" is the whole bucket.
-        """
+        """Return name -> bytes of every file below a folder; "" is the whole bucket."""
         from pyarrow import fs
 
         files, root = self._opened
@@ -156,10 +153,7 @@ class _RemoteCheckpoints(CheckpointStore):
 
 
 class _RemoteLedger(Ledger):
-    """A ledger with one file per attempt.
-
-    The file is sent to the store before the step's update is applied.
-    """
+    """A ledger of one file per attempt, sent to the store before the step's update is applied."""
 
     def __init__(self, path: Path, bucket: Bucket, remote: str) -> None:
         super().__init__(path)

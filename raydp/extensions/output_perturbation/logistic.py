@@ -109,18 +109,12 @@ class LogisticDescent:
         return 2 * step * min(num_steps, 1 / decay if decay else math.inf)
 
     def places(self, step: int) -> slice:
-        """Return the places of the step's batch in the order of the examples.
-
-        The last batch may be smaller.
-        """
+        """Return the places of a step's batch, perhaps smaller if it is the last, in order."""
         first = step % self.num_batches * self.batch_size
         return slice(first, first + self.batch_size)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return [B, d + 1] float64: each input flat, scaled down to norm R, with a 1.
-
-        Non-finite values become 0.
-        """
+        """Return [B, d + 1] float64 flat inputs, scaled to norm R, non-finite ones 0, and a 1."""
         flat = torch.nan_to_num(inputs.flatten(1).double(), nan=0.0, posinf=0.0, neginf=0.0)
         # Inputs within the norm stay as they are; all others are scaled onto it.
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)

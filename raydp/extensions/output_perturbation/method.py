@@ -125,17 +125,11 @@ class OutputPerturbation(MethodSection):
         )
 
     def batch_indices(self, plan: TrialPlan, key: bytes, step: int) -> NDArray[np.int64]:
-        """Return the places of the step's batch.
-
-        The last batch of a pass may have fewer than b places.
-        """
+        """Return the places of the step's batch; a pass's last one may have fewer than b."""
         return _order(plan, key)[self.descent(plan).places(step)]
 
     def optimizer(self, plan: TrialPlan, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """Return SGD with the rule of the steps.
-
-        Training itself takes the steps in double precision.
-        """
+        """Return SGD with the steps' rule; training takes the steps in double precision itself."""
         return torch.optim.SGD(parameters, lr=plan.learning_rate, weight_decay=self.weight_decay)
 
     def train(
@@ -147,10 +141,7 @@ class OutputPerturbation(MethodSection):
         key: bytes,
         store: CheckpointStore | None,
     ) -> Trained:
-        """Train on rank 0 while the other ranks wait.
-
-        Training takes seconds; an interrupted run starts again.
-        """
+        """Train on rank 0 while others wait, for seconds: an interrupted run starts again."""
         self.event(plan, plan.noise_multiplier)
         started = time.perf_counter()
         history = self._fit(plan, context, task, comm, key) if comm.rank == 0 else []
@@ -164,10 +155,7 @@ class OutputPerturbation(MethodSection):
     def _fit(
         self, plan: TrialPlan, context: TrainingContext, task: Task, comm: Comm, key: bytes
     ) -> list[dict[str, float]] | None:
-        """Train, add the noise and put the weights into the model.
-
-        Return the history, or None to pause.
-        """
+        """Train, add noise, put the weights into the model; return the history, None to pause."""
         assert plan.noise_multiplier > 0, "a private run has noise"
         # Weights and bias as one matrix, in double precision.
         descent, order, history = self.descent(plan), _order(plan, key), list[dict[str, float]]()
@@ -222,9 +210,6 @@ class OutputPerturbation(MethodSection):
 
 
 def _order(plan: TrialPlan, key: bytes) -> NDArray[np.int64]:
-    """Return [n] the order in which every pass uses the places.
-
-    It does not depend on the examples in them.
-    """
+    """Return [n] every pass's order of the places, whatever examples are in them."""
     bits = KeyedStream(key=key, run_id=plan.run_id).bits(plan.num_examples, step=0, purpose="order")
     return np.argsort(bits, kind="stable")

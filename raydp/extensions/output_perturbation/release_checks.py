@@ -138,10 +138,7 @@ def _weights(
 
 
 def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> float:
-    """Return how far leaving out one example moves the weights, over the sensitivity.
-
-    The place of the example stays empty.
-    """
+    """Return how far the weights move, over the sensitivity, if one place stays empty."""
     # The example goes to the last place, so that no other example moves.
     order = np.append(np.delete(np.arange(NUM_EXAMPLES), last), last)
     plan = _plan(method, f"selftest/release/without/{last}", NO_NOISE)

@@ -232,10 +232,7 @@ def _is_text_or_null(value: object) -> TypeGuard[str | None]:
 
 
 def _phrases(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield runs of words that only a space separates.
-
-    A possessive loses its s and ends its run.
-    """
+    """Yield runs of words with only a space between; a possessive drops its s and ends its run."""
     run: list[str] = []
     last_end = -1
     for match in _WORD.finditer(text):

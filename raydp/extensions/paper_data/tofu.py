@@ -309,10 +309,7 @@ class TofuTask(TaskSection):
         train: EncodedAnswers,
         heldout: EncodedAnswers,
     ) -> dict[str, object]:
-        """Return notes that a reader of the guarantee needs.
-
-        Authors are identified by position, never by name.
-        """
+        """Return notes on the guarantee; authors are identified by position, never by name."""
         # Rows that were left out have no text.
         shown = [text for text in train.texts if text is not None]
         return {

@@ -191,10 +191,7 @@ class PATE(MethodSection):
         return PoissonGaussian(sample_rate=1.0, noise_multiplier=1.0, num_steps=1)
 
     def answer_noise(self, noise_multiplier: float) -> float:
-        """Return σ2, the std of the noise on each count.
-
-        All answers together then have the noise multiplier.
-        """
+        """Return σ2, the noise std on each count, so that all answers have the noise multiplier."""
         # 1/σ² = Q (2/σ2² + 1/σ1²), solved for σ2.
         check = 0.0 if self.threshold_noise is None else self.threshold_noise**-2
         return noise_multiplier * math.sqrt(self.num_queries * (2 + check))

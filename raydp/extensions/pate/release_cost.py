@@ -190,10 +190,7 @@ def release_rdp(release: Release) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """The cost of one query as a function of q.
-
-    Up to q0 it is the cost by Theorem 6, and beyond q0 the cost for any votes.
-    """
+    """The cost of one query as a function of q: by Theorem 6 up to q0, then for any votes."""
 
     sigma: float
     num_classes: int

@@ -112,10 +112,7 @@ def teacher_of(
 def keyed_words(
     examples: LabelledExamples, stream: KeyedStream, purpose: str
 ) -> NDArray[np.uint64]:
-    """Return [n] a word of the stream for each example.
-
-    The word depends on the example's content alone.
-    """
+    """Return [n] a word of the stream for each example, by the example's content alone."""
     digests = (hashlib.sha256(content).hexdigest() for content in examples.contents())
     words = [stream.bits(1, step=0, purpose=purpose, name=digest)[0] for digest in digests]
     return np.array(words, np.uint64)
@@ -173,10 +170,7 @@ def collect_votes(
 def _resumed(
     store: CheckpointStore | None, num_queries: int, num_classes: int, comm: Comm
 ) -> tuple[int, torch.Tensor]:
-    """Return the number of teachers that have voted, and their votes.
-
-    Rank 0 reads the checkpoint.
-    """
+    """Return how many teachers have voted, and their votes, from rank 0's checkpoint."""
     checkpoint = store.load() if store is not None and comm.rank == 0 else None
     known = (0, None) if checkpoint is None else (checkpoint[0], checkpoint[1]["votes"].tolist())
     done, counts = comm.broadcast_object(known)

@@ -199,10 +199,7 @@ def gnmax_rdp(logq: Array, sigma: float, orders: Array = GRID) -> Array:
 
 
 def by_agreement(logq: Array, sigma: float, orders: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the divergence of Papernot et al. 2018, Theorem 6, and whether its conditions hold.
-
-    All arguments are broadcast.
-    """
+    """Return the divergence of Papernot et al. 2018, Theorem 6, and if it holds, broadcast."""
     with np.errstate(all="ignore"):  # values for which the conditions fail are not used
         mu2 = sigma * np.sqrt(-logq)
         # The optimal orders of Proposition 10.
@@ -262,10 +259,7 @@ def epsilon_at(rdp: float, order: float, delta: float) -> float:
 
 
 def _tight(rdp: Array, delta: float) -> Epsilon:
-    """Return the smallest ε over the orders by the conversion of accountant 'rdp'.
-
-    Source: Balle et al. 2020, Theorem 21.
-    """
+    """Return the smallest ε over the orders (Balle et al. 2020, Theorem 21, as for 'rdp')."""
     return _smallest(rdp - (math.log(delta) + np.log(GRID)) / (GRID - 1) + np.log1p(-1 / GRID))
 
 

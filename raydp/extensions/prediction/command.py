@@ -57,10 +57,7 @@ def predict(
 
 
 def show_predictions(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print the predictions for configurations that have not been run.
-
-    The names are short to fit a terminal.
-    """
+    """Print the predictions for configurations not run, under names short enough to fit."""
     names = {
         "score_interval": "score 95 %",
         "score_run_interval": "of a run",

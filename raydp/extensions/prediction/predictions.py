@@ -111,10 +111,7 @@ def _row(
     beyond: list[str],
     max_loss: float | None,
 ) -> Prediction:
-    """Summarise the draws of one candidate by medians and quantiles.
-
-    A mean would follow the heavy tail of an exponential.
-    """
+    """Summarise one candidate's draws by quantiles: a mean would follow an exponential's tail."""
     row: Prediction = {
         "batch_size": configuration.batch_size,
         "num_steps": configuration.num_steps,
@@ -140,10 +137,7 @@ def _row(
 def _beyond_measured(
     configuration: Configuration, means: pd.DataFrame, measured: Mapping[str, list[object]]
 ) -> list[str]:
-    """Return the hyperparameters and fields that lie outside the measured range.
-
-    The row is then an extrapolation, as a reader must know.
-    """
+    """Return what lies outside the measured range, where the row is an extrapolation."""
     beyond = [n for n in HYPERPARAMETERS if not _between(means[n], getattr(configuration, n))]
     settings = configuration.settings
     return beyond + [path for path, all_ in measured.items() if _beyond(all_, settings.get(path))]

@@ -158,10 +158,7 @@ class PromptSearch:
     def _neighbours(
         self, prompt: Prompt, gradient: torch.Tensor, rng: np.random.Generator
     ) -> Iterator[Prompt]:
-        """Yield new prompts in random order, each with one token replaced.
-
-        The new token is one of the top k of its position.
-        """
+        """Yield prompts in random order with one token replaced by one of its position's top k."""
         # The linear estimate of the loss falls most along the most negative gradient.
         allowed = torch.from_numpy(self.vocabulary.allowed).to(gradient.device)
         k = min(self.top_k, len(allowed))

@@ -84,10 +84,7 @@ class LengthSearch:
                 self._shorten(low, rng, warm=seed == 0)
 
     def _try_all(self) -> int:
-        """Try every prompt of the lengths that have few enough prompts.
-
-        Return the last such length, or 0.
-        """
+        """Try every prompt of the lengths with few enough prompts; return the last one, or 0."""
         vocabulary, length = self.search.vocabulary, 1
         # Enumerate while this costs no more than a search would.
         while (
@@ -145,10 +142,7 @@ class LengthSearch:
                 low = length
 
     def _cut(self, length: int) -> Prompt:
-        """Remove tokens of the best prompt one by one, the cheapest first.
-
-        The cheapest one is the token whose removal costs the least loss.
-        """
+        """Remove tokens of the best prompt one by one, each the one that costs the least loss."""
         prompt = self.best
         assert prompt is not None
         while len(prompt) > length:

@@ -140,10 +140,7 @@ class Objective:
         self._start = self._read_start()
 
     def _read_start(self) -> Prefix | None:
-        """Read what every sequence begins with.
-
-        Return None if the model's cache cannot be shared.
-        """
+        """Read what every sequence begins with; None if the model's cache cannot be shared."""
         with _gradients(False):
             # Soft prompt and start tokens are the same for all prompts: read them once.
             prompt, states = soft_prompt(self._whole, 1), prefix_states(self._whole, 1)
@@ -232,10 +229,7 @@ class Objective:
     def _evaluate(
         self, ends: NDArray[np.int64], prefix: Prefix | None, cut: int
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return [N] losses and [N] hits of prompts.
-
-        A prompt is the first `cut` tokens of the prefix, then `ends`.
-        """
+        """Return [N] losses and [N] hits of prompts: `cut` tokens of the prefix, then `ends`."""
         target = self._target[:-1].expand(len(ends), -1)
         ids = torch.cat([torch.from_numpy(ends).to(self.device), target], dim=1)
         logits, _ = self._forward(self._embed(ids), prefix, self._begun + cut)
@@ -253,10 +247,7 @@ class Objective:
     def _forward(
         self, embedded: torch.Tensor, prefix: Prefix | None, length: int
     ) -> tuple[torch.Tensor, object]:
-        """Return [N, t, V] logits at the target's tokens, and the cache.
-
-        Reading continues after `length` positions.
-        """
+        """Return the cache and [N, t, V] logits at the target's tokens, read from `length` on."""
         if prefix is None:
             embedded = torch.cat([self._opening.expand(len(embedded), -1, -1), embedded], dim=1)
         output = self._model(
@@ -270,10 +261,7 @@ class Objective:
         return output.logits, output.past_key_values
 
     def says_target(self, prompt: Sequence[int]) -> bool:
-        """Return whether greedy decoding in the model's dtype gives the target after a prompt.
-
-        Decoding goes token by token.
-        """
+        """Return whether greedy decoding, token by token in the model's dtype, gives the target."""
         with self._exact_fn(), torch.inference_mode():
             decoder = CachedDecoder(self._whole, [[*self._before, *prompt]])
             logits = decoder.read()[:, -1]
@@ -293,9 +281,6 @@ class Objective:
 
 @contextmanager
 def _gradients(enabled: bool) -> Iterator[None]:
-    """Leave inference mode and switch gradients on or off.
-
-    Tensors of inference mode cannot be used for a gradient.
-    """
+    """Switch gradients on or off, outside inference mode, whose tensors allow no gradient."""
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield

@@ -101,10 +101,7 @@ class AdversarialCompression(ScoreSection):
         secrets_of_kind(task, "verbatim", score="acr")
 
     def measure(self, model: LoadedModel, task: Task, *, seed: int) -> Measurement:
-        """Score a model; deterministic in its seed.
-
-        Each secret's search is independent of the other secrets.
-        """
+        """Score a model, deterministically in its seed, each secret's search on its own."""
         targets = self.targets(model, task)
         # Without a folder: nothing of this model serves another one.
         result = self._measurement(
@@ -196,10 +193,7 @@ class AdversarialCompression(ScoreSection):
         seed: int,
         before: SearchResult | None = None,
     ) -> SearchResult:
-        """Search prompts for a model.
-
-        After an earlier search, search only where a known prompt is shorter.
-        """
+        """Search prompts for a model; after a search, only where a known prompt is shorter."""
         # Go on from an earlier search, if there is one.
         before = before if before is not None else SearchResult(prompts={})
         prompts, refused, exhausted = (
@@ -238,10 +232,7 @@ class AdversarialCompression(ScoreSection):
     def _length_search(
         self, model: LoadedModel, target: Target, effort: Effort, seed: int, exact_fn: ExactFn
     ) -> LengthSearch:
-        """Return the search for one secret.
-
-        Its randomness depends on the seed and on the secret alone.
-        """
+        """Return the search for one secret; its randomness depends on seed and secret alone."""
 
         def rng(search_seed: int) -> np.random.Generator:
             return keyed_generator(seed, "acr", target.id, search_seed)

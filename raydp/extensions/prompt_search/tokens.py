@@ -15,10 +15,7 @@ Prompt = tuple[int, ...]
 
 
 def plain_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> NDArray[np.int64]:
-    """Return all tokens of the tokenizer but the special ones.
-
-    Rows that only pad the embedding are left out.
-    """
+    """Return the tokenizer's tokens without special ones and rows that pad the embedding."""
     ids = np.arange(min(len(tokenizer), vocab_size))
     return ids[~np.isin(ids, tokenizer.all_special_ids)]
 

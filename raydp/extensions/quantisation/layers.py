@@ -68,10 +68,7 @@ def _library() -> Any:
 
 @cache
 def _linear_8bit() -> type[nn.Module]:
-    """Return bitsandbytes' layer, which can also be moved to another device.
-
-    Moving its module moves the weights only, not what the layer keeps beside them.
-    """
+    """Return bitsandbytes' layer, made to move with what it keeps beside its weights."""
     linear: Any = _library().nn.Linear8bitLt
 
     class Linear8bit(linear):  # type: ignore[misc]

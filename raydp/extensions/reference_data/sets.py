@@ -69,10 +69,7 @@ class WeightedSets:
 
     @property
     def scale(self) -> float:
-        """Return the larger of the two weights.
-
-        The noise of a private run is in proportion to it.
-        """
+        """Return the larger of the two weights, to which a private run's noise is in proportion."""
         return max(self.of_examples.values())
 
     @property

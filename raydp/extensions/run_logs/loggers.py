@@ -212,10 +212,7 @@ def run_logs(tracking: TrackingSpec, folder: SweepFolder) -> list[tune.Callback]
 
 
 def _metrics(run: LoggedRun, result: Mapping[str, object]) -> dict[str, object]:
-    """Return a report's own metrics at the run's step.
-
-    The last report comes at the run's last step.
-    """
+    """Return a report's own metrics at the run's step, which for the last report is the last."""
     step = result.get("step", run.evaluated_params["num_steps"])
     return {
         TRAINING_ITERATION: step,
@@ -224,8 +221,5 @@ def _metrics(run: LoggedRun, result: Mapping[str, object]) -> dict[str, object]:
 
 
 def _file_name(name: str) -> str:
-    """Return a run's name as a file name of at most 100 characters.
-
-    Characters that a file system may refuse are replaced.
-    """
+    """Return a run's name, cut to 100 characters, as a file name that every file system takes."""
     return "".join(c if c.isalnum() or c in "._=-" else "_" for c in name)[:100]

@@ -39,10 +39,7 @@ class _SurfaceDraws:
     rule: str
 
     def selected_score(self, members: Members) -> Array:
-        """Return the score of the rule's selection among members [..., m] in each draw, [S, ...].
-
-        If no member keeps to the threshold, return the worst score of the draw.
-        """
+        """Return [S, ...] the rule's score among members [..., m]; a draw's worst if none fits."""
         # The draws [S, m] are spread over the leading axes of the members [..., m].
         extra = (1,) * (members.ndim - 1)
         shape = (len(self.allowed), *extra, members.shape[-1])
@@ -142,10 +139,7 @@ class FrugalSearch(Section):
         draws: _SurfaceDraws,
         count: int,
     ) -> Proposal:
-        """Choose candidates one by one, each as if the earlier ones had run.
-
-        End if no candidate is likely to win.
-        """
+        """Choose candidates one by one, as if the earlier ones had run, while one may win."""
         members = taken.copy()
         chosen: list[Configuration] = []
         left_over = self.max_cost_share * cost.sum() - cost[taken].sum()

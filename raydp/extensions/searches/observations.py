@@ -38,10 +38,7 @@ class Observation:
 
 
 def observations_of(points: pd.DataFrame, goal: Goal) -> dict[Configuration, Observation]:
-    """Return each finished configuration's objectives, and its present excess over each bound.
-
-    The order is the table's.
-    """
+    """Return each finished configuration's objectives and excess over bounds, in table order."""
     points = check_points(points)
     means = configuration_means(points)
     loss, score = (

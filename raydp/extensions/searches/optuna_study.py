@@ -98,10 +98,7 @@ def _study(name: str, storage: RDBStorage | InMemoryStorage) -> Study:
 
 
 def new_sampler(name: str, initial: int, *, seed: Sequence[int]) -> BaseSampler:
-    """Return a sampler for one suggestion.
-
-    The seed is its only state, so that a search can be resumed.
-    """
+    """Return a sampler for one suggestion, with the seed as its only state, to resume from."""
     # SeedSequence mixes the numbers, so that neighbouring seeds give unrelated samplers.
     number = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
     if name == "nsga2":
@@ -244,10 +241,7 @@ def _complete(
     observation: Observation,
     system_attrs: Mapping[str, object],
 ) -> FrozenTrial:
-    """Return a finished trial with the current constraints.
-
-    The sampler's own notes, such as a generation, are kept.
-    """
+    """Return a finished trial with current constraints and the sampler's notes (generations)."""
     # The constraints of an earlier threshold give way to the current ones.
     noted = {
         name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)
@@ -278,10 +272,7 @@ def _params(
 
 
 def _settings_attr(configuration: Configuration) -> dict[str, str]:
-    """Return the settings as a trial's attribute, if there are any.
-
-    A trial's parameters do not tell 16 from 16.0.
-    """
+    """Return settings as an attribute: a trial's parameters do not tell 16 from 16.0."""
     return {SETTINGS: configuration.settings.text} if configuration.settings else {}
 
 

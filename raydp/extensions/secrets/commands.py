@@ -33,10 +33,7 @@ def extract_from_mail(
     split_seed: int,
     user_column: str | None,
 ) -> dict[str, object]:
-    """Write the file of `raydp secrets extract --kind mail`, and return counts.
-
-    The counts are of every step and of the types.
-    """
+    """Write the file of `raydp secrets extract --kind mail`; return counts by step and type."""
 
     def rows(_: PreTrainedTokenizerBase) -> list[Row]:
         return training_texts(

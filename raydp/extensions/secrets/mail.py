@@ -403,10 +403,7 @@ def _why_none(detected: Detected, in_sequences: int, min_count: int) -> str:
 
 
 def _value(text: str, value: Found) -> str:
-    """Return what identifies a value: a phone number's digits, or its letters.
-
-    Letters are taken without case and white space.
-    """
+    """Return what identifies a value: digits of a phone, or letters without case and blanks."""
     written = text[value.begin : value.end]
     if value.kind == "phone":
         return "".join(c for c in written if c.isdigit())[-10:]

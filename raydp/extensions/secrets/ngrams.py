@@ -101,10 +101,7 @@ def frequent_ngrams(tokens: Tokens, n: int, top: int, *, min_count: int = 2) -> 
 
 
 def _window_hashes(ids: NDArray[np.int32], n: int) -> NDArray[np.uint64]:
-    """Return the polynomial hash modulo 2^64 of every window, [total - n + 1].
-
-    It is over random values of the tokens.
-    """
+    """Return [total - n + 1] windows' polynomial hashes mod 2^64, over random token values."""
     length = max(len(ids) - n + 1, 0)
     hashes = np.zeros(length, np.uint64)
     if not length:
@@ -123,10 +120,7 @@ def _window_hashes(ids: NDArray[np.int32], n: int) -> NDArray[np.uint64]:
 def _rows_per_hash(
     hashes: NDArray[np.uint64], row_of: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each distinct hash's number of rows and its first place in the arrays.
-
-    Hashes are in ascending order.
-    """
+    """Return ascending distinct hashes' numbers of rows and first places in the arrays."""
     # Stable, so that the rows of one hash stay ascending.
     order = np.argsort(hashes, kind="stable")
     hashes, row_of = hashes[order], row_of[order]

@@ -99,10 +99,7 @@ def in_contexts(text: str, value: Found) -> list[Piece]:
 
 
 def _cut(value: str, kind: str, known_groups: int = 1) -> int:
-    """Return where the continuation begins in a value.
-
-    For a phone number, it begins after the known digit groups.
-    """
+    """Return where a value's continuation begins: in a phone number after known groups."""
     groups = list(_DIGITS.finditer(value))
     if kind == "phone" and len(groups) > 1:
         # A leading 1 is the country code of North America, which everybody knows.
@@ -169,10 +166,7 @@ def _contacts(text: str, region: str) -> Iterator[Piece]:
 
 
 def _formatted(text: str) -> Piece | None:
-    """Divide at the last line, or at the middle of a single line.
-
-    None if the text is little more than blanks.
-    """
+    """Divide at the last line or a single line's middle; None for little more than blanks."""
     text = text.strip("\n")
     if sum(c.isalnum() for c in text) < MIN_DISTINCT:
         return None

@@ -78,10 +78,7 @@ class FileMatches(TypedDict):
 
 @dataclass
 class Matches:
-    """Matches in one file.
-
-    They are documents and characters read, samples and secrets that occur, keyword counts.
-    """
+    """Matches in a file: documents and characters read, samples and secrets, keyword counts."""
 
     documents: int = 0
     characters: int = 0
@@ -102,10 +99,7 @@ class Matches:
 
 
 class Searcher:
-    """Search for all needles in one pass over a text, with two Aho-Corasick automata.
-
-    The time is linear in the text.
-    """
+    """Search for all needles in one pass, linear in the text, with two Aho-Corasick automata."""
 
     def __init__(self, needles: Needles) -> None:
         # An automaton of short probes instead of whole samples, which would take too much memory.

@@ -216,10 +216,7 @@ def _select(
 
 
 def split_of(content: str, options: EnronOptions) -> str:
-    """Return the part that a mail belongs to.
-
-    It depends on the mail's content alone, so no other mail changes it.
-    """
+    """Return the part that a mail belongs to, by its content alone."""
     # A keyed hash in [0, 1), so that no other mail changes a mail's part.
     digest = hashlib.sha256(
         f"{options.split_seed}\0{content}".encode("utf-8", "surrogatepass")

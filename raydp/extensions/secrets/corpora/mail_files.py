@@ -104,10 +104,7 @@ def _addresses(message: Message, header: str) -> tuple[str, ...]:
 
 
 def _folder(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[bytes]:
-    """Yield the files of a folder and its sub-folders.
-
-    Special files and links to parent folders are left out.
-    """
+    """Yield files below a folder, without special files and links to parent folders."""
     above = (*above, folder.resolve())
     for place in sorted(folder.iterdir()):
         if place.name.startswith("."):
@@ -121,10 +118,7 @@ def _folder(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[bytes]:
 
 
 def _archive(path: Path) -> Iterator[bytes]:
-    """Yield the files of an archive.
-
-    tarfile ends silently at a damaged header, so the rest must be empty.
-    """
+    """Yield an archive's files; tarfile ends at a damaged header, so the rest must be empty."""
     try:
         with _unpacked(path) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
             for member in archive:

@@ -138,10 +138,7 @@ def _instruct_model(load: Callable[[], LoadedModel], name: str) -> LoadedModel:
 def _paraphrase(
     model: LoadedModel, rows: Sequence[Row], options: ParaphraseOptions, notes: dict[str, int]
 ) -> list[list[str]]:
-    """Return paraphrases of each row's answer.
-
-    A blank one is replaced by a reserve draw, if that is not blank.
-    """
+    """Return paraphrases of each row's answer, a reserve draw (not blank) for a blank one."""
     # A row's draws depend on the seed and its own text, so batches and resumes change nothing.
     prompts = [_prompt(model, row.answer) for row in rows]
     drawn = options.num + 1  # one more as reserve
