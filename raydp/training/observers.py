@@ -96,7 +96,7 @@ class TaskObserver(Observer):
 
     @property
     def units(self) -> range:
-        """Return the drawn units that no model runs: `before_noise` adds their gradients."""
+        """Return the drawn units that no model runs; `before_noise` adds their clipped gradients."""
         return range(0)
 
     def seen(self, plan: TrialPlan, method: str) -> NDArray[np.float64]:
