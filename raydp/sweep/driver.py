@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from raydp.sweep.ending.finish import NOT_FINISHED, Finish, MeasuringEnding
 from raydp.sweep.ending.result import SweepResult
 from raydp.sweep.engine.adaptive import SharedQuestion
 from raydp.sweep.engine.committer import Committer
-from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.context import ReleaseBudget, SweepContext
 from raydp.sweep.engine.further_seeds import BeforeFurtherSeeds, before_further_seeds
 from raydp.sweep.engine.training import SourceFn, Training, own_source, train
 from raydp.sweep.engine.trial import prefix_folder
@@ -33,7 +33,7 @@ from raydp.sweep.store.measurements import write_counts
 from raydp.sweep.store.points import counts
 from raydp.system.cache import remove_abandoned
 from raydp.system.interruption import Interrupted
-from raydp.tasks.task import Task
+from raydp.tasks.task import Task, TaskFacts
 
 if TYPE_CHECKING:
     from raydp.sweep.engine.tune.callbacks import Callback
@@ -131,26 +131,43 @@ def running(
                 log_commands = service("log_commands", needed_by="tracking.loggers")
                 for command in log_commands(folder, loggers):
                     console.print(f"run logs: {command}", markup=False, soft_wrap=True)
-            context = SweepContext(
-                spec=spec,
-                folder=folder,
-                facts=task.facts(),
-                weight_hash=weight_hash,
-                queue_name=queue_name,
-                question=question,
-            )
-            tell = _announcer(spec, folder)
-            try:
-                ending, before = ending_of(context), before_further_seeds(context, task)
-            except Exception:
-                tell(None)
-                raise
-            yield StartedSweep(context=context, task=task, ending=ending, before=before, tell=tell)
+            with _budget_of(spec, folder, task.facts()) as budget:
+                context = SweepContext(
+                    spec=spec,
+                    folder=folder,
+                    facts=task.facts(),
+                    weight_hash=weight_hash,
+                    queue_name=queue_name,
+                    question=question,
+                    budget=budget,
+                )
+                tell = _announcer(spec, folder)
+                try:
+                    ending, before = ending_of(context), before_further_seeds(context, task)
+                except Exception:
+                    tell(None)
+                    raise
+                yield StartedSweep(
+                    context=context, task=task, ending=ending, before=before, tell=tell
+                )
         except Exception:
             # Nothing was trained, so the name can be used again.
             if not resume and folder.is_untouched():
                 folder.remove()
             raise
+
+
+def _budget_of(
+    spec: SweepSpec, folder: SweepFolder, facts: TaskFacts
+) -> AbstractContextManager[ReleaseBudget | None]:
+    """Enter the sweep into the ledger of its store, and in the end what it has released."""
+    needed_by = None if spec.privacy.budget is None else "privacy.budget"
+    entered = service("release_budget", needed_by=needed_by)
+    # A model that is only measured is never released.
+    if entered is None or facts.only_measured is not None:
+        return nullcontext()
+    budget: AbstractContextManager[ReleaseBudget] = entered(spec, folder, facts)
+    return budget
 
 
 def print_plan(plan: SweepPlan, console: Console, said: set[str] | None = None) -> None:

@@ -14,6 +14,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from raydp.plugins.registries import service
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tracking.promotions import aliases_of
 from raydp.tracking.store import MODEL_ID_TAG, Store, open_store, pages
@@ -137,7 +138,11 @@ class SweepRemains:
         for run in self.going:
             steps.append(partial(_delete_files, self.store, run.info.artifact_uri))
             steps.append(partial(client.delete_run, run.info.run_id))
+        settle = service("settle_deleted", needed_by=None)
         with self.folder.locked():
+            # What was released stays spent.
+            if settle is not None:
+                settle(self.folder)
             for done, step in enumerate(steps):
                 progress(done, len(steps))
                 try:

@@ -167,7 +167,8 @@ def _is_over(cell: Cell) -> bool:
     if not SweepFolder.exists(cell.spec):
         return False
     folder = folder_of(cell)
-    asks_more = folder.spec().seeds != cell.spec.seeds
+    before = folder.spec()
+    asks_more = (before.seeds, before.privacy) != (cell.spec.seeds, cell.spec.privacy)
     return folder.summary() is not None and not counts(folder).pending and not asks_more
 
 

@@ -97,8 +97,9 @@ class StudyQuestion:
     _sources: Mapping[str, SeedSource] = field(default_factory=dict)
     _parts: tuple[int, list[Part] | None] = (-1, None)
     """Number of results, and the answers that follow from them; None if there are none."""
-    _step: tuple[tuple[int, int], NextSeed] = ((-1, -1), NextSeed())
-    """Numbers of results and of runs that were given out, and what follows from them."""
+    _step: tuple[tuple[int, int, int], NextSeed] = ((-1, -1, -1), NextSeed())
+    """Numbers of results, of runs that were given out and of sweeps without a budget for more, and
+    what follows from them."""
 
     @classmethod
     def of(cls, study: Study) -> StudyQuestion | None:
@@ -113,7 +114,7 @@ class StudyQuestion:
         """Take the sources of the sweeps that train now, by their names."""
         self._sources = {k: each for k, each in sources.items() if isinstance(each, SeedSource)}
         # The scores may have been measured more finely since.
-        self._parts, self._step = (-1, None), ((-1, -1), NextSeed())
+        self._parts, self._step = (-1, None), ((-1, -1, -1), NextSeed())
 
     def is_ready(self) -> bool:
         """Return whether every first pass has ended; False while no sweep trains."""
@@ -132,7 +133,8 @@ class StudyQuestion:
         if (parts := self._answers(given - in_progress)) is None:
             return None
         places = self._places()
-        if self._step[0] != (now := (given - in_progress, given)):
+        refused = sum(each.refusal is not None for each in sources)
+        if self._step[0] != (now := (given - in_progress, given, refused)):
             begun = {c: seeds for c, (_, _, seeds) in places.items()}
             found = seed_of_doubt(
                 parts,
@@ -152,7 +154,8 @@ class StudyQuestion:
         """Return configuration of the study -> its sweep, its name there, and its runs so far."""
         places = dict[Configuration, tuple[str, Configuration, int]]()
         for cell in self.study.cells:
-            if (source := self._sources.get(cell.spec.name)) is None:
+            source = self._sources.get(cell.spec.name)
+            if source is None or source.refusal is not None:
                 continue
             for own, seeds in source.begun().items():
                 # Through its text, as in the points table.

@@ -2,7 +2,7 @@
 
 from raydp.spec.sections.cluster import ClusterSpec, TrackingSpec
 from raydp.spec.sections.model import ALL_LINEAR, AdapterSpec, ModelSpec
-from raydp.spec.sections.privacy import PrivacySpec
+from raydp.spec.sections.privacy import BudgetSpec, PrivacySpec
 from raydp.spec.sections.section import LATER, AtLeastOne, Of, Positive, Section
 from raydp.spec.sections.seeds import AdaptiveSeeds, PrecisionArguments
 from raydp.spec.sections.selection import Bounds, SelectSpec
@@ -16,6 +16,7 @@ __all__ = [
     "AdaptiveSeeds",
     "AtLeastOne",
     "Bounds",
+    "BudgetSpec",
     "ClusterSpec",
     "ModelSpec",
     "Of",

@@ -23,6 +23,17 @@ IGNORED = "ignored"
 """The tuning of an ordinary sweep."""
 
 
+class BudgetSpec(Section):
+    """The most that all sweeps on the same data may release together, by the ledger of the store."""
+
+    epsilon: Positive
+    """The largest joint ε of all sweeps on the data."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """δ of the joint ε."""
+    data: Annotated[str, Field(min_length=1)] | None = None
+    """A name of the data. Sweeps with one name, or with equal files, have one budget."""
+
+
 class PrivacySpec(Section):
     """The guarantee that every configuration is calibrated to, or the noise that they all have.
 
@@ -59,6 +70,8 @@ class PrivacySpec(Section):
     """
     tuning: str = IGNORED
     """`ignored`: ε covers one model, and not the choice among several."""
+    budget: BudgetSpec | None = None
+    """The most that all sweeps on the same data may release together; null for no bound."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -107,9 +120,12 @@ class PrivacySpec(Section):
     def _without_what_does_not_apply(
         self, handler: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        """Leave out an ignored tuning and a σ that is not given: neither is part of a run's id."""
+        """Leave out an ignored tuning, and a σ or a budget that is not given.
+
+        None of them is part of a run's id.
+        """
         values: dict[str, object] = handler(self)
-        left_out = (("tuning", IGNORED), ("noise_multiplier", None))
+        left_out = (("tuning", IGNORED), ("noise_multiplier", None), ("budget", None))
         return {k: v for k, v in values.items() if (k, v) not in left_out}
 
     @model_validator(mode="after")

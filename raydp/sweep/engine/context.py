@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from raydp.models.lookup import hub_revision, local_folder
 from raydp.privacy.accounting.events import Event
@@ -21,8 +21,17 @@ from raydp.tasks.task import Task, TaskFacts
 from raydp.training.trial_plan import TrialPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from raydp.models.sharing import SharedModel
     from raydp.sweep.engine.adaptive import SharedQuestion
+
+
+class ReleaseBudget(Protocol):
+    """What all sweeps on the same data may release. The extension `ledger` has one."""
+
+    def refused(self, run_ids: Sequence[str]) -> str | None:
+        """Enter further runs into the ledger. If they overdraw the budget, say why they may not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +43,7 @@ class SweepContext:
         weight_hash: SHA-256 of the base weights.
         queue_name: its name in a queue that it shares with other sweeps; empty if it is alone.
         question: the question that its further seeds follow; None for its own decision.
+        budget: the ledger of what is released about the data; None without the extension.
     """
 
     spec: SweepSpec
@@ -42,6 +52,7 @@ class SweepContext:
     weight_hash: str
     queue_name: str = ""
     question: SharedQuestion | None = None
+    budget: ReleaseBudget | None = None
 
     def key(self, run_id: str) -> str:
         """Return the key of a run in the queue."""

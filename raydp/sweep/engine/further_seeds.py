@@ -17,7 +17,7 @@ from raydp.search_spaces import Configuration
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
 from raydp.sweep.engine.adaptive import SharedQuestion, StepwiseSource
-from raydp.sweep.engine.context import SweepContext
+from raydp.sweep.engine.context import ReleaseBudget, SweepContext
 from raydp.sweep.search import constraints_of
 from raydp.sweep.store.folder import BASE_RUN
 from raydp.sweep.store.measurements import measurements_in, words_of
@@ -107,11 +107,15 @@ class SeedSource(StepwiseSource):
         seeds: when further seeds end.
         before: the step before further seeds.
         question: the question that the further seeds follow; None for the sweep's own decision.
+        budget: what all sweeps on the data may release; None without a ledger.
+        refusal: why no further run may be released; None if it may.
     """
 
     seeds: AdaptiveSeeds
     before: BeforeFurtherSeeds = field(default_factory=BeforeFurtherSeeds)
     question: SharedQuestion | None = None
+    budget: ReleaseBudget | None = None
+    refusal: str | None = None
     _given: list[str] = field(default_factory=list)
     _waited_for: list[str] = field(default_factory=list)
     """The runs that were in progress when the other results said that the seeds may end."""
@@ -151,6 +155,7 @@ class SeedSource(StepwiseSource):
             seeds=spec.seeds,
             before=before,
             question=context.question,
+            budget=context.budget,
         )
 
     def given(self) -> list[str]:
@@ -183,7 +188,13 @@ class SeedSource(StepwiseSource):
                 self.finished = True
         elif step.configuration is not None:
             runs = self._runs[step.configuration]
-            self._give([next(run_id for run_id in runs if run_id not in self._given)])
+            further = [next(run_id for run_id in runs if run_id not in self._given)]
+            if self.budget is not None:
+                self.refusal = self.budget.refused(further)
+            if self.refusal is None:
+                self._give(further)
+            else:
+                self._choose()  # which ends the seeds, or waits for what is in progress
         elif in_progress or step.state is None:
             # A run in progress may still change the decision, so the seeds do not end yet. Or the
             # next seed of the shared question is another sweep's.
@@ -193,6 +204,8 @@ class SeedSource(StepwiseSource):
 
     def _next(self) -> NextSeed:
         """Return what the results so far ask for."""
+        if self.refusal is not None:
+            return NextSeed(state="budget used up", reason=self.refusal)
         if self.question is not None and (asked := self.question.next_seed(self)) is not None:
             return asked
         points = points_table(self.folder)

@@ -222,7 +222,7 @@ def run_id(spec: SweepSpec, facts: TaskFacts, weight_hash: str, trial: TrialPlan
             # The exact value as text, so that 0.1 and 1e-1 are one learning rate.
             str(exact(trial.learning_rate)),
         ],
-        "privacy": spec.privacy.model_dump(mode="json"),
+        "privacy": spec.privacy.model_dump(mode="json", exclude={"budget"}),
         "seed": trial.seed,
         "task": facts.content_hash,
         "weights": weight_hash,

@@ -41,6 +41,10 @@ class SweepDocuments(WrittenSpec, RunFiles):
     """The summary of the sweep; None before its end, or if nothing was selected."""
     end = Document[str | None]("ended.json", lambda d: d["state"], lambda state: {"state": state})
     """The state of the files at the sweep's end (`raydp.sweep.store.unchanged`)."""
+    budget_entries = Document[list[str]](
+        "budget.json", lambda d: d["entries"], lambda e: {"entries": e}
+    )
+    """The sweep's entries in the ledger of its store, as texts; None before the first."""
     secret_counts = Document[Mapping[str, int]]("secret_counts.json", dict, dict)
     """Name of a secret -> number of training examples that contain it. As private as the data."""
 

@@ -24,7 +24,14 @@ MOST_NAMED = 20
 """The largest number of sweeps or files that a message names."""
 BASE_RUN = "base"
 """The name, in the queue and in the folder, of the measurement of the untrained base model."""
-OF_START = ("spec.yaml", "plan.json", "sweep.key", "secret_counts.json", "driver.lock")
+OF_START = (
+    "spec.yaml",
+    "plan.json",
+    "sweep.key",
+    "secret_counts.json",
+    "budget.json",
+    "driver.lock",
+)
 """Files that the start of a sweep writes into its folder, beside the empty folder trials."""
 PASSING = {
     "driver.lock",
@@ -71,6 +78,7 @@ class SweepFolder(SweepDocuments):
     | audits.json                 | `raydp audit`              | the end of the sweep     | written whole           |
     | selected.json               | a choice that ε covers     | its release              | written whole, once     |
     | released.json               | the end of the sweep       | reports                  | written whole           |
+    | budget.json                 | the ledger's entries       | `raydp budget`           | written whole           |
     | points.csv, secrets.parquet | the end, analysis commands | people, analysis         | may be written again    |
     | report.html                 | the end of the sweep       | people                   | may be written again    |
     | summary.json                | the end of the sweep       | status, list             | written whole           |
@@ -203,7 +211,9 @@ class SweepFolder(SweepDocuments):
         folder = cls.open(Path(spec.storage) / spec.name)
         folder.require_trials()
         started = folder.spec()
-        before, now = started.model_dump(mode="json"), spec.model_dump(mode="json")
+        # A budget bounds what is released, and changes no run.
+        without = {"privacy": {"budget"}}
+        before, now = (s.model_dump(mode="json", exclude=without) for s in (started, spec))
         # What is trained must not change, except that adaptive seeds may be added.
         # Where ε covers the choice, the choice may not follow from results either.
         free = NOT_COMPARED if spec.privacy.tuning == IGNORED else NOT_COMPARED - {"select"}
@@ -301,8 +311,8 @@ class SweepFolder(SweepDocuments):
             ):
                 return
             runs[trial.run_id] = replace(other, run_id=trial.run_id, seed=trial.seed)
-        # The decision is open again with further seeds, or with other limits for them.
-        if added or started.seeds != spec.seeds:
+        # The decision is open again with further seeds, or with other limits or another budget.
+        if added or (started.seeds, started.privacy) != (spec.seeds, spec.privacy):
             self.seeds_end.remove()
         # Write the spec first: after a kill in between, the next resume adds the same runs.
         self._write_spec(spec)

@@ -1,0 +1,4 @@
+"""One budget for one data set: the ledger of what sweeps release, and `raydp budget`.
+
+See docs/privacy.md.
+"""

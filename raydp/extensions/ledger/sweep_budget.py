@@ -1,0 +1,284 @@
+"""The entries of one sweep, and the budget that it must keep to."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from raydp.extensions.ledger.entries import Entry, Kind, account_of
+from raydp.extensions.ledger.ledger import Ledger, append, restore
+from raydp.extensions.ledger.releases import Releases, RenyiBudget
+from raydp.privacy import stated
+from raydp.spec.document import SweepSpec
+from raydp.spec.sections import AdaptiveSeeds
+from raydp.spec.sections.privacy import IGNORED
+from raydp.sweep.store.folder import SweepFolder
+from raydp.sweep.store.state import Plan
+from raydp.system.locations import is_uri
+from raydp.tasks.task import TaskFacts
+from raydp.tracking import NotDeliveredError, load_signer
+from raydp.tracking.delivery import delivering
+from raydp.tracking.store import Store, open_store
+
+LOGGER = logging.getLogger(__name__)
+
+
+@contextmanager
+def release_budget(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> Iterator[SweepBudget]:
+    """Enter what a sweep may release, and at the end what it has released.
+
+    Raises:
+        ValueError: it would overdraw its budget, or the ledger is not whole. The sweep's entry is
+            then withdrawn.
+    """
+    budget = SweepBudget.of(spec, folder, facts)
+    budget.begin()
+    try:
+        yield budget
+    finally:
+        try:
+            budget.settle()
+        except (NotDeliveredError, ValueError) as error:
+            LOGGER.warning("the ledger still counts all that the sweep may release: %s", str(error))
+
+
+def settle_deleted(folder: SweepFolder) -> None:
+    """Enter what a sweep has released, before the sweep is deleted."""
+    facts = folder.plan().facts
+    if facts.only_measured is None:
+        SweepBudget.of(folder.spec(), folder, facts).settle(deleted=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepBudget:
+    """A sweep and its place in the ledger.
+
+    Attributes:
+        labels: names and hashes of its data; see `labels_of`.
+        store: the sweep's tracking store.
+    """
+
+    spec: SweepSpec
+    folder: SweepFolder
+    labels: frozenset[str]
+    store: Store
+
+    @classmethod
+    def of(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> SweepBudget:
+        """Open the ledger of the sweep's store."""
+        return cls(
+            spec=spec,
+            folder=folder,
+            labels=labels_of(spec, facts),
+            store=open_store(spec.tracking.uri, create=True),
+        )
+
+    def begin(self) -> None:
+        """Enter what the sweep may release, unless the ledger has it, and keep to the budget."""
+        planned, entry = self._planned(), None
+        with delivering():
+            ledger = self.restored()
+            own = self._own(ledger)
+            before = self._counted(ledger)
+            if before != planned or not own or own[-1].labels != self.labels:
+                entry = self._append("planned", planned, ledger)
+            # Every sweep writes first and reads then. So of two that start at once, one sees the
+            # other, and they cannot both take what is left.
+            refusal = self._refusal()
+            if refusal is not None and entry is not None:
+                kind: Kind = "planned" if before.num_models else "released"
+                self._append(kind, before, Ledger.read(self.store))
+        if refusal is not None:
+            raise ValueError(refusal)
+        if entry is not None:
+            self._keep(entry)
+
+    def restored(self) -> Ledger:
+        """Return the ledger, with the sweep's entries that a restored store has lost."""
+        ledger = Ledger.read(self.store)
+        if restore(self.store, ledger, self.folder.budget_entries() or ()):
+            return Ledger.read(self.store)
+        return ledger
+
+    def refused(self, run_ids: Sequence[str]) -> str | None:
+        """Enter further runs; see `ReleaseBudget`."""
+        further = self._events(run_ids)
+        try:
+            with delivering():
+                ledger = Ledger.read(self.store)
+                before = self._counted(ledger)
+                entry = self._append("further", further, ledger)
+                self._keep(entry)
+                if (refusal := self._refusal()) is None:
+                    return None
+                withdrawn = self._append("planned", before, Ledger.read(self.store))
+                self._keep(withdrawn)
+        except NotDeliveredError as error:
+            if self.spec.privacy.budget is None:
+                return None  # the end of the sweep enters what it has released
+            return f"The ledger cannot be reached: {error}"
+        return f"No further run may be released: {refusal} To go on, run it again with --resume."
+
+    def settle(self, *, deleted: bool = False) -> None:
+        """Enter what was released, if the sweep has ended, has begun no run, or is deleted.
+
+        What a registered model tells stays told, also if the model is deleted.
+        """
+        if not deleted and self.folder.released() is None and not self.folder.is_untouched():
+            return
+        released = self._released()
+        with delivering():
+            ledger = self.restored() if deleted else Ledger.read(self.store)
+            own = self._own(ledger)
+            ended = bool(own) and own[-1].kind == "released"
+            if (own or deleted) and not (ended and self._counted(ledger) == released):
+                entry = self._append("released", released, ledger)
+                if self.folder.path.is_dir():
+                    self._keep(entry)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return self.folder.plan()
+
+    @property
+    def _unit(self) -> str:
+        return self.spec.privacy.unit
+
+    def _refusal(self) -> str | None:
+        """Return what the budget would have to be; None if it suffices or there is none."""
+        budget = self.spec.privacy.budget
+        if budget is None:
+            return None
+        ledger = Ledger.read(self.store)
+        if ledger.problems:
+            said = "; ".join(ledger.problems[:3])
+            return (
+                f"privacy.budget must be left out with a ledger that is not whole: {said}. What is "
+                "spent is unknown. Restore the store, or run `raydp budget SWEEP --restore` for each "
+                "sweep whose entries it lost."
+            )
+        account = account_of(ledger.entries, self._unit, self.labels)
+        assert account is not None, "the sweep's own entry is in it"
+        limit = RenyiBudget(epsilon=budget.epsilon, delta=budget.delta)
+        sweeps, spent = account.sweeps(), account.releases().spent(limit)
+        if spent <= budget.epsilon:
+            return None
+        if math.isinf(spent):
+            return (
+                f"privacy.budget must be left out, got epsilon {budget.epsilon:g} with releases that "
+                "have no guarantee, or with choices whose δ are more than half of its delta. "
+                "`raydp budget` names them."
+            )
+        others = [each for each in sweeps if each.newest.sweep_id != self._plan.sweep_id]
+        names = ", ".join(dict.fromkeys(each.newest.sweep for each in others[:5]))
+        before = f" {len(others)} others on these data ({names}) count." if others else ""
+        waiting = any(each.is_open for each in others)
+        wait = " Sweeps that have not ended count with all they may release." if waiting else ""
+        return (
+            f"privacy.budget.epsilon must be larger, got {budget.epsilon:g} where ε = {stated(spent)} at "
+            f"δ = {budget.delta:g} would be spent.{before}{wait} Plan fewer runs or a smaller "
+            "target_epsilon, or raise it."
+        )
+
+    def _planned(self) -> Releases:
+        """Return what the sweep may release: the runs that are certain or were begun."""
+        if self.spec.privacy.tuning != IGNORED:
+            return self._choice()
+        seeds, trials = self.spec.seeds, self._plan.trials
+        return self._events(
+            [
+                t.run_id
+                for t in trials
+                if not isinstance(seeds, AdaptiveSeeds)
+                or t.seed in seeds.first_labels
+                or self.folder.trial(t.run_id).exists()
+            ]
+        )
+
+    def _released(self) -> Releases:
+        """Return what the sweep has released. A choice counts whether or not it found a model."""
+        if self.spec.privacy.tuning != IGNORED:
+            return Releases() if self.folder.is_untouched() else self._choice()
+        # Models are registered one by one, so an interrupted sweep has released some.
+        trials, uri = self._plan.trials, self.folder.model_uri
+        return self._events([t.run_id for t in trials if uri(t.run_id) is not None])
+
+    def _choice(self) -> Releases:
+        # The numbers of the target, so that the entry tells nothing of the draw.
+        epsilon = self.spec.privacy.require_target("with a choice that ε covers")
+        return Releases(pairs=((epsilon, self._plan.delta),))
+
+    def _events(self, run_ids: Sequence[str]) -> Releases:
+        privacy = self._plan.privacy
+        return Releases.of(privacy[run_id].mechanism.event for run_id in run_ids)
+
+    def _own(self, ledger: Ledger) -> list[Entry]:
+        """Return the sweep's entries."""
+        return [entry for entry in ledger.entries if entry.sweep_id == self._plan.sweep_id]
+
+    def _counted(self, ledger: Ledger) -> Releases:
+        """Return what the ledger counts for the sweep."""
+        account = account_of(self._own(ledger), self._unit, self.labels)
+        return Releases() if account is None else account.releases()
+
+    def _append(self, kind: Kind, releases: Releases, ledger: Ledger) -> Entry:
+        entry = Entry(
+            sweep_id=self._plan.sweep_id,
+            sweep=self.spec.name,
+            number=len(self._own(ledger)),
+            kind=kind,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            unit=self._unit,
+            labels=self.labels,
+            releases=releases,
+            delta=self._plan.delta,
+            previous=ledger.heads,
+        )
+        return append(self.store, entry, load_signer(self.spec.tracking.signing_key))
+
+    def _keep(self, entry: Entry) -> None:
+        """Keep an entry in the folder too, for a store that is restored from a backup."""
+        self.folder.budget_entries.write([*(self.folder.budget_entries() or []), entry.text(None)])
+
+
+def labels_of(spec: SweepSpec, facts: TaskFacts) -> frozenset[str]:
+    """Return the names and hashes of a sweep's data.
+
+    They are the task's content hash, the hash of each file that it trains on, which other windows
+    or secrets leave as it is, and the name of `privacy.budget.data`.
+    """
+    budget = spec.privacy.budget
+    named = {f"name:{budget.data}"} if budget is not None and budget.data is not None else set()
+    paths = {str(path) for path in _paths(dict(spec.task.params))}
+    return frozenset({f"task:{facts.content_hash}", *named, *map(_label_of, paths)})
+
+
+def _paths(params: Mapping[str, object]) -> Iterator[object]:
+    """Yield the values of `path` of a task and of the tasks that it is made of."""
+    if params.get("path") is not None:
+        yield params["path"]
+    for name in ("of", "reference"):
+        inner = params.get(name)
+        inner = getattr(inner, "params", inner)
+        if inner is not None:
+            yield from _paths(dict(inner))
+
+
+def _label_of(path: str) -> str:
+    """Return the hash of a file or a folder's files; of what lies elsewhere, its name."""
+    place = Path(path)
+    if is_uri(path) or not place.exists():
+        return f"data:{path}"
+    digest = hashlib.sha256()
+    files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"file:{digest.hexdigest()}"
