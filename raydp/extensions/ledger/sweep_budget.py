@@ -15,6 +15,7 @@ from pathlib import Path
 from raydp.extensions.ledger.entries import Entry, Kind, account_of
 from raydp.extensions.ledger.ledger import Ledger, append, restore
 from raydp.extensions.ledger.releases import Releases, RenyiBudget
+from raydp.plugins.described import Plugin
 from raydp.privacy import stated
 from raydp.spec.document import SweepSpec
 from raydp.spec.sections import AdaptiveSeeds
@@ -265,10 +266,8 @@ def _paths(params: Mapping[str, object]) -> Iterator[object]:
     if params.get("path") is not None:
         yield params["path"]
     for name in ("of", "reference"):
-        inner = params.get(name)
-        inner = getattr(inner, "params", inner)
-        if inner is not None:
-            yield from _paths(dict(inner))
+        if isinstance(inner := params.get(name), Plugin):
+            yield from _paths(dict(inner.params))
 
 
 def _label_of(path: str) -> str:
