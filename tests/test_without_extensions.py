@@ -202,7 +202,7 @@ READ_ONLY: dict[str, tuple[str, ...]] = {
         "analysis/test_changes", "analysis/test_contenders", "analysis/test_decision", "analysis/test_equivalents",
         "analysis/test_hierarchy", "analysis/test_leakage", "analysis/test_outlook", "analysis/test_risk",
         "analysis/test_rounded_means", "analysis/test_sampler", "analysis/test_seeds", "analysis/test_selection",
-        "analysis/test_surrogate", "analysis/test_unknown_errors", "analysis/test_variance",
+        "analysis/test_unknown_errors", "analysis/test_variance",
         "analysis/test_verification",
     ),
     "sums and draws by the core's own classes": (
