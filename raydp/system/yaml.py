@@ -11,7 +11,7 @@ in the wrong place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,21 @@ class _Loader(yaml.SafeLoader):
             _count(root, {})
         return root
 
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        """Construct a mapping, refusing equal keys, of which PyYAML would take the last one."""
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConstructorError(None, None, "a key that is no text", key.start_mark)
+            # 1 and 1.0 are equal, although they are written differently.
+            name = self.construct_object(key) if key.tag in _PLAIN else key.value
+            if name in seen:
+                raise ConstructorError(None, None, "a key that is there twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep=deep)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """Construct one value, refusing types other than plain ones."""
         # Only plain values pass: other tags build objects, or fail in their own ways.
@@ -164,24 +179,12 @@ def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
     # Sizes are kept by node, so that counting takes linear time whatever the aliases.
     children = node.value if isinstance(node, yaml.SequenceNode) else []
     if isinstance(node, yaml.MappingNode):
-        _refuse_repeated(node)
         children = [child for pair in node.value for child in pair]
     total = 1 + sum(_count(child, known) for child in children)
     if total > MAX_VALUES:
         raise ConstructorError(None, None, f"more than {MAX_VALUES} values", node.start_mark)
     known[id(node)] = total
     return total
-
-
-def _refuse_repeated(node: yaml.MappingNode) -> None:
-    """Refuse equal keys, of which PyYAML would silently take the last one."""
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConstructorError(None, None, "a key that is no text", key.start_mark)
-        if key.value in seen:
-            raise ConstructorError(None, None, "a key that is there twice", key.start_mark)
-        seen.add(key.value)
 
 
 def texts_in(value: object, field: str = "") -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -253,21 +253,22 @@ def labels_of(spec: SweepSpec, facts: TaskFacts) -> frozenset[str]:
     """Return the names and hashes of a sweep's data.
 
     They are the task's content hash, the hash of each file that it trains on, which other windows
-    or secrets leave as it is, and the name of `privacy.budget.data`.
+    or secrets leave as it is, and the name of `privacy.budget.data`. A task without a file counts
+    by its own name.
     """
     budget = spec.privacy.budget
     named = {f"name:{budget.data}"} if budget is not None and budget.data is not None else set()
-    paths = {str(path) for path in _paths(dict(spec.task.params))}
-    return frozenset({f"task:{facts.content_hash}", *named, *map(_label_of, paths)})
+    return frozenset({f"task:{facts.content_hash}", *named, *map(_label_of, _sources(spec.task))})
 
 
-def _paths(params: Mapping[str, object]) -> Iterator[object]:
-    """Yield the values of `path` of a task and of the tasks that it is made of."""
-    if params.get("path") is not None:
-        yield params["path"]
-    for name in ("of", "reference"):
-        if isinstance(inner := params.get(name), Plugin):
-            yield from _paths(dict(inner.params))
+def _sources(task: Plugin) -> Iterator[str]:
+    """Yield the path, or else the name, of a task and of the tasks that it is made of."""
+    params = dict(task.params)
+    inner = [own for name in ("of", "reference") if isinstance(own := params.get(name), Plugin)]
+    for own in inner:
+        yield from _sources(own)
+    if not inner:
+        yield str(params.get("path") or task.name)
 
 
 def _label_of(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydp.analysis.selection.equivalents import CONFIDENCE
-from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage
+from raydp.cli.arguments import By, Json, MaxLoss, MinGain, Storage, check_new
 from raydp.cli.registration import READ, RUN, ExtraCommand
 from raydp.plugins.registries import service
-from raydp.privacy.records.card import bound
+from raydp.privacy import bound_in_words
 from raydp.system.imports import imported
-from raydp.system.output import print_json, print_table, stderr, stdout
+from raydp.system.output import print_json, print_table, print_warning, stderr, stdout
 from raydp.system.shell import command_line
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def study(
     tables = imported("raydp.extensions.study.points")
     files = tables.files_of(chosen)
     with stderr.status("writing the points of all sweeps"):
-        points = tables.write_study_tables(chosen)
+        tables.write_study_tables(chosen)
     rows = run.cell_rows(ends)
     # Without results of every sweep, or with one sweep, there is nothing to compare.
     compare = service("comparison", needed_by=None)
@@ -64,7 +65,7 @@ def study(
     with stderr.status("fitting the scores of all ε"):
         which = imported("raydp.extensions.study.answers").answer_of(chosen, files)
     with stderr.status("adding up all models"):
-        joint = run.joint_epsilon(chosen, points)
+        joint = run.joint_epsilon(chosen)
     files = {name: file for name, file in files.items() if file.exists()}
     _tell(chosen.name, rows, files, joint, which, json=json)
     if not json and not isinstance(which, str) and which is not None and which.in_doubt():
@@ -79,12 +80,15 @@ def _plan(chosen: Study, simulate: str | None, *, json: bool) -> None:
     """Print the plan of a study, and how long it takes on the hardware that is simulated."""
     budget, simulation = imported("raydp.extensions.budget.estimate"), None
     hardware = None if simulate is None else budget.Hardware.parse(simulate)
+    run = imported("raydp.extensions.study.run")
     with stderr.status("planning") as status:
-        cells = imported("raydp.extensions.study.run").plan_study(chosen, status.update)
+        cells = run.plan_study(chosen, status.update)
     rows = [cell.row() for cell in cells]
     if hardware is not None:
         sweeps = [(each.cell.spec, each.plan.first_pass) for each in cells]
         simulation = budget.simulation_of(sweeps, hardware)
+    for caution in [] if json else run.cautions_of(chosen):
+        print_warning(caution)
     if json:
         print_json(rows if simulation is None else {"sweeps": rows, "simulation": simulation})
         return
@@ -113,7 +117,8 @@ def _tell(
         first, *others = cost["sweeps"]
         of = f"{first} and {len(others)} more on its data" if others else first
         total = f"all {cost['models']} models of {of}, together"
-        stdout.print(f"{total}: ε ≤ {bound(cost['epsilon'])}", markup=False)
+        said = bound_in_words(cost["epsilon"], cost["delta"]) or "ε is not known"
+        stdout.print(f"{total}: {said}", markup=False)
     if isinstance(which, str):
         stdout.print(which, markup=False)
     elif which is not None:
@@ -132,11 +137,18 @@ def epsilon(
     score: By = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999)] = CONFIDENCE,
     storage: Storage = "raydp_runs",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A page to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new page.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the page.")] = False,
     json: Json = False,
 ) -> None:
     """The largest ε whose leak keeps to a limit, and the largest one up to which every
     configuration does (ε^gold; Hu et al. 2025, Fig. 4)."""
+    if output is not None:
+        check_new(output, force=force)
+    if max_leak is not None and not math.isfinite(max_leak):
+        raise ValueError(
+            f"--max-leak must be finite, got {max_leak:g}. Change it, or leave it out."
+        )
     source = imported("raydp.sweep.api").source_of(points, storage)
     with stderr.status("fitting the scores of all ε"):
         found = imported("raydp.extensions.study.answers").answered(

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raydp.analysis.selection.equivalents import CONFIDENCE
+from raydp.extensions.study.safe_epsilon import EPSILON
 from raydp.plugins.described import listed, messages_of, shown
 from raydp.search_spaces.names import unknown_name
 from raydp.search_spaces.settings import Settings, settings_in_words, short_names, value_in_words
@@ -24,10 +25,7 @@ SECTIONS = ("task", "model", "method")
 """Sections that may differ as a whole, by named blocks."""
 PATHS = ("task.", "model.", "method.", "privacy.")
 """Beginnings of the paths of single fields that may differ."""
-EXCLUDES = {
-    "privacy.noise_multiplier": "target_epsilon",
-    "privacy.target_epsilon": "noise_multiplier",
-}
+EXCLUDES = {"privacy.noise_multiplier": "target_epsilon", EPSILON: "noise_multiplier"}
 """Field of an axis -> the field of the same section that it takes the place of."""
 MOST_CELLS = 200
 
@@ -98,11 +96,16 @@ class Study:
             )
         base = {name: value for name, value in content.items() if name not in (KEY, LIMITS)}
         axes, limits = _axes(content[KEY]), _limits(content.get(LIMITS))
-        # The name and the storage of a spec that has other mistakes are still checked by the cells.
         name, storage = str(base.get("name", "")), Path(str(base.get("storage", "raydp_runs")))
         folder = storage / name
-        specs = dict(_cells(base, axes, folder))
+        specs = list(_cells(base, axes, folder))
+        _require_own_sections(base, specs[0][1])
         cells = _checked(specs)
+        if limits.max_leak is not None and EPSILON not in axes:
+            raise ValueError(
+                f"{LIMITS} must be left out without {KEY}.{EPSILON}, got max_leak {limits.max_leak:g}. "
+                "The limit asks which ε keeps to it: add the axis, or remove the limit."
+            )
         for cell in cells:
             cell.spec.privacy.require_ignored_tuning(
                 "in a study", "Run it as a sweep: the table of a study shows every run."
@@ -159,7 +162,7 @@ def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:
                 )
             axes[field] = {str(name): block for name, block in values.items()}
             continue
-        if not field.startswith(PATHS):
+        if not field.startswith(PATHS) or not all(field.split(".")):
             raise ValueError(
                 unknown_name(
                     f"{KEY}: the axis",
@@ -171,6 +174,10 @@ def _axes(written: object) -> dict[str, Mapping[str, object] | list[object]]:
         if not isinstance(values, list) or not values or any(v != v for v in values):
             raise ValueError(
                 f"{place} must be a list of values, got {shown(values)}. Write [1, 2]."
+            )
+        if field in EXCLUDES and any(isinstance(v, str | bool) for v in values):
+            raise ValueError(
+                f"{place} must be a list of numbers, got {shown(values)}. Write them without quotes."
             )
         texts = [value_in_words(value) for value in values]
         if twice := [text for text in texts if texts.count(text) > 1]:
@@ -252,14 +259,33 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "other"
 
 
-def _checked(contents: Mapping[Settings, Content]) -> tuple[Cell, ...]:
+def _require_own_sections(base: Content, first: Content) -> None:
+    """Check what the cells do not take over as it is: the study's name, storage and tracking.
+
+    Raises:
+        ValueError: they are not those of a sweep.
+    """
+    own = {name: base[name] for name in ("name", "storage", "tracking") if name in base}
+    spec = {name: value for name, value in first.items() if name not in (*own, "name")}
+    try:
+        load_spec({**spec, **own})
+    except ValueError as error:
+        # The other mistakes are those of the cells.
+        of_these = [
+            p for p in str(error).splitlines() if p.startswith(("name", "storage", "tracking"))
+        ]
+        if of_these:
+            raise ValueError(listed(of_these)) from error
+
+
+def _checked(contents: Sequence[tuple[Settings, Content]]) -> tuple[Cell, ...]:
     """Return the checked cells.
 
     Raises:
         ValueError: specs have mistakes. A mistake of all cells is named once.
     """
     cells, problems = list[Cell](), dict[str, list[Settings]]()
-    for values, content in contents.items():
+    for values, content in contents:
         try:
             cells.append(Cell(values=values, spec=load_spec(content)))
         except ValueError as error:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import pandas as pd
 from rich.console import Console
 
 from raydp.extensions.study.document import Cell, Study
 from raydp.extensions.study.joint import joint_source
 from raydp.extensions.study.points import begun, folder_of
 from raydp.extensions.study.seeds import OPEN, StudyQuestion
+from raydp.plugins.registries import service
 from raydp.privacy import Event, composed
 from raydp.privacy.accounting.documents import ComposedCost
 from raydp.search_spaces.settings import settings_in_words
@@ -26,6 +27,7 @@ from raydp.sweep.planning.plan import SweepPlan
 from raydp.sweep.planning.planned import PlannedSweep
 from raydp.sweep.store.folder import SweepFolder
 from raydp.sweep.store.points import counts
+from raydp.sweep.store.state import Plan
 from raydp.system.cache import cache_dir
 
 LOGGER = logging.getLogger(__name__)
@@ -80,12 +82,33 @@ class CellEnd:
     reason: str | None = None
 
 
+def require_place(study: Study) -> None:
+    """Raise ValueError if the study's folder is that of a sweep, whose tables it would replace."""
+    if SweepFolder.is_at(study.folder):
+        raise ValueError(
+            f"name must be that of no sweep in storage {str(study.folder.parent)!r}, got "
+            f"{study.name!r}. Give the study another name."
+        )
+
+
+def cautions_of(study: Study) -> list[str]:
+    """Return what keeps a study from its answer, although it can be run."""
+    seeds = min(len(cell.spec.seed_labels) for cell in study.cells)
+    if study.limits.max_leak is None or seeds > 1:
+        return []
+    return [
+        "limits.max_leak is asked of configurations with one seed, which do not tell their errors: "
+        "which ε keeps to it will not be known. Give two seeds or more"
+    ]
+
+
 def plan_study(study: Study, say: Callable[[str], object]) -> list[PlannedCell]:
     """Plan every cell, the largest compute first.
 
     Raises:
         ValueError: a cell cannot be run. The message names it.
     """
+    require_place(study)
     made, known = [], KnownInputs()
     for number, cell in enumerate(study.cells, 1):
         say(f"planning sweep {number} of {len(study.cells)}: {settings_in_words(cell.values)}")
@@ -109,6 +132,7 @@ def run_study(study: Study, *, resume: bool, console: Console) -> list[CellEnd]:
             this case nothing was trained.
         Interrupted: Ctrl-C or SIGTERM came. The study can be resumed.
     """
+    require_place(study)
     if not resume and begun(study):
         raise ValueError(
             f"STUDY {study.name} was started before. Add --resume to go on, or give it another name."
@@ -133,7 +157,10 @@ def _run(
             made[name] = planned_sweep(spec, resume=resume, console=console, known=known)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
+    _require_same_data(study, made)
     said, question = set[str](), StudyQuestion.of(study)
+    for caution in cautions_of(study):
+        LOGGER.warning("%s", caution)
     for each in made.values():
         print_plan(each.plan, console, said)
     ends = dict[str, SweepResult | Exception]()
@@ -154,11 +181,35 @@ def _run(
     return ends
 
 
+def _require_same_data(study: Study, made: Mapping[str, PlannedSweep]) -> None:
+    """Check that cells with equal tasks have equal data, also those that ended before.
+
+    Raises:
+        ValueError: the data were changed in between.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    for cell in study.cells:
+        spec, planned_now = cell.spec, made.get(cell.spec.name)
+        if planned_now is None and not SweepFolder.exists(spec):
+            continue
+        facts = folder_of(cell).plan().facts if planned_now is None else planned_now.plan.facts
+        # A task depends on its own section, on the tokenizer and on the unit.
+        same = json.dumps([spec.task.as_dict(), spec.model.name, spec.privacy.unit], sort_keys=True)
+        name, data = first.setdefault(same, (spec.name, facts.content_hash))
+        if data != facts.content_hash:
+            raise ValueError(
+                f"STUDY must have equal data in all sweeps of a task, got others in {spec.name} than in "
+                f"{name}: a file was changed. Restore it, or give the study another name."
+            )
+
+
 def _end_of(cell: Cell, end: SweepResult | Exception | None) -> CellEnd:
     """Return how a cell has ended; None if it had ended before."""
     if isinstance(end, Exception):
         LOGGER.warning("the sweep %s has failed: %s", settings_in_words(cell.values), end)
         return CellEnd(cell=cell, state="failed", reason=str(end))
+    if end is not None and not end.counts.finished:
+        return CellEnd(cell=cell, state="failed", reason=end.reason)
     return CellEnd(cell=cell, state="finished", reason=None if end is None else end.reason)
 
 
@@ -202,25 +253,44 @@ def left_open(study: Study) -> list[str]:
     )
 
 
-def joint_epsilon(study: Study, points: pd.DataFrame) -> dict[str, JointModels]:
-    """Return ε of all models of cells that share their data, by the digest of the data.
+def joint_epsilon(study: Study) -> dict[str, JointModels]:
+    """Return ε of all models in the study's folder that share their data and their unit.
+
+    Sweeps of values that the study no longer has count too, and so do equal files that other
+    sections divide or tokenise otherwise (see the service `data_labels`).
 
     Returns:
-        digest -> joint cost. δ is the largest of the cells.
+        A digest of the data -> joint cost. δ is the largest of the sweeps.
     """
-    found: dict[str, list[tuple[Event, float, str, str]]] = {}
-    for cell in begun(study):
-        plan = folder_of(cell).plan()
-        done = points[(points["cell"] == cell.spec.name) & (points["status"] == "finished")]
-        for run_id in done["run_id"]:
-            event = plan.privacy[run_id].mechanism.event
-            entry = (event, plan.delta, cell.spec.privacy.accountant, cell.spec.name)
-            found.setdefault(plan.facts.content_hash, []).append(entry)
-    joint: dict[str, JointModels] = {}
-    for digest, entries in found.items():
-        events, deltas, accountants, sweeps = zip(*entries, strict=True)
-        cost = composed(
-            list(events), max(deltas), accountants[0], cache_dir=cache_dir() / "guarantee"
-        )
-        joint[digest] = {**cost, "models": len(events), "sweeps": [*dict.fromkeys(sweeps)]}
-    return joint
+    labels_of = service("data_labels", needed_by=None)
+    groups = list[tuple[set[str], list[tuple[SweepFolder, Plan]]]]()
+    own_names = [cell.spec.name for cell in study.cells]
+    others = {path.parent.name for path in study.folder.glob("*/spec.yaml")} - {*own_names}
+    for name in (*own_names, *sorted(others)):
+        if not SweepFolder.is_at(study.folder / name):
+            continue
+        folder = SweepFolder.open(study.folder / name)
+        plan, spec = folder.plan(), folder.spec()
+        own = {plan.facts.content_hash} if labels_of is None else set(labels_of(spec, plan.facts))
+        own = {f"{spec.privacy.unit} {label}" for label in own}
+        joined = [group for group in groups if group[0] & own]
+        groups = [group for group in groups if group not in joined]
+        members = [sweep for _, sweeps in joined for sweep in sweeps]
+        groups.append((own.union(*(labels for labels, _ in joined)), [*members, (folder, plan)]))
+    return {plans[0][1].facts.content_hash: cost for _, plans in groups if (cost := _joint(plans))}
+
+
+def _joint(sweeps: Sequence[tuple[SweepFolder, Plan]]) -> JointModels | None:
+    """Return the joint cost of the finished runs of sweeps; None without one."""
+    events, names = list[Event](), list[str]()
+    for folder, plan in sweeps:
+        results = [folder.result(trial.run_id) for trial in plan.trials]
+        ended = [result.run_id for result in results if result is not None and result.finished]
+        events += [plan.privacy[run_id].mechanism.event for run_id in ended]
+        names += [folder.path.name] if ended else []
+    if not events:
+        return None
+    delta = max(plan.delta for _, plan in sweeps)
+    accountant = sweeps[0][0].spec().privacy.accountant
+    cost = composed(events, delta, accountant, cache_dir=cache_dir() / "guarantee")
+    return {**cost, "models": len(events), "sweeps": names}

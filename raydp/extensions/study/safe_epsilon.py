@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -324,6 +325,11 @@ def sentences(answer: SafeEpsilon) -> list[str]:
 def _epsilon_of(configuration: Configuration) -> float:
     """Return the target ε of a configuration of a study."""
     value = configuration.settings.get(EPSILON)
+    if isinstance(value, int | float) and not 0 < value < math.inf:
+        raise ValueError(
+            f"POINTS must have a finite {EPSILON} > 0 in the settings of every row, got {value:g}. "
+            "Correct it."
+        )
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(
             f"POINTS must have {EPSILON} in the settings of every row, got a row without. Use the "

@@ -261,6 +261,11 @@ class SweepFolder(SweepDocuments):
             beside = sorted(other.parent.name for other in path.parent.glob("*/spec.yaml"))[
                 :MOST_NAMED
             ]
+            if sweeps := sorted(other.parent.name for other in path.glob("*/spec.yaml")):
+                raise ValueError(
+                    f"SWEEP must be the folder of a sweep, got {str(path)!r}, which holds several, as a "
+                    f"study does: {', '.join(sweeps[:MOST_NAMED])}. Name one of them, or a points file."
+                )
             got = (
                 "a file"
                 if path.is_file()
