@@ -63,9 +63,12 @@ def assert_same_points(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 
 def runs_in(uri: str) -> dict[str, int]:
-    """What the MLflow database holds, read without MLflow."""
+    """What the MLflow database holds, read without MLflow and without the ledger's runs."""
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
-        active = "select count(*) from runs where lifecycle_stage = 'active'"
+        active = (
+            "select count(*) from runs where lifecycle_stage = 'active' and run_uuid not in "
+            "(select run_uuid from tags where key = 'raydp.ledger.id')"
+        )
         children = (
             f"{active} and run_uuid in (select run_uuid from tags where key = 'mlflow.parentRunId')"
         )

@@ -25,6 +25,7 @@ from raydp.sweep.store.state import Plan
 from raydp.system.locations import is_uri
 from raydp.tasks.task import TaskFacts
 from raydp.tracking import NotDeliveredError, load_signer
+from raydp.tracking.address import database_of
 from raydp.tracking.delivery import delivering
 from raydp.tracking.store import Store, open_store
 
@@ -63,39 +64,46 @@ class SweepBudget:
 
     Attributes:
         labels: names and hashes of its data; see `labels_of`.
-        store: the sweep's tracking store.
     """
 
     spec: SweepSpec
     folder: SweepFolder
     labels: frozenset[str]
-    store: Store
 
     @classmethod
     def of(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> SweepBudget:
-        """Open the ledger of the sweep's store."""
-        return cls(
-            spec=spec,
-            folder=folder,
-            labels=labels_of(spec, facts),
-            store=open_store(spec.tracking.uri, create=True),
-        )
+        """Return the budget of a sweep."""
+        return cls(spec=spec, folder=folder, labels=labels_of(spec, facts))
+
+    @cached_property
+    def store(self) -> Store:
+        """Return the sweep's tracking store, which is made if it does not exist."""
+        return open_store(self.spec.tracking.uri, create=True)
 
     def begin(self) -> None:
-        """Enter what the sweep may release, unless the ledger has it, and keep to the budget."""
-        planned, entry = self._planned(), None
-        with delivering():
-            ledger = self.restored()
-            own = self._own(ledger)
-            before = self._counted(ledger)
-            if before != planned or not own or own[-1].labels != self.labels:
-                entry = self._append("planned", planned, ledger)
-            # Every sweep writes first and reads then. So of two that start at once, one sees the
-            # other, and they cannot both take what is left.
-            refusal = self._refusal()
-            if refusal is not None and entry is not None:
-                kind: Kind = "planned" if before.num_models else "released"
-                self._append(kind, before, Ledger.read(self.store))
+        """Enter what the sweep may release, unless the ledger has it, and keep to the budget.
+
+        A choice that ε covers enters what it releases at its end alone: the time of an entry would
+        tell how long it took. The budget is checked at both ends.
+
+        Raises:
+            ValueError: the budget does not suffice.
+        """
+        entry = None
+        if self._is_choice:
+            refusal = self._refusal_of_choice()
+        else:
+            with delivering():
+                ledger, planned = self.restored(), self._planned()
+                own, before = self._own(ledger), self._counted(ledger)
+                if before != planned or not own or own[-1].labels != self.labels:
+                    entry = self._append("planned", planned, ledger)
+                # Every sweep writes first and reads then. So of two that start at once, one sees
+                # the other, and they cannot both take what is left.
+                refusal = self._refusal()
+                if refusal is not None and entry is not None:
+                    kind: Kind = "planned" if before.num_models else "released"
+                    self._append(kind, before, Ledger.read(self.store))
         if refusal is not None:
             raise ValueError(refusal)
         if entry is not None:
@@ -109,19 +117,27 @@ class SweepBudget:
         return ledger
 
     def refused(self, run_ids: Sequence[str]) -> str | None:
-        """Enter further runs; see `ReleaseBudget`."""
-        further = self._events(run_ids)
+        """Enter further runs, or the one that a choice releases; see `ReleaseBudget`.
+
+        Raises:
+            NotDeliveredError: the store is away, and a choice is to be entered.
+        """
+        further = self._choice() if self._is_choice else self._events(run_ids)
         try:
             with delivering():
-                ledger = Ledger.read(self.store)
+                ledger = self.restored()
                 before = self._counted(ledger)
-                entry = self._append("further", further, ledger)
+                if self._is_choice and before.num_models:
+                    return None  # a resume
+                entry = self._append("released" if self._is_choice else "further", further, ledger)
                 self._keep(entry)
                 if (refusal := self._refusal()) is None:
                     return None
-                withdrawn = self._append("planned", before, Ledger.read(self.store))
-                self._keep(withdrawn)
+                kind: Kind = "released" if self._is_choice else "planned"
+                self._keep(self._append(kind, before, Ledger.read(self.store)))
         except NotDeliveredError as error:
+            if self._is_choice:
+                raise
             if self.spec.privacy.budget is None:
                 return None  # the end of the sweep enters what it has released
             return f"The ledger cannot be reached: {error}"
@@ -132,7 +148,8 @@ class SweepBudget:
 
         What a registered model tells stays told, also if the model is deleted.
         """
-        if not deleted and self.folder.released() is None and not self.folder.is_untouched():
+        has_ended = self.folder.released() is not None or self.folder.is_untouched()
+        if not deleted and (self._is_choice or not has_ended):
             return
         released = self._released()
         with delivering():
@@ -144,6 +161,10 @@ class SweepBudget:
                 if self.folder.path.is_dir():
                     self._keep(entry)
 
+    @property
+    def _is_choice(self) -> bool:
+        return self.spec.privacy.tuning != IGNORED
+
     @cached_property
     def _plan(self) -> Plan:
         return self.folder.plan()
@@ -152,8 +173,21 @@ class SweepBudget:
     def _unit(self) -> str:
         return self.spec.privacy.unit
 
-    def _refusal(self) -> str | None:
-        """Return what the budget would have to be; None if it suffices or there is none."""
+    def _refusal_of_choice(self) -> str | None:
+        """Return why a choice may not begin, without a trace in the store."""
+        database = database_of(self.spec.tracking.uri)
+        if self.spec.privacy.budget is None or (database is not None and not database.exists()):
+            return None
+        with delivering():
+            ledger = Ledger.read(self.store)
+            return self._refusal(Releases() if self._own(ledger) else self._choice())
+
+    def _refusal(self, further: Releases | None = None) -> str | None:
+        """Return why the budget does not suffice; None if it does, or there is none.
+
+        Args:
+            further: releases that the ledger does not have yet.
+        """
         budget = self.spec.privacy.budget
         if budget is None:
             return None
@@ -166,9 +200,10 @@ class SweepBudget:
                 "sweep whose entries it lost."
             )
         account = account_of(ledger.entries, self._unit, self.labels)
-        assert account is not None, "the sweep's own entry is in it"
         limit = RenyiBudget(epsilon=budget.epsilon, delta=budget.delta)
-        sweeps, spent = account.sweeps(), account.releases().spent(limit)
+        sweeps = [] if account is None else account.sweeps()
+        counted = [each.releases for each in sweeps]
+        spent = sum([*counted, further or Releases()], start=Releases()).spent(limit)
         if spent <= budget.epsilon:
             return None
         if math.isinf(spent):
@@ -190,8 +225,6 @@ class SweepBudget:
 
     def _planned(self) -> Releases:
         """Return what the sweep may release: the runs that are certain or were begun."""
-        if self.spec.privacy.tuning != IGNORED:
-            return self._choice()
         seeds, trials = self.spec.seeds, self._plan.trials
         return self._events(
             [
@@ -204,9 +237,9 @@ class SweepBudget:
         )
 
     def _released(self) -> Releases:
-        """Return what the sweep has released. A choice counts whether or not it found a model."""
-        if self.spec.privacy.tuning != IGNORED:
-            return Releases() if self.folder.is_untouched() else self._choice()
+        """Return what the sweep has released."""
+        if self._is_choice:
+            return Releases() if self.folder.released() is None else self._choice()
         # Models are registered one by one, so an interrupted sweep has released some.
         trials, uri = self._plan.trials, self.folder.model_uri
         return self._events([t.run_id for t in trials if uri(t.run_id) is not None])

@@ -110,6 +110,9 @@ def release_best(context: SweepContext) -> Finish:
 def _release(context: SweepContext, run_id: str) -> Finish:
     """Release the chosen run."""
     folder = context.folder
+    refusal = None if context.budget is None else context.budget.refused([run_id])
+    if refusal is not None:
+        return Finish(reason=refusal)
     releaser = Releaser.open(context)
     # The chosen model alone reaches MLflow. Its cost is the cost of the whole choice.
     together = releaser.release_run(run_id)

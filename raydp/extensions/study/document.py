@@ -265,7 +265,8 @@ def _require_own_sections(base: Content, first: Content) -> None:
     Raises:
         ValueError: they are not those of a sweep.
     """
-    own = {name: base[name] for name in ("name", "storage", "tracking") if name in base}
+    names = {"name", "storage", "tracking"}
+    own: Content = {name: base[name] for name in base if name in names}
     spec = {name: value for name, value in first.items() if name not in (*own, "name")}
     try:
         load_spec({**spec, **own})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -12,7 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from raydp import Sweep
+from raydp import Sweep, find_models
 from raydp.extensions.ledger.entries import accounts
 from raydp.extensions.ledger.ledger import Ledger
 from raydp.extensions.ledger.releases import Releases, RenyiBudget
@@ -219,9 +221,11 @@ def test_of_two_sweeps_that_start_at_once_not_both_take_what_is_left(tmp_path: P
     limit = (needed(alone + alone) * needed(alone + alone + alone)) ** 0.5
     assert needed(alone + alone) < limit < needed(alone + alone + alone)
     for attempt in range(5):
-        barrier, begun = Barrier(2), list[str]()
+        barrier = Barrier(2)
+        held = list[tuple[float, float]]()
+        """From when to when each sweep had what is left."""
 
-        def begin(name: str, barrier: Barrier = barrier, begun: list[str] = begun) -> None:
+        def begin(name: str, barrier: Barrier = barrier, held: list[Any] = held) -> None:
             spec = load_spec(spec_of(tmp_path, name, limit))
             source = SweepFolder.open(tmp_path / "runs/base").path
             folder = tmp_path / "runs" / name
@@ -236,7 +240,9 @@ def test_of_two_sweeps_that_start_at_once_not_both_take_what_is_left(tmp_path: P
                 budget.begin()
             except ValueError:
                 return
-            begun.append(name)
+            begun = time.monotonic()
+            time.sleep(0.05)
+            held.append((begun, time.monotonic()))
             budget.settle()  # nothing was released, for the next attempt
 
         threads = [Thread(target=begin, args=(f"{attempt}{side}",)) for side in "ab"]
@@ -244,14 +250,9 @@ def test_of_two_sweeps_that_start_at_once_not_both_take_what_is_left(tmp_path: P
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(begun) <= 1 or not _overlapped(tmp_path, begun)
-
-
-def _overlapped(folder: Path, names: list[str]) -> bool:
-    """Whether two sweeps were both counted at one moment."""
-    times = {name: [e.time for e in ledger_of(folder).entries if e.sweep == name] for name in names}
-    (one, two) = times.values()
-    return max(one[0], two[0]) < min(one[-1], two[-1])
+        if len(held) == 2:
+            (first, second) = sorted(held)
+            assert first[1] <= second[0], "the second began after the first had given back"
 
 
 def test_a_restored_store_gets_its_entries_back_from_the_folders(
@@ -269,22 +270,57 @@ def test_a_restored_store_gets_its_entries_back_from_the_folders(
     assert ledger_of(tmp_path).problems == ()
 
 
-def test_a_choice_counts_for_its_pair_and_tells_nothing_of_its_draw(tmp_path: Path) -> None:
-    privacy = {
+def choice_of(folder: Path, name: str, epsilon: float | None) -> dict[str, Any]:
+    """The spec of a private selection."""
+    privacy: dict[str, Any] = {
         "target_epsilon": 8,
         "accountant": "rdp",
         "noise_key": "test",
         "tuning": "private_selection",
         "num_runs": {"mean": 2},
     }
-    spec = spec_of(tmp_path, "choice", privacy=privacy)
+    if epsilon is not None:
+        privacy["budget"] = {"epsilon": epsilon, "delta": 1e-3}
+    spec = small_spec(
+        folder, name=name, space=TWO_RUNS, select={"score": "vmr_exact"}, privacy=privacy
+    )
     del spec["seeds"]
-    run({**spec, "select": {"score": "vmr_exact"}})
-    entries = ledger_of(tmp_path).entries
-    (account,) = accounts(entries)
-    (pair,) = account.releases().pairs
-    assert pair[0] == 8
-    assert not any(e.releases.events for e in entries)
+    return spec
+
+
+def test_a_choice_counts_for_its_pair_from_its_release_on(tmp_path: Path) -> None:
+    """An entry at its start would tell how long the choice took, and so how many runs it had."""
+    run(choice_of(tmp_path, "choice", None))
+    (entry,) = ledger_of(tmp_path).entries
+    assert entry.releases.pairs[0][0] == 8
+    assert not entry.releases.events
+    ended = max(p.stat().st_mtime for p in tmp_path.glob("runs/choice/trials/*/result.json"))
+    assert datetime.fromisoformat(entry.time).timestamp() >= ended - 0.001
+    run(choice_of(tmp_path, "choice", None), resume=True)
+    assert ledger_of(tmp_path).entries == (entry,), "a resume releases the same model"
+
+
+def test_a_choice_that_would_overdraw_begins_nothing_and_leaves_no_trace(tmp_path: Path) -> None:
+    run(choice_of(tmp_path, "first", None))
+    with pytest.raises(ValueError, match=r"privacy\.budget\.epsilon must be larger, got 9 "):
+        run(choice_of(tmp_path, "second", 9))
+    assert [e.sweep for e in ledger_of(tmp_path).entries] == ["first"]
+    assert not (tmp_path / "runs/second").exists()
+
+
+def test_a_choice_is_not_released_if_others_have_used_the_budget_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SweepBudget, "begin", lambda self: None)
+        run(choice_of(tmp_path, "first", None))
+        run(choice_of(tmp_path, "second", 9))
+    folder = SweepFolder.open(tmp_path / "runs/second")
+    assert folder.released() is None
+    assert not list(find_models(f"sqlite:///{tmp_path}/mlflow.db").query("sweep == 'second'").index)
+    run(choice_of(tmp_path, "second", 60), resume=True)
+    assert folder.released() is not None
+    assert models(tmp_path) == {"first": (1, "released"), "second": (1, "released")}
 
 
 def test_files_and_names_join_sweeps_of_other_windows_and_secrets(tmp_path: Path) -> None:
