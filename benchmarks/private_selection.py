@@ -57,6 +57,8 @@ KINDS: dict[str, NumRuns] = {
     "η = −0.5, mean 10": TruncatedNegativeBinomial.with_mean(10, eta=-0.5),
     "Poisson, mean 10": PoissonRuns(mean=10),
     "binomial, mean 10 of 20": BinomialRuns(mean=10, trials=20),
+    "geometric, mean 50": TruncatedNegativeBinomial.with_mean(50, eta=1.0),
+    "η = −0.5, mean 50": TruncatedNegativeBinomial.with_mean(50, eta=-0.5),
     "geometric, mean 100": TruncatedNegativeBinomial.with_mean(100, eta=1.0),
     "Poisson, mean 100": PoissonRuns(mean=100),
 }
