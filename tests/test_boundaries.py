@@ -30,6 +30,8 @@ ALSO = {
     "raydp/extensions/later_scores/scorers.py": "ray",
     # It deletes runs, versions and files, which nothing else does.
     "raydp/extensions/deletion/sweep_deletion.py": "mlflow",
+    # Its entries are runs of their own experiment, with no model and no sweep's form.
+    "raydp/extensions/ledger/ledger.py": "mlflow",
 }
 """Modules that import a library of another folder."""
 LIGHT = ["analysis", "search_spaces"]

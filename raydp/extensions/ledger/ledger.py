@@ -20,7 +20,7 @@ _CHUNK = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
+class ReleaseLedger:
     """The entries of a store at one moment.
 
     Attributes:
@@ -32,7 +32,7 @@ class Ledger:
     problems: tuple[str, ...] = field(default=())
 
     @classmethod
-    def read(cls, store: Store, keys: frozenset[str] | None = None) -> Ledger:
+    def read(cls, store: Store, keys: frozenset[str] | None = None) -> ReleaseLedger:
         """Read all entries.
 
         Args:
@@ -96,7 +96,7 @@ def append(store: Store, entry: Entry, key: Signer | None) -> Entry:
     return replace(entry, seal=Entry.read(text).seal)
 
 
-def restore(store: Store, ledger: Ledger, texts: Iterable[str]) -> int:
+def restore(store: Store, ledger: ReleaseLedger, texts: Iterable[str]) -> int:
     """Write entries of a sweep's folder that the store lacks, and return how many they were."""
     known = {entry.id for entry in ledger.entries}
     lost = [entry for entry in map(Entry.read, texts) if entry.id not in known]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from raydp.extensions.ledger.entries import Account, SweepCost, account_of, accounts
-from raydp.extensions.ledger.ledger import Ledger
+from raydp.extensions.ledger.ledger import ReleaseLedger
 from raydp.extensions.ledger.releases import RenyiBudget
 from raydp.extensions.ledger.sweep_budget import SweepBudget
 from raydp.plugins.registries import resolve
@@ -56,7 +56,7 @@ class AccountDocument(TypedDict):
     budget: BudgetRow | None
 
 
-class Statement(TypedDict):
+class LedgerStatement(TypedDict):
     """The accounts of a store, and what shows that its ledger is not whole."""
 
     store: str
@@ -75,7 +75,7 @@ def statement_of(
     keys: Sequence[str] | None,
     uri: str,
     storage: Path,
-) -> Statement:
+) -> LedgerStatement:
     """Return the statement of a sweep's data, of named data, or of all data in a store.
 
     Args:
@@ -94,17 +94,17 @@ def statement_of(
     if folder is not None:
         own = SweepBudget.of(folder.spec(), folder, folder.plan().facts)
         store, planned = own.store, own.spec.privacy.budget
-        before = len(Ledger.read(store).entries)
+        before = len(ReleaseLedger.read(store).entries)
         if restore:
             own.settle(deleted=True) if folder.summary() else own.restored()
-            restored = len(Ledger.read(store).entries) - before
+            restored = len(ReleaseLedger.read(store).entries) - before
         if limit is None and planned is not None:
             limit = planned.epsilon, planned.delta
     elif restore:
         raise ValueError(f"--restore must be of a SWEEP, got {data!r}. Name one.")
     else:
         store = open_store(uri)
-    ledger = Ledger.read(store, public_keys(keys))
+    ledger = ReleaseLedger.read(store, public_keys(keys))
     if folder is not None:
         one = account_of(ledger.entries, own.spec.privacy.unit, own.labels)
         found = [] if one is None else [one]
@@ -174,7 +174,7 @@ def _row(sweep: SweepCost, delta: float, accountant: str) -> SweepRow:
     }
 
 
-def show(statement: Statement) -> None:
+def show(statement: LedgerStatement) -> None:
     """Print a statement for people."""
     for account in statement["accounts"]:
         rows = [

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from raydp.extensions.ledger.entries import Entry, Kind, account_of
-from raydp.extensions.ledger.ledger import Ledger, append, restore
+from raydp.extensions.ledger.ledger import ReleaseLedger, append, restore
 from raydp.extensions.ledger.releases import Releases, RenyiBudget
 from raydp.plugins.described import Plugin
 from raydp.privacy import stated
@@ -103,17 +103,17 @@ class SweepBudget:
                 refusal = self._refusal()
                 if refusal is not None and entry is not None:
                     kind: Kind = "planned" if before.num_models else "released"
-                    self._append(kind, before, Ledger.read(self.store))
+                    self._append(kind, before, ReleaseLedger.read(self.store))
         if refusal is not None:
             raise ValueError(refusal)
         if entry is not None:
             self._keep(entry)
 
-    def restored(self) -> Ledger:
+    def restored(self) -> ReleaseLedger:
         """Return the ledger, with the sweep's entries that a restored store has lost."""
-        ledger = Ledger.read(self.store)
+        ledger = ReleaseLedger.read(self.store)
         if restore(self.store, ledger, self.folder.budget_entries() or ()):
-            return Ledger.read(self.store)
+            return ReleaseLedger.read(self.store)
         return ledger
 
     def refused(self, run_ids: Sequence[str]) -> str | None:
@@ -134,7 +134,7 @@ class SweepBudget:
                 if (refusal := self._refusal()) is None:
                     return None
                 kind: Kind = "released" if self._is_choice else "planned"
-                self._keep(self._append(kind, before, Ledger.read(self.store)))
+                self._keep(self._append(kind, before, ReleaseLedger.read(self.store)))
         except NotDeliveredError as error:
             if self._is_choice:
                 raise
@@ -153,7 +153,7 @@ class SweepBudget:
             return
         released = self._released()
         with delivering():
-            ledger = self.restored() if deleted else Ledger.read(self.store)
+            ledger = self.restored() if deleted else ReleaseLedger.read(self.store)
             own = self._own(ledger)
             ended = bool(own) and own[-1].kind == "released"
             if (own or deleted) and not (ended and self._counted(ledger) == released):
@@ -179,7 +179,7 @@ class SweepBudget:
         if self.spec.privacy.budget is None or (database is not None and not database.exists()):
             return None
         with delivering():
-            ledger = Ledger.read(self.store)
+            ledger = ReleaseLedger.read(self.store)
             return self._refusal(Releases() if self._own(ledger) else self._choice())
 
     def _refusal(self, further: Releases | None = None) -> str | None:
@@ -191,7 +191,7 @@ class SweepBudget:
         budget = self.spec.privacy.budget
         if budget is None:
             return None
-        ledger = Ledger.read(self.store)
+        ledger = ReleaseLedger.read(self.store)
         if ledger.problems:
             said = "; ".join(ledger.problems[:3])
             return (
@@ -253,16 +253,16 @@ class SweepBudget:
         privacy = self._plan.privacy
         return Releases.of(privacy[run_id].mechanism.event for run_id in run_ids)
 
-    def _own(self, ledger: Ledger) -> list[Entry]:
+    def _own(self, ledger: ReleaseLedger) -> list[Entry]:
         """Return the sweep's entries."""
         return [entry for entry in ledger.entries if entry.sweep_id == self._plan.sweep_id]
 
-    def _counted(self, ledger: Ledger) -> Releases:
+    def _counted(self, ledger: ReleaseLedger) -> Releases:
         """Return what the ledger counts for the sweep."""
         account = account_of(self._own(ledger), self._unit, self.labels)
         return Releases() if account is None else account.releases()
 
-    def _append(self, kind: Kind, releases: Releases, ledger: Ledger) -> Entry:
+    def _append(self, kind: Kind, releases: Releases, ledger: ReleaseLedger) -> Entry:
         entry = Entry(
             sweep_id=self._plan.sweep_id,
             sweep=self.spec.name,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raydp.extensions.ledger.entries import Entry, Kind, account_of, accounts
-from raydp.extensions.ledger.ledger import EXPERIMENT, Ledger, append, restore
+from raydp.extensions.ledger.ledger import EXPERIMENT, ReleaseLedger, append, restore
 from raydp.extensions.ledger.releases import Releases
 from raydp.privacy import PoissonGaussian
 from raydp.tracking import load_signer, new_key
@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def write(store: Store, one: Entry) -> Entry:
-    return append(store, replace(one, previous=Ledger.read(store).heads), None)
+    return append(store, replace(one, previous=ReleaseLedger.read(store).heads), None)
 
 
 def test_a_sweep_counts_for_its_plan_until_it_ends_and_then_for_what_it_released() -> None:
@@ -86,10 +86,10 @@ def test_an_entry_of_many_mechanisms_comes_back_whole(store: Store) -> None:
     events = {replace(EVENT, num_steps=k): k for k in range(1, 900)}
     one = replace(entry("a"), releases=Releases(events=events))
     append(store, one, None)
-    (read,) = Ledger.read(store).entries
+    (read,) = ReleaseLedger.read(store).entries
     assert read.releases == one.releases
     assert read.id == one.id
-    assert Ledger.read(store).problems == ()
+    assert ReleaseLedger.read(store).problems == ()
 
 
 def test_entries_of_deleted_runs_count(store: Store) -> None:
@@ -98,7 +98,7 @@ def test_entries_of_deleted_runs_count(store: Store) -> None:
     assert experiment is not None
     for run in store.client.search_runs([experiment.experiment_id]):
         store.client.delete_run(run.info.run_id)
-    assert [e.sweep for e in Ledger.read(store).entries] == ["a"]
+    assert [e.sweep for e in ReleaseLedger.read(store).entries] == ["a"]
 
 
 def test_a_lost_entry_shows_and_the_sweeps_folder_restores_it(store: Store, tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_a_lost_entry_shows_and_the_sweeps_folder_restores_it(store: Store, tmp_
     (tmp_path / "mlflow.db").write_bytes(backup)
     again = open_store(store.uri)
     # The newest entries of a backup are not known to be missing until another entry follows them.
-    assert [e.id for e in Ledger.read(again).entries] == [first.id]
+    assert [e.id for e in ReleaseLedger.read(again).entries] == [first.id]
     append(again, entry("c", previous=frozenset({lost.id})), None)
-    (problem,) = Ledger.read(again).problems
+    (problem,) = ReleaseLedger.read(again).problems
     assert problem.endswith(f"follows {lost.id[:8]}, which is missing")
-    assert restore(again, Ledger.read(again), [lost.text(None)]) == 1
-    assert Ledger.read(again).problems == ()
-    assert restore(again, Ledger.read(again), [lost.text(None)]) == 0
+    assert restore(again, ReleaseLedger.read(again), [lost.text(None)]) == 1
+    assert ReleaseLedger.read(again).problems == ()
+    assert restore(again, ReleaseLedger.read(again), [lost.text(None)]) == 0
 
 
 def test_a_changed_entry_shows(store: Store) -> None:
@@ -124,31 +124,31 @@ def test_a_changed_entry_shows(store: Store) -> None:
     (run,) = store.client.search_runs([experiment.experiment_id])
     text = run.data.tags["raydp.ledger.0"]
     store.client.set_tag(run.info.run_id, "raydp.ledger.0", text.replace(",60,7]", ",60,1]"))
-    (problem,) = Ledger.read(store).problems
+    (problem,) = ReleaseLedger.read(store).problems
     assert problem.endswith("of the sweep a: its content was changed")
     store.client.set_tag(run.info.run_id, "raydp.ledger.0", "no entry")
-    assert "is no entry" in Ledger.read(store).problems[0]
+    assert "is no entry" in ReleaseLedger.read(store).problems[0]
 
 
 def test_a_signature_shows_who_wrote_an_entry(store: Store, tmp_path: Path) -> None:
     own = new_key(tmp_path / "team.key")
     append(store, entry("a"), load_signer(tmp_path / "team.key"))
-    assert Ledger.read(store, frozenset({own})).problems == ()
-    append(store, replace(entry("b"), previous=Ledger.read(store).heads), None)
-    (problem,) = Ledger.read(store, frozenset({own})).problems
+    assert ReleaseLedger.read(store, frozenset({own})).problems == ()
+    append(store, replace(entry("b"), previous=ReleaseLedger.read(store).heads), None)
+    (problem,) = ReleaseLedger.read(store, frozenset({own})).problems
     assert "of the sweep b: not signed" in problem
     # Whoever changes a signed entry with its id cannot sign it.
     (run,) = [r for r in _runs(store) if r.data.tags["sweep"] == "a"]
     text = run.data.tags["raydp.ledger.0"].replace(",60,1]", ",60,9]")
     store.client.set_tag(run.info.run_id, "raydp.ledger.0", text)
     store.client.set_tag(run.info.run_id, "raydp.ledger.id", Entry.read(text).id)
-    assert any("signature does not fit" in each for each in Ledger.read(store).problems)
+    assert any("signature does not fit" in each for each in ReleaseLedger.read(store).problems)
 
 
 def test_entries_that_are_written_at_once_are_all_kept(store: Store) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: write(store, entry(name)), "abcdefgh"))
-    ledger = Ledger.read(store)
+    ledger = ReleaseLedger.read(store)
     assert sorted(e.sweep for e in ledger.entries) == list("abcdefgh")
     assert ledger.problems == ()
 

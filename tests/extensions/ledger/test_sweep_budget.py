@@ -16,7 +16,7 @@ import yaml
 
 from raydp import Sweep, find_models
 from raydp.extensions.ledger.entries import accounts
-from raydp.extensions.ledger.ledger import Ledger
+from raydp.extensions.ledger.ledger import ReleaseLedger
 from raydp.extensions.ledger.releases import Releases, RenyiBudget
 from raydp.extensions.ledger.sweep_budget import SweepBudget, labels_of
 from raydp.spec.reading import load_spec
@@ -48,8 +48,8 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     train_without_ray(monkeypatch)
 
 
-def ledger_of(folder: Path) -> Ledger:
-    return Ledger.read(open_store(f"sqlite:///{folder}/mlflow.db"))
+def ledger_of(folder: Path) -> ReleaseLedger:
+    return ReleaseLedger.read(open_store(f"sqlite:///{folder}/mlflow.db"))
 
 
 def models(folder: Path) -> dict[str, tuple[int, str]]:
