@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from raydp.analysis.report.markup import Cell, facts, number, paragraph, percent, table
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.tables.per_secret import by_secret as values_by_secret
-from raydp.analysis.tables.points import configurations
+from raydp.analysis.tables.points import configurations, largest
 from raydp.analysis.tables.statements import rounded_up
 from raydp.search_spaces.configuration import Configuration
 from raydp.search_spaces.settings import settings_in_words
@@ -39,8 +40,8 @@ def card(
         ("Model", selected.model_uri or "none recorded"),
         ("Configuration", str(selected.configuration)),
     ]
-    own = _runs_of(points, selected)
-    rows += [(_GUARANTEE[n], number(upper_bound(own[n]))) for n in _GUARANTEE if n in own]
+    own = points[_is_selected(points, selected)]
+    rows += [(_GUARANTEE[n], number(upper_bound(own, n))) for n in _GUARANTEE if n in own]
     rows += [
         *told.items(),
         ("Utility loss", number(selected.utility_loss)),
@@ -54,13 +55,13 @@ def card(
         interval = f"{100 * made.confidence:g} % interval {number(low)} to {number(high)}"
         expected = f"{number(made.estimate)}, {interval}"
         rows.append(("Score, corrected for the selection", expected))
-    rows += [(_MECHANISM[n], number(_largest(own[n]))) for n in _MECHANISM if n in own]
+    rows += [(_MECHANISM[n], number(largest(own, n))) for n in _MECHANISM if n in own]
     return facts(rows)
 
 
-def _runs_of(points: pd.DataFrame, selected: Selection) -> pd.DataFrame:
-    """Return the rows of the selected configuration."""
-    return points[np.array([c == selected.configuration for c in configurations(points)])]
+def _is_selected(points: pd.DataFrame, selected: Selection) -> NDArray[np.bool_]:
+    """Return [n] whether each row is of the selected configuration."""
+    return np.array([c == selected.configuration for c in configurations(points)])
 
 
 def contenders_table(selected: Selection) -> str:
@@ -71,16 +72,13 @@ def contenders_table(selected: Selection) -> str:
     if not compared.levels:
         return paragraph(f"Not known: {compared.reason}.", css="soft")
     # One row per configuration, by mean score.
+    has_fields = any("settings" in row for row in compared.rows)
     rows: list[list[Cell]] = []
     marked = []
     for place, row in enumerate(compared.rows[:MOST_CONTENDERS]):
         inside = "may be" if row["indistinguishable"] else "is not"
         c = Configuration.from_json(row)
-        further = (
-            [settings_in_words(c.settings) or "–"]
-            if any("settings" in each for each in compared.rows)
-            else []
-        )
+        further = [settings_in_words(c.settings) or "–"] if has_fields else []
         name: list[Cell] = [c.batch_size, c.num_steps, c.learning_rate, *further]
         rows.append([*name, row["score"], row["std_error"], percent(row["probability"], 1), inside])
         if c == selected.configuration:
@@ -94,7 +92,7 @@ def contenders_table(selected: Selection) -> str:
     )
     at = f"the last column at {100 * compared.confidence:g} %"
     caption = f"By mean score{of}; standard errors and probabilities over {over}; {at}"
-    fields = ["Further fields"] if any("settings" in each for each in compared.rows) else []
+    fields = ["Further fields"] if has_fields else []
     headers = ["b", "T", "η", *fields, "Score", "Std. error", "Probability", "The lowest"]
     # Where the choice is open, say what would decide it.
     outlook = None if compared.verdict == "supported" else selected.outlook
@@ -148,9 +146,7 @@ def secret_means(
 ) -> pd.Series:
     """Return the selected configuration's score by secret, the mean over seeds, shape [secret]."""
     values, _ = values_by_secret(points, secrets, score)
-    own: pd.Series = values[
-        np.array([c == selected.configuration for c in configurations(points)])
-    ].mean(axis=0)
+    own: pd.Series = values[_is_selected(points, selected)].mean(axis=0)
     return own
 
 
@@ -164,14 +160,7 @@ def _score(selected: Selection) -> str:
     return number(selected.score)
 
 
-def _largest(values: pd.Series) -> float | None:
-    """Return the largest value of a column, which holds for all seeds. "inf" is a number."""
-    numbers = pd.to_numeric(values, errors="coerce")
-    # If a value is unreadable, the others bound nothing.
-    return None if numbers.isna().any() else float(numbers.max())
-
-
-def upper_bound(values: pd.Series) -> float | None:
-    """Return the largest value with four digits, rounded up; None if a value is not known."""
-    largest = _largest(values)
-    return largest if largest is None or math.isinf(largest) else rounded_up(largest)
+def upper_bound(points: pd.DataFrame, column: str) -> float | None:
+    """Return a column's largest value with four digits, rounded up; None as `largest`."""
+    bound = largest(points, column)
+    return bound if bound is None or math.isinf(bound) else rounded_up(bound)

@@ -164,7 +164,7 @@ class FirstScreen:
     def _guarantee(self, configuration: Configuration) -> Tile:
         """Return ε, what it says of an attacker, and what it depends on."""
         own = self.points.iloc[self._rows[configuration]]
-        epsilon, delta = (upper_bound(own[n]) if n in own else None for n in ("epsilon", "delta"))
+        epsilon, delta = (upper_bound(own, name) for name in ("epsilon", "delta"))
         # Without a known ε for every run, say nothing rather than name a wrong guarantee.
         if epsilon is None or delta is None:
             return number(None), "The table names no guarantee.", ""

@@ -7,7 +7,7 @@ never compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -25,6 +25,7 @@ _CELLS_AT_ONCE = 4_000_000  # pairs evaluated together: a few MB per comparison
 
 Indices = NDArray[np.intp]
 Codes = NDArray[np.int32]
+Ordered = NDArray[np.int32] | NDArray[np.float64]
 
 
 class Accuracy(Reason):
@@ -128,22 +129,37 @@ def heuristic_accuracy(points: pd.DataFrame) -> dict[str, Accuracy]:
     means = configuration_means(points)
     # Ranks compare as the scores do, and integers compare faster.
     coded, score = Coded.of(means), _ranks(means["score"].to_numpy())
-    result: dict[str, Accuracy] = {}
+    accuracies = pair_accuracies(coded, score, lambda rows, columns: True)
+    for name, accuracy in accuracies.items():
+        if not accuracy["pairs"]:
+            accuracy["reason"] = (
+                f"no two configurations satisfy the condition of the {name} heuristic"
+            )
+    return accuracies
+
+
+def pair_accuracies(
+    coded: Coded,
+    score: Ordered,
+    counts_fn: Callable[[Indices, Indices], NDArray[np.bool_] | bool],
+) -> dict[str, Accuracy]:
+    """Return how often each heuristic is right among the pairs that count.
+
+    Args:
+        coded: the configurations.
+        score: [m] their scores, or the scores' ranks.
+        counts_fn: rows [r], columns [c] -> [r, c], whether a pair counts.
+    """
+    accuracies: dict[str, Accuracy] = {}
     for name in HEURISTICS:
         pairs = correct = 0
         for rows, columns, holds in pair_blocks(coded, name):
-            pairs += int(np.count_nonzero(holds))
-            correct += int(np.count_nonzero(holds & (score[rows, None] < score[columns])))
-        result[name] = {
-            "correct": correct,
-            "pairs": pairs,
-            "accuracy": correct / pairs if pairs else None,
-        }
-        if not pairs:
-            result[name]["reason"] = (
-                f"no two configurations satisfy the condition of the {name} heuristic"
-            )
-    return result
+            counted = holds & counts_fn(rows, columns)
+            pairs += int(np.count_nonzero(counted))
+            correct += int(np.count_nonzero(counted & (score[rows, None] < score[columns])))
+        share = correct / pairs if pairs else None
+        accuracies[name] = {"correct": correct, "pairs": pairs, "accuracy": share}
+    return accuracies
 
 
 def _individual(coded: Coded) -> Iterator[tuple[Indices, Indices, NDArray[np.bool_]]]:

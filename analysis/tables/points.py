@@ -319,6 +319,7 @@ def check_column(column: pd.Series) -> pd.Series:
 
 def largest(points: pd.DataFrame, column: str) -> float | None:
     """Return a column's largest value, such as epsilon; None if it or a value is missing."""
+    # If a value is unreadable, the others bound nothing. "inf" is a number.
     values = (
         pd.to_numeric(points[column], errors="coerce")
         if column in points.columns

@@ -169,9 +169,9 @@ def observed_training(
         over the scale of weighted units. For SGD the update is the clipped sum with its noise.
     """
     # Weights before the first step and after each one.
-    start = _flat(context)
+    start = flat(context)
     states = [start]
-    watcher = AfterStep(lambda report: states.append(_flat(context)))
+    watcher = AfterStep(lambda report: states.append(flat(context)))
     try:
         history = method.train(
             plan, replace(context, observers=(watcher,)), task, comm, key, store
@@ -184,7 +184,8 @@ def observed_training(
     return [(before - after) * scale for before, after in pairwise(states)], history
 
 
-def _flat(context: TrainingContext) -> torch.Tensor:
+def flat(context: TrainingContext) -> torch.Tensor:
+    """Return the values of all trained parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in context.parameters.values()])
 
 

@@ -26,7 +26,7 @@ from raydp.selftest.checks import sampling
 from raydp.selftest.checks.noise import noise_checks
 from raydp.selftest.checks.sampling import sampling_checks
 from raydp.selftest.checks.sensitivity import sensitivity_checks
-from raydp.selftest.observe import NO_NOISE, summed_updates, with_fixed_threshold, with_sgd
+from raydp.selftest.observe import NO_NOISE, flat, summed_updates, with_fixed_threshold, with_sgd
 from raydp.selftest.subjects import ROUNDING, Subject
 from raydp.spec.document import SweepSpec
 from raydp.spec.reading import load_spec
@@ -36,7 +36,6 @@ from raydp.testing.tasks import check_refusals
 from raydp.training.checkpoint import CheckpointStore
 from raydp.training.comm import LocalComm
 from raydp.training.observers import Accounting, AfterStep, StepReport
-from raydp.training.trial import TrainingContext
 from raydp.training.trial_plan import TrialPlan
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
@@ -180,7 +179,7 @@ class MethodConformance:
         weights = self.trained(method)
         assert torch.equal(weights, self.trained(method))
         assert not torch.equal(weights, self.trained(method, key=OTHER_KEY))
-        assert not torch.equal(weights, _flat(network_context(NETWORK))), "it has learnt"
+        assert not torch.equal(weights, flat(network_context(NETWORK))), "it has learnt"
 
     def test_a_resumed_run_ends_where_an_undisturbed_one_does(
         self, method: Any, tmp_path: Path
@@ -266,7 +265,7 @@ class MethodConformance:
         """Return all weights of a trained linear network."""
         context = network_context(NETWORK, **options)
         method.train(plan, context, points_task(), LocalComm(), key, store)
-        return _flat(context)
+        return flat(context)
 
     def work(self, method: Any, num_steps: int) -> int:
         """Return the number of batches that a run takes, of any model."""
@@ -287,7 +286,3 @@ class MethodConformance:
             None,
         )
         return len(taken)
-
-
-def _flat(context: TrainingContext) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in context.parameters.values()])

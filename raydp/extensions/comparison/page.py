@@ -24,7 +24,7 @@ from raydp.analysis.selection.risk import privacy_risk
 from raydp.analysis.selection.selected import Selection
 from raydp.analysis.statistics.heuristics import heuristic_accuracy
 from raydp.analysis.tables.per_secret import own_score
-from raydp.analysis.tables.points import configuration_means
+from raydp.analysis.tables.points import configuration_means, largest
 from raydp.analysis.tables.statements import UNPROVEN
 from raydp.extensions.comparison.figures import scores_against_utility, variance_by_group
 from raydp.extensions.comparison.trends import Group, GroupRatio, variance_trends
@@ -166,7 +166,7 @@ def _selections_table(
             [
                 name,
                 own_score(groups[name]) or "not named",
-                *(_one_value(groups[name], column) for column in ("epsilon", *stated)),
+                *(largest(groups[name], column) for column in ("epsilon", *stated)),
                 c.batch_size,
                 c.num_steps,
                 c.learning_rate,
@@ -196,14 +196,6 @@ def _selections_table(
     return table(
         "What is selected in each group, beside the configuration of best utility", headers, rows
     )
-
-
-def _one_value(points: pd.DataFrame, column: str) -> Cell:
-    """Return the largest value of a column: the guarantee that holds for all rows."""
-    if column not in points:
-        return None
-    values = pd.to_numeric(points[column], errors="coerce")
-    return None if values.isna().any() else float(values.max())
 
 
 def _warnings(selections: Mapping[str, Sequence[Selection]]) -> list[str]:

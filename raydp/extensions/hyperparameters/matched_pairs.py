@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.heuristics import HEURISTICS, Accuracy, Coded, pair_blocks
+from raydp.analysis.statistics.heuristics import Accuracy, Coded, pair_accuracies
 from raydp.analysis.statistics.noise import SeedNoise
 from raydp.analysis.statistics.results import Reason, because
 from raydp.analysis.tables.points import configurations
@@ -100,22 +100,15 @@ def _accuracy_at_equal_utility(
     means: pd.DataFrame, loss: Array, score: Array, tolerance: float
 ) -> dict[str, Accuracy]:
     """Return how often each heuristic is right among pairs of equal utility."""
-    coded = Coded.of(means)
-    accuracy: dict[str, Accuracy] = {}
-    for name in HEURISTICS:
-        pairs = correct = 0
-        for rows, columns, holds in pair_blocks(coded, name):
-            near = holds & (np.abs(loss[rows, None] - loss[columns]) <= tolerance)
-            pairs += int(np.count_nonzero(near))
-            correct += int(np.count_nonzero(near & (score[rows, None] < score[columns])))
-        accuracy[name] = {
-            "correct": correct,
-            "pairs": pairs,
-            "accuracy": correct / pairs if pairs else None,
-        }
-        if not pairs:
-            accuracy[name]["reason"] = "no such pair satisfies its condition"
-    return accuracy
+    accuracies = pair_accuracies(
+        Coded.of(means),
+        score,
+        lambda rows, columns: np.abs(loss[rows, None] - loss[columns]) <= tolerance,
+    )
+    for accuracy in accuracies.values():
+        if not accuracy["pairs"]:
+            accuracy["reason"] = "no such pair satisfies its condition"
+    return accuracies
 
 
 def _pair(listed: list[Configuration], loss: Array, score: Array, i: int, j: int) -> Pair:

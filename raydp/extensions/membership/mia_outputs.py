@@ -11,11 +11,9 @@ from pydantic import Field
 
 from raydp.extensions.classification.labelled import ClassificationTask, LabelledExamples
 from raydp.extensions.membership.classifier import (
+    THRESHOLD_ATTACKS,
     Outputs,
-    confidence,
     correctness,
-    negative_entropy,
-    negative_modified_entropy,
 )
 from raydp.extensions.membership.metrics import auc, split_accuracy
 from raydp.extensions.membership.mia import SAMPLE, attack_figures, fresh, positions_of, sample
@@ -26,12 +24,7 @@ if TYPE_CHECKING:
     from raydp.models.base_models import LoadedModel
     from raydp.tasks.task import Task
 
-ATTACKS = {
-    "gap": correctness,
-    "confidence": confidence,
-    "entropy": negative_entropy,
-    "modified_entropy": negative_modified_entropy,
-}
+ATTACKS = {"gap": correctness, **THRESHOLD_ATTACKS}
 Attack = Literal["gap", "confidence", "entropy", "modified_entropy"]
 
 

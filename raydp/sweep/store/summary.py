@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from raydp.analysis.statistics.results import given
 from raydp.privacy.accounting.infinity import json_number
 from raydp.privacy.records.card_content import JointCost, ReleasedTogether
 from raydp.search_spaces import Configuration
@@ -89,11 +90,13 @@ class RunCounts:
     def to_json(self) -> dict[str, object]:
         """Return the document of `raydp status --json`."""
         return {
-            **_known(note=self.note),
+            **given(note=self.note),
             **self.numbers,
             **({"optional": self.optional} if self.optional else {}),
-            **_known(search=None if self.search is None else self.search.to_json()),
-            **_known(seeds=None if self.seeds is None else self.seeds.to_json()),
+            **given(
+                search=None if self.search is None else self.search.to_json(),
+                seeds=None if self.seeds is None else self.seeds.to_json(),
+            ),
             "failures": [failure.to_json() for failure in self.failures],
         }
 
@@ -241,11 +244,11 @@ class SweepSummary:
         return {
             "counts": self.counts.to_json(),
             "selected": self.selected.to_json(),
-            **_known(
+            **given(
                 best_utility=None if self.best_utility is None else self.best_utility.to_json()
             ),
             "released_together": None if self.released is None else self.released.to_json(),
-            **_known(audit_alarm=self.audit_alarm),
+            **given(audit_alarm=self.audit_alarm),
             **({"aliases": dict(self.aliases)} if self.aliases else {}),
         }
 
@@ -261,8 +264,3 @@ class SweepSummary:
             audit_alarm=document.get("audit_alarm"),
             aliases=document.get("aliases", {}),
         )
-
-
-def _known(**values: object) -> dict[str, object]:
-    """Return the values that are not None, by name."""
-    return {name: value for name, value in values.items() if value is not None}
