@@ -89,7 +89,7 @@ def init(
 
     # Look at the data, and report mistakes before heavy imports.
     if model is not None:
-        _check_model(model)
+        check_found(ModelSpec(name=model))
     seen = _surveyed(data, column, user_column, max_rows, unit)
     if secrets is not None:
         _check_secrets(secrets, seen)
@@ -102,7 +102,10 @@ def init(
 
         # The number of GPUs decides the proposed model, and importing torch to count them takes
         # seconds.
-        gpus = _num_gpus() if gpus is None else gpus
+        if gpus is None:
+            import torch
+
+            gpus = torch.cuda.device_count()
     model, epsilon, users, unit = _asked(seen, model, epsilon, unit, gpus=gpus, yes=yes)
     wishes = Wishes(
         data=data, name=name or sweep_name(data), model=model, epsilon=epsilon, users=users,
@@ -246,24 +249,12 @@ def _asked_unit(seen: Survey) -> tuple[UserColumn | None, Literal["example", "us
     return of_name[answer], "user"
 
 
-def _check_model(name: str) -> None:
-    """Raise ValueError if there is no model of this name."""
-    check_found(ModelSpec(name=name))
-
-
 def _check_secrets(path: Path, seen: Survey) -> None:
     """Raise ValueError if the secrets file is malformed."""
     if seen.conversations is None:
         read_secrets(path, "--secrets")
     else:  # prompts may be messages
         seen.conversations.check_secrets(path, "--secrets")
-
-
-def _num_gpus() -> int:
-    """Return the number of GPUs of this machine."""
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _with_mined(wishes: Wishes, seen: Survey, output: Path) -> Wishes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from raydp.analysis.statistics.results import given
 from raydp.extensions.budget.grid import DESIGNS, USED, Grid, fitted
 from raydp.extensions.budget.measure import measure_cost
 from raydp.extensions.budget.survey import Survey, UserColumn
@@ -327,22 +328,16 @@ def _draft(
 
 def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -> dict[str, Any]:
     """Return the section `task` of the data themselves."""
-    of_users = {} if wishes.users is None else {"user_column": wishes.users.name}
-    of_secrets = {} if wishes.secrets is None else {"secrets": str(wishes.secrets)}
     heldout = seen.heldout_fraction(wishes.users)
     # A value that is the default is left out of the spec.
-    of_split = {} if heldout == 0.1 else {"heldout_fraction": heldout}
+    further: dict[str, float | str] = given(
+        heldout_fraction=None if heldout == 0.1 else heldout,
+        user_column=None if wishes.users is None else wishes.users.name,
+        secrets=None if wishes.secrets is None else str(wishes.secrets),
+    )
     if seen.form is not None:
-        of_rows = {} if wishes.max_rows is None else {"max_rows": wishes.max_rows}
-        of_template = {} if template is None else {"template": template}
-        task = {
-            "name": "chat",
-            "path": wishes.data,
-            "max_length": max_length,
-            **of_template,
-            **of_rows,
-        }
-        return {**task, **of_split, **of_users, **of_secrets}
+        task = {"name": "chat", "path": wishes.data, "max_length": max_length}
+        return {**task, **given(template=template, max_rows=wishes.max_rows), **further}
     # One window of a row, so that the unit of privacy is the row. With secrets, the window that
     # holds one comes first.
     windows = (
@@ -357,9 +352,7 @@ def _task(seen: Survey, wishes: Wishes, max_length: int, template: str | None) -
         **column,
         "max_length": max_length,
         **windows,
-        **of_split,
-        **of_users,
-        **of_secrets,
+        **further,
     }
 
 
@@ -397,7 +390,7 @@ def _with_grid(draft: Mapping[str, Any], grid: Grid) -> dict[str, Any]:
     }
     seeds = adaptive if design.cost_share and draft["scores"] else first
     # The file is written in this order.
-    order = (
+    order = [
         "name",
         "task",
         "model",
@@ -409,6 +402,6 @@ def _with_grid(draft: Mapping[str, Any], grid: Grid) -> dict[str, Any]:
         "select",
         "cluster",
         "tracking",
-    )
+    ]
     whole = {**draft, "space": space, "seeds": seeds}
     return {name: whole[name] for name in order}

@@ -165,21 +165,6 @@ class Hardware:
         return self.nodes * cluster.workers_on(cpus, self.gpus_per_node or 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The result of one order of the runs on the slots.
-
-    Attributes:
-        makespan_seconds: time from the first start until the driver has the last result.
-        utilisation: share of the slots' time until then that is used by runs.
-        ratio: makespan over the lower bound.
-    """
-
-    makespan_seconds: float
-    utilisation: float
-    ratio: float
-
-
 def makespan(costs: Sequence[float], num_slots: int, *, driver_seconds: float = 0.0) -> float:
     """Return the seconds until all runs are done, if free slots take the runs in their order.
 
@@ -234,8 +219,10 @@ def simulate(
 
     Returns:
         "runs", "slots", "total_seconds", "longest_seconds", "lower_bound_seconds",
-        "driver_bound_seconds" (all runs one after the other in the driver), "orders": name ->
-        Schedule as data, and the hardware.
+        "driver_bound_seconds" (all runs one after the other in the driver), "orders", and the
+        hardware. "orders" is name -> "makespan_seconds": time from the first start until the driver
+        has the last result; "utilisation": share of the slots' time until then that is used by
+        runs; "ratio": makespan over the lower bound.
     """
     # The orchestration's time occupies the slot too.
     on_slot = [cost + hardware.trial_seconds for cost in costs]
@@ -245,12 +232,11 @@ def simulate(
         seconds = makespan(
             [on_slot[k] for k in positions], num_slots, driver_seconds=hardware.driver_seconds
         )
-        schedule = Schedule(
-            makespan_seconds=seconds,
-            utilisation=total / (num_slots * seconds),
-            ratio=seconds / bound,
-        )
-        schedules[name] = asdict(schedule)
+        schedules[name] = {
+            "makespan_seconds": seconds,
+            "utilisation": total / (num_slots * seconds),
+            "ratio": seconds / bound,
+        }
     return {
         "runs": len(on_slot),
         "slots": num_slots,

@@ -273,13 +273,18 @@ def _rows(data: str, max_rows: int | None) -> Iterator[tuple[str, Mapping[str, o
         )
 
 
-def _require_users(columns: Mapping[str, _Column], rows: int, given: str) -> None:
-    """Raise ValueError unless every row names a user in the given column."""
+def _require_column(columns: Mapping[str, _Column], option: str, given: str) -> None:
+    """Raise ValueError if the data lack the column that an option names."""
     if given not in columns:
         raise ValueError(
-            f"--user-column must be a column of the data, got {given!r}. They have "
+            f"{option} must be a column of the data, got {given!r}. They have "
             f"{columns_in_words(columns, near=given)}."
         )
+
+
+def _require_users(columns: Mapping[str, _Column], rows: int, given: str) -> None:
+    """Raise ValueError unless every row names a user in the given column."""
+    _require_column(columns, "--user-column", given)
     if (blank := rows - columns[given].named) > 0:
         raise ValueError(
             f"--user-column must name a user in every row, got {blank} rows without. Name their "
@@ -294,11 +299,7 @@ def _text_column(columns: Mapping[str, _Column], rows: int, given: str | None) -
         ValueError: there is none, or the given one is missing or holds something else.
     """
     if given is not None:
-        if given not in columns:
-            raise ValueError(
-                f"--column must be a column of the data, got {given!r}. They have "
-                f"{columns_in_words(columns, near=given)}."
-            )
+        _require_column(columns, "--column", given)
         if columns[given].texts < rows:
             raise ValueError(
                 f"--column must hold a text in every row, got {rows - columns[given].texts} rows "
