@@ -101,16 +101,17 @@ def score_along_thresholds(
     figure = blank(
         xaxis_title_text="Utility threshold u", yaxis_title_text="Score of what is selected"
     )
-    # The oracle is drawn first: its band lies behind the other rules' lines.
+    # The oracle is drawn first, as a wide band that lies behind the other rules' lines.
     for rule, positions in sorted(selections.selected.items(), key=lambda one: one[0] != "oracle"):
+        band = rule == "oracle"
         figure.add_trace(
             go.Scatter(
                 x=selections.thresholds.tolist(),
                 y=score[positions].tolist(),
                 mode="lines",
                 name=rule,
-                line={"color": mark_of(rule)[2], "width": 2, "shape": "hv"} | _wide(rule),
-                opacity=0.45 if rule == "oracle" else 1,
+                line={"color": mark_of(rule)[2], "width": 8 if band else 2, "shape": "hv"},
+                opacity=0.45 if band else 1,
                 hovertemplate=f"{rule}: %{{y:.4g}}<extra></extra>",
             )
         )
@@ -125,11 +126,6 @@ def drawn_rows(selections: SelectionsByThreshold) -> NDArray[np.intp]:
         np.array(list(selections.start.values()), dtype=np.intp),
     ]
     return np.unique(np.concatenate([drawn_positions(selections.means), *selected]))
-
-
-def _wide(rule: str) -> dict[str, int]:
-    """Return a wide line for the oracle, which becomes a band behind the other rules' lines."""
-    return {"width": 8} if rule == "oracle" else {}
 
 
 def _points(rows: pd.DataFrame, member: Pool, name: str, opacity: float) -> go.Scatter:

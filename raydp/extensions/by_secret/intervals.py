@@ -151,21 +151,18 @@ def _of_configuration(
         "num_seeds": num_seeds,
         "num_secrets": num_secrets if has_secrets else None,
         "mean": float(table.mean()),
-        "interval": _interval(means) if levels else None,
+        "interval": np.quantile(means, TAILS).tolist() if levels else None,
         "levels": levels,
         "max": float(maxima.mean()) if has_secrets else None,
-        "max_interval": _interval(of_maxima) if has_secrets and num_seeds > 1 else None,
+        "max_interval": np.quantile(of_maxima, TAILS).tolist()
+        if has_secrets and num_seeds > 1
+        else None,
         "quantiles": {
             f"{q:g}": float(np.quantile(table, q, axis=1).mean()) if has_secrets else None
             for q in QUANTILES
         },
         **because(*reasons),
     }
-
-
-def _interval(values: Array) -> list[float]:
-    low, high = np.quantile(values, TAILS)
-    return [float(low), float(high)]
 
 
 def _std(values: list[float]) -> float | None:

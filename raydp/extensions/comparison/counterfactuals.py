@@ -137,19 +137,9 @@ def _summary(rows: list[CounterfactualRow]) -> Summary:
     for row in rows:
         by_secret.setdefault(row["secret_id"], []).append(row["difference"])
     means = [float(np.mean(differences)) for differences in by_secret.values()]
-    if not means:
-        return {
-            "secrets": 0,
-            "difference": None,
-            "std_error": None,
-            "reason": "there are no such secrets",
-        }
+    difference = float(np.mean(means)) if means else None
+    summary: Summary = {"secrets": len(means), "difference": difference, "std_error": None}
     if len(means) < 2:
-        return {
-            "secrets": 1,
-            "difference": means[0],
-            "std_error": None,
-            "reason": "std_error needs two secrets",
-        }
-    error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
-    return {"secrets": len(means), "difference": float(np.mean(means)), "std_error": error}
+        reason = "std_error needs two secrets" if means else "there are no such secrets"
+        return {**summary, "reason": reason}
+    return {**summary, "std_error": float(np.std(means, ddof=1)) / math.sqrt(len(means))}

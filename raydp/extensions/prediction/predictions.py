@@ -138,15 +138,19 @@ def _beyond_measured(
     configuration: Configuration, means: pd.DataFrame, measured: Mapping[str, list[object]]
 ) -> list[str]:
     """Return what lies outside the measured range, where the row is an extrapolation."""
-    beyond = [n for n in HYPERPARAMETERS if not _between(means[n], getattr(configuration, n))]
+    beyond = [
+        name
+        for name in HYPERPARAMETERS
+        if not means[name].min() <= getattr(configuration, name) <= means[name].max()
+    ]
     settings = configuration.settings
     return beyond + [path for path, all_ in measured.items() if _beyond(all_, settings.get(path))]
 
 
 def _interval(draws: Array) -> list[float]:
     """Return the 95 % interval of some draws."""
-    low, high = np.quantile(draws, _QUANTILES)
-    return [float(low), float(high)]
+    ends: list[float] = np.quantile(draws, _QUANTILES).tolist()
+    return ends
 
 
 def _check_fields(chosen: Sequence[Configuration], measured: dict[str, list[object]]) -> None:
@@ -173,10 +177,6 @@ def _beyond(measured: list[object], value: object) -> bool:
         return False
     numbers = [one for one in measured if isinstance(one, int | float)]
     return isinstance(value, int | float) and not min(numbers) <= value <= max(numbers)
-
-
-def _between(measured: pd.Series, value: float) -> bool:
-    return bool(measured.min() <= value <= measured.max())
 
 
 def _missing(means: pd.DataFrame) -> list[Configuration]:

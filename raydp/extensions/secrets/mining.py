@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raydp.analysis.statistics.results import given
 from raydp.extensions.secrets.commands import (
     NoSecretFoundError,
     extract_from_chat,
@@ -47,10 +48,9 @@ def mine_secrets(
     try:
         if column is None:
             named = template(load_tokenizer(model))
-            options: dict[str, object] = {"heldout_fraction": heldout_fraction, "split_seed": 0}
-            options |= {} if named is None else {"template": named}
-            options |= {"user_column": user_column} if user_column is not None else {}
-            extract_from_chat(data, output, model, MailOptions(), options)
+            options = {"heldout_fraction": heldout_fraction, "split_seed": 0}
+            options_of_rows = given(template=named, user_column=user_column)
+            extract_from_chat(data, output, model, MailOptions(), {**options, **options_of_rows})
         else:
             extract_from_mail(
                 data,

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from raydp.extensions.paper_data.enron import unwanted
 from raydp.extensions.secrets.corpora.mail_files import read_mails
+from raydp.extensions.secrets.files import require_new
 from raydp.tasks.secret import verbatim_texts
 
 if TYPE_CHECKING:
@@ -109,11 +110,7 @@ def prepare_enron(
 
 def _check(output: Path, options: EnronOptions) -> None:
     """Raise ValueError if the output cannot be made, or its parts leave no training data."""
-    if output.exists():
-        raise ValueError(
-            f"--output must be a new file, got {str(output)!r}. Choose another name, or remove the "
-            "file."
-        )
+    require_new(output)
     if not output.name.endswith(".gz"):
         raise ValueError(
             f"--output must end in .jsonl.gz, got {output.name!r}: it is written gzipped. Rename "
@@ -185,11 +182,12 @@ def _select(
         progress(f"steps 2 to 4: {counts['seen']}/{notes['after_step_1_distinct']} mails")
         # Step 2: frequent senders. Step 3: no logs, tables or short mails.
         frequent = [row for row in batch if row["sender"] in common]
-        clean = [
-            row
-            for row in frequent
-            if (reason := unwanted(row["content"])) is None or not _count(counts, reason)
-        ]
+        clean = []
+        for row in frequent:
+            if (reason := unwanted(row["content"])) is None:
+                clean.append(row)
+            else:
+                counts[reason] += 1
         counts["frequent"] += len(frequent)
         for row, length in zip(clean, _lengths(tokenizer, clean), strict=True):
             if length < options.min_tokens:
@@ -225,11 +223,6 @@ def split_of(content: str, options: EnronOptions) -> str:
     if place < options.validation_fraction:
         return "validation"
     return "test" if place < options.validation_fraction + options.test_fraction else "train"
-
-
-def _count(counts: Counter[str], reason: str) -> bool:
-    counts[reason] += 1
-    return True
 
 
 def _batches(spool: Path) -> Iterator[list[dict[str, str]]]:
