@@ -54,12 +54,7 @@ def score_against_utility(
 
     Source: Hu et al. 2025, Fig. 9.
     """
-    # The page computes the selections once, for all its figures.
-    selections = (
-        points
-        if isinstance(points, SelectionsByThreshold)
-        else selections_by_threshold(points, constraints)
-    )
+    selections = _selections(points, constraints)
     figure = blank(xaxis_title_text=LOSS, yaxis_title_text=SCORE)
     shown = drawn_rows(selections)
     means, passed = selections.means.iloc[shown], selections.passed[shown]
@@ -92,11 +87,7 @@ def score_along_thresholds(
 
     Source: Hu et al. 2025, Fig. 20 (b).
     """
-    selections = (
-        points
-        if isinstance(points, SelectionsByThreshold)
-        else selections_by_threshold(points, constraints)
-    )
+    selections = _selections(points, constraints)
     score = selections.means["score"].to_numpy()
     figure = blank(
         xaxis_title_text="Utility threshold u", yaxis_title_text="Score of what is selected"
@@ -117,6 +108,15 @@ def score_along_thresholds(
         )
     figure.update_layout(hovermode="x unified")
     return quiet_axes(figure)
+
+
+def _selections(
+    points: pd.DataFrame | SelectionsByThreshold, constraints: Constraints | None
+) -> SelectionsByThreshold:
+    """Return the selections of a table; a page computes them once, for all its figures."""
+    if isinstance(points, SelectionsByThreshold):
+        return points
+    return selections_by_threshold(points, constraints)
 
 
 def drawn_rows(selections: SelectionsByThreshold) -> NDArray[np.intp]:

@@ -161,29 +161,20 @@ def _fixed(name: str, one: Configuration) -> dict[str, object]:
 
 def _per_doubling(series: list[Series], moving: str) -> Doubling:
     """Return the mean over series of the least-squares slope of the score on log2 of `moving`."""
+    effect: Doubling = {"per_doubling": None, "std_error": None, "series_count": len(series)}
     if not series:
-        reason = f"no two configurations differ in {moving} alone"
-        return {"per_doubling": None, "std_error": None, "series_count": 0, "reason": reason}
+        return effect | {"reason": f"no two configurations differ in {moving} alone"}
     values = [[moving_value(point, moving) for point in one["points"]] for one in series]
     if not all(is_numeric(own) and min(map(float, own)) > 0 for own in values):  # type: ignore[arg-type]  # numbers
         reason = f"the values of {moving} are no positive numbers, so they cannot double"
-        return {
-            "per_doubling": None,
-            "std_error": None,
-            "series_count": len(series),
-            "reason": reason,
-        }
+        return effect | {"reason": reason}
     # One slope per series, because two series may differ in level for other reasons.
     slopes = []
     for one, own in zip(series, values, strict=True):
         x = np.log2(np.array(own, dtype=np.float64))
         y = np.array([float(p["score"]) for p in one["points"]])
         slopes.append(float(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum()))
-    effect: Doubling = {
-        "per_doubling": float(np.mean(slopes)),
-        "std_error": None,
-        "series_count": len(series),
-    }
+    effect["per_doubling"] = float(np.mean(slopes))
     if len(slopes) < 2:
         return effect | {"reason": "std_error needs two series"}
     return effect | {"std_error": std(np.array(slopes)) / math.sqrt(len(slopes))}

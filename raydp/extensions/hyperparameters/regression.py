@@ -105,44 +105,39 @@ def _fit(
     """Return one regression with an intercept."""
     design = np.column_stack([np.ones_like(score), *covariates.values()])
     terms = ["intercept", *covariates]
-    # An undefined fit is a result too: it says why.
-    reason = _undefined(score, design, list(covariates)) or _without_groups(
-        groups, len(terms), errors
-    )
     unit = unit_of(score)  # so that no square of a score vanishes or overflows
-    if reason is None:
-        score = score / unit
-        fitted = (
-            _mixed(score, design, groups)
-            if errors == "mixed"
-            else _least_squares(score, design, groups, errors)
-        )
+    fitted: Fitted = (
+        _undefined(score, design, list(covariates))
+        or _without_groups(groups, len(terms), errors)
         # Some reasons show only in the fit itself.
-        if isinstance(fitted, str):
-            reason = fitted
-        else:
-            figures, fit = fitted
-            # Back to the score's own unit. t and p have none.
-            figures[:, :2] *= unit
-            if "configuration_std" in fit:
-                fit["configuration_std"] *= unit
-                fit["residual_std"] *= unit
-            named = [
-                Term(coef=coef, std_error=error, t=t, p=p) for coef, error, t, p in figures.tolist()
-            ]
-            return {
-                "n": len(score),
-                "errors": errors,
-                **fit,
-                "terms": dict(zip(terms, named, strict=True)),
-            }
-    undefined = {term: Term(coef=None, std_error=None, t=None, p=None) for term in terms}
+        or (
+            _mixed(score / unit, design, groups)
+            if errors == "mixed"
+            else _least_squares(score / unit, design, groups, errors)
+        )
+    )
+    # An undefined fit is a result too: it says why.
+    if isinstance(fitted, str):
+        undefined = {term: Term(coef=None, std_error=None, t=None, p=None) for term in terms}
+        return {
+            "n": len(score),
+            "errors": errors,
+            "r_squared": None,
+            "terms": undefined,
+            "reason": fitted,
+        }
+    figures, fit = fitted
+    # Back to the score's own unit. t and p have none.
+    figures[:, :2] *= unit
+    if "configuration_std" in fit:
+        fit["configuration_std"] *= unit
+        fit["residual_std"] *= unit
+    named = [Term(coef=coef, std_error=error, t=t, p=p) for coef, error, t, p in figures.tolist()]
     return {
         "n": len(score),
         "errors": errors,
-        "r_squared": None,
-        "terms": undefined,
-        "reason": reason,
+        **fit,
+        "terms": dict(zip(terms, named, strict=True)),
     }
 
 

@@ -224,13 +224,17 @@ def _trial(
     distributions: dict[str, BaseDistribution],
     state: TrialState = TrialState.RUNNING,
     *,
+    observation: Observation | None = None,
     system_attrs: dict[str, object] | None = None,
 ) -> FrozenTrial:
+    values = None if observation is None else [observation.utility_loss, observation.score]
     return create_trial(
         state=state,
         params=_params(configuration, distributions),
         distributions=distributions,
         user_attrs=_settings_attr(configuration),
+        values=values,
+        constraints=None if observation is None else dict(observation.exceeds),
         system_attrs=system_attrs,
     )
 
@@ -246,13 +250,11 @@ def _complete(
     noted = {
         name: value for name, value in system_attrs.items() if not name.startswith(_OF_CONSTRAINTS)
     }
-    return create_trial(
-        state=TrialState.COMPLETE,
-        params=_params(configuration, distributions),
-        distributions=distributions,
-        user_attrs=_settings_attr(configuration),
-        values=[observation.utility_loss, observation.score],
-        constraints=dict(observation.exceeds),
+    return _trial(
+        configuration,
+        distributions,
+        TrialState.COMPLETE,
+        observation=observation,
         system_attrs=noted,
     )
 
