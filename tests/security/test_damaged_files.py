@@ -41,7 +41,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "arrays": (
         "arrays.npz",
         lambda path: np.savez_compressed(path, **ARRAYS),
-        lambda path: read_npz(path, ("inputs", "labels"), "task.path"),
+        lambda path: read_npz(path, ("inputs", "labels")),
     ),
     "losses": (
         "mia-0.npz",

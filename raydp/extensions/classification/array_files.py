@@ -21,7 +21,7 @@ IDX_BYTES = 0x08
 """Code of unsigned bytes in IDX."""
 
 
-def read_idx(folder: Path, name: str, field: str) -> NDArray[np.uint8]:
+def read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
     """Read an array in IDX, the layout of MNIST (LeCun), from NAME or the gzipped NAME.gz.
 
     Raises:
@@ -30,13 +30,13 @@ def read_idx(folder: Path, name: str, field: str) -> NDArray[np.uint8]:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise ValueError(
-            f"{field} must hold {name} or {name}.gz, got {str(folder)!r} without it. Put it there."
+            f"task.path must hold {name} or {name}.gz, got {str(folder)!r} without it. Put it there."
         )
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
         raise ValueError(
-            f"{field} must hold whole files, got a damaged {path.name!r}. Get it again."
+            f"task.path must hold whole files, got a damaged {path.name!r}. Get it again."
         ) from error
     dimensions = content[3] if len(content) >= 4 else 0
     head = 4 + 4 * dimensions
@@ -49,15 +49,13 @@ def read_idx(folder: Path, name: str, field: str) -> NDArray[np.uint8]:
         or len(content) - head != math.prod(shape)
     ):
         raise ValueError(
-            f"{field} must hold IDX files of bytes, got {path.name!r} in another form. Get it "
+            f"task.path must hold IDX files of bytes, got {path.name!r} in another form. Get it "
             "again."
         )
     return np.frombuffer(content[head:], np.uint8).reshape(shape)
 
 
-def read_cifar(
-    paths: Sequence[Path], label_bytes: int, label_at: int, field: str
-) -> LabelledExamples:
+def read_cifar(paths: Sequence[Path], label_bytes: int, label_at: int) -> LabelledExamples:
     """Read images in the binary version of CIFAR (Krizhevsky 2009): labels, then 3 x 32 x 32 bytes.
 
     Pixels become numbers from 0 to 1.
@@ -73,14 +71,14 @@ def read_cifar(
     for path in paths:
         if not path.is_file():
             raise ValueError(
-                f"{field} must hold {path.name}, got {str(path.parent)!r} without it. Unpack the "
+                f"task.path must hold {path.name}, got {str(path.parent)!r} without it. Unpack the "
                 "binary version there."
             )
         content = np.frombuffer(path.read_bytes(), np.uint8)
         # A row of CIFAR is its label bytes and 3 x 32 x 32 = 3072 bytes of pixels.
         if not len(content) or len(content) % (label_bytes + 3072):
             raise ValueError(
-                f"{field} must hold CIFAR's binary files, got another {path.name!r}. Get it again."
+                f"task.path must hold CIFAR's binary files, got another {path.name!r}. Get it again."
             )
         rows.append(content.reshape(-1, label_bytes + 3072))
     content_rows = np.concatenate(rows)
@@ -90,27 +88,27 @@ def read_cifar(
     return LabelledExamples(inputs=images, labels=content_rows[:, label_at].astype(np.int64))
 
 
-def read_matrix(path: Path, field: str) -> NDArray[np.float32]:
+def read_matrix(path: Path) -> NDArray[np.float32]:
     """Read [rows, columns] numbers separated by commas, without a header.
 
     Raises:
         ValueError: the file is missing, or a cell is not a number; the message names the line.
     """
     if not path.is_file():
-        raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
+        raise ValueError(f"task.path must be an existing file, got {str(path)!r}. Check the path.")
     import pandas as pd
 
     try:
         table = pd.read_csv(path.absolute(), header=None, dtype=np.float32, engine="c")
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{field} must hold numbers separated by commas, equally many in each row, got "
+            f"task.path must hold numbers separated by commas, equally many in each row, got "
             f"something else in {path.name!r}{_first_other(path)}. Correct the file."
         ) from error
     values = table.to_numpy()
     if not np.isfinite(values).all():
         raise ValueError(
-            f"{field} must hold a number in every cell, got none in "
+            f"task.path must hold a number in every cell, got none in "
             f"{path.name!r}{_first_other(path)}. Fill it."
         )
     return values
@@ -125,9 +123,7 @@ def _first_other(path: Path) -> str:
     return ""
 
 
-def read_npz(
-    path: Path, names: tuple[str, str], field: str
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def read_npz(path: Path, names: tuple[str, str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Read inputs [n, ...] and labels [n] from a .npz file.
 
     Args:
@@ -137,10 +133,10 @@ def read_npz(
         ValueError: the file is missing, or its arrays are missing or of another type or shape.
     """
     if not path.is_file():
-        raise ValueError(f"{field} must be an existing file, got {str(path)!r}. Check the path.")
+        raise ValueError(f"task.path must be an existing file, got {str(path)!r}. Check the path.")
     # A pickled array could run code.
     with (
-        naming(path, field, NUMERIC_ARRAYS, "Save numbers with numpy.savez."),
+        naming(path, "task.path", NUMERIC_ARRAYS, "Save numbers with numpy.savez."),
         np.load(path, allow_pickle=False) as stored,
     ):
         present = list(stored)
@@ -149,14 +145,14 @@ def read_npz(
     if missing:
         words = columns_in_words(present).replace("column", "array")
         raise ValueError(
-            f"{field} must hold the array {missing[0]!r}, got {words} in {path.name!r}. Save it by "
+            f"task.path must hold the array {missing[0]!r}, got {words} in {path.name!r}. Save it by "
             "this name."
         )
     inputs, labels = (arrays[name] for name in names)
-    return _numbers(inputs, names[0], field), _classes(labels, names[1], field)
+    return _numbers(inputs, names[0]), _classes(labels, names[1])
 
 
-def _numbers(inputs: NDArray[np.generic], name: str, field: str) -> NDArray[np.float32]:
+def _numbers(inputs: NDArray[np.generic], name: str) -> NDArray[np.float32]:
     # Booleans and text are no numbers of a network; complex numbers would lose their imaginary
     # part.
     real = np.issubdtype(inputs.dtype, np.number) and not np.issubdtype(
@@ -164,7 +160,7 @@ def _numbers(inputs: NDArray[np.generic], name: str, field: str) -> NDArray[np.f
     )
     if inputs.ndim < 2 or not inputs.size or not real:
         raise ValueError(
-            f"{field} must have real numbers [n, ...] in {name!r}, got {inputs.dtype} "
+            f"task.path must have real numbers [n, ...] in {name!r}, got {inputs.dtype} "
             f"{inputs.shape}. Correct it."
         )
     # A double beyond single precision becomes infinite, which the check below reports.
@@ -172,21 +168,21 @@ def _numbers(inputs: NDArray[np.generic], name: str, field: str) -> NDArray[np.f
         numbers = inputs.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise ValueError(
-            f"{field} must have finite single precision numbers in {name!r}, got others. Scale "
+            f"task.path must have finite single precision numbers in {name!r}, got others. Scale "
             "them."
         )
     return numbers
 
 
-def _classes(labels: NDArray[np.generic], name: str, field: str) -> NDArray[np.int64]:
+def _classes(labels: NDArray[np.generic], name: str) -> NDArray[np.int64]:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise ValueError(
-            f"{field} must have whole numbers [n] in {name!r}, got {labels.dtype} {labels.shape}."
+            f"task.path must have whole numbers [n] in {name!r}, got {labels.dtype} {labels.shape}."
         )
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or not 0 < highest < MOST_CLASSES:
         raise ValueError(
-            f"{field} must have classes from 0 to at most {MOST_CLASSES - 1} in {name!r}, two at "
+            f"task.path must have classes from 0 to at most {MOST_CLASSES - 1} in {name!r}, two at "
             f"least, got {lowest} to {highest}. Number them from 0."
         )
     return labels.astype(np.int64)

@@ -73,8 +73,8 @@ class MnistTask(ImageTask):
 
     def _part(self, part: str) -> LabelledExamples:
         """Read the images [n, 1, 28, 28] and labels of MNIST's files of "train" or "t10k"."""
-        images = read_idx(self.path, f"{part}-images-idx3-ubyte", "task.path")
-        labels = read_idx(self.path, f"{part}-labels-idx1-ubyte", "task.path")
+        images = read_idx(self.path, f"{part}-images-idx3-ubyte")
+        labels = read_idx(self.path, f"{part}-labels-idx1-ubyte")
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
             raise ValueError(
                 f"task.path must hold as many labels 0 to 9 as images, got {labels.shape} and "
@@ -105,7 +105,6 @@ class CifarTask(ImageTask):
                 [self.path / name for name in part],
                 1 if small else 2,
                 0 if small else 1,
-                "task.path",
             )
             for part in (names, ["test_batch.bin" if small else "test.bin"])
         )

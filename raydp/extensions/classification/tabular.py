@@ -73,7 +73,7 @@ class TabularTask(ClassificationSection):
         )
 
     def _npz(self) -> tuple[LabelledExamples, int]:
-        inputs, labels = read_npz(self.path, ("inputs", "labels"), "task.path")
+        inputs, labels = read_npz(self.path, ("inputs", "labels"))
         if len(inputs) != len(labels):
             raise ValueError(
                 f"task.path must have as many labels as inputs, got {len(labels)} and "
@@ -175,7 +175,7 @@ class Purchase100Task(BenchmarkTask):
     unit = "customer"
 
     def _read(self) -> tuple[LabelledExamples, str]:
-        values = read_matrix(self.path, "task.path")
+        values = read_matrix(self.path)
         return _of_hundred(values[:, 1:], values[:, 0]), "Purchase100's file"
 
 
@@ -188,9 +188,7 @@ class Texas100Task(BenchmarkTask):
     unit = "hospital stay"
 
     def _read(self) -> tuple[LabelledExamples, str]:
-        features, labels = (
-            read_matrix(self.path / name, "task.path") for name in ("feats", "labels")
-        )
+        features, labels = (read_matrix(self.path / name) for name in ("feats", "labels"))
         if len(features) != len(labels):
             raise ValueError(
                 f"task.path must have as many rows in labels as in feats, got {len(labels)} and "
