@@ -29,6 +29,9 @@ Source = Annotated[
 OneSweep = Annotated[
     str, typer.Argument(metavar="SWEEP", help="Its folder, its name, or the spec that it runs.")
 ]
+SpecOrDemo = Annotated[
+    Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")
+]
 Storage = Annotated[str, typer.Option(help="Folder that sweeps are looked up in by name.")]
 By = Annotated[
     str | None,

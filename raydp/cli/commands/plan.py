@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from raydp.cli.arguments import Json
+from raydp.cli.arguments import Json, SpecOrDemo
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
 from raydp.plugins.registries import service
@@ -17,9 +16,7 @@ from raydp.system.output import print_json, stderr
 
 
 def plan(
-    spec: Annotated[
-        Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")
-    ] = None,
+    spec: SpecOrDemo = None,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Time a few real steps here: hours, GPU-hours, memory."),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydp.cli.arguments import Json
+from raydp.cli.arguments import Json, SpecOrDemo
 from raydp.cli.interrupts import stoppable
 from raydp.cli.registration import RUN, ExtraCommand
 from raydp.plugins.registries import service
@@ -30,9 +29,7 @@ UNCHANGED = "The sweep has ended, and nothing has changed since. This is its res
 
 
 def sweep(
-    spec: Annotated[
-        Path | None, typer.Argument(metavar="SPEC", help="Without it: the embedded default.")
-    ] = None,
+    spec: SpecOrDemo = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue where the sweep stopped.")
     ] = False,

@@ -68,12 +68,7 @@ def _fit(
     shadows: Matrix, used: NDArray[np.bool_], variance: Variance, which: str
 ) -> tuple[Scores, Scores]:
     """Return median and standard deviation of each row's used entries."""
-    if not used.any(axis=1).all():
-        lacking = int((~used.any(axis=1)).sum())
-        raise ValueError(
-            f"shadows must have a model {which} each example, got none for {lacking} examples. Use "
-            "more shadows, or pairs of complements."
-        )
+    _require_a_model(used, which)
     # NaN marks entries that are not used, so that all rows are fitted at once.
     seen = np.where(used, shadows, np.nan)
     middle = np.nanmedian(seen, axis=1)
@@ -153,10 +148,14 @@ def reference_gain(
 
 def _mean(values: Matrix, used: NDArray[np.bool_], which: str) -> Scores:
     """Return the mean of each row's used entries."""
-    counts = used.sum(axis=1)
-    if not counts.all():
+    _require_a_model(used, which)
+    return np.asarray(np.where(used, values, 0.0).sum(axis=1) / used.sum(axis=1))
+
+
+def _require_a_model(used: NDArray[np.bool_], which: str) -> None:
+    """Raise ValueError if a row has no used entry."""
+    if lacking := int((~used.any(axis=1)).sum()):
         raise ValueError(
-            f"shadows must have a model {which} each example, got none for "
-            f"{int((counts == 0).sum())} examples. Use more shadows, or pairs of complements."
+            f"shadows must have a model {which} each example, got none for {lacking} examples. Use "
+            "more shadows, or pairs of complements."
         )
-    return np.asarray(np.where(used, values, 0.0).sum(axis=1) / counts)
