@@ -57,9 +57,10 @@ class FurtherChecks(Protocol):
     def measure(self, method: Method) -> bool:
         """Return whether `checks` measure a method's noise in place of the checks of its steps.
 
-        The answer counts only for a method and checks of this distribution. Else a package could
-        switch off the checks of `dp_sgd`.
+        By default they add to those checks and replace none. The answer counts only for a method
+        and checks of this distribution. Else a package could switch off the checks of `dp_sgd`.
         """
+        return False
 
     def checks(self, method: Method | None, progress: Callable[[float], object]) -> list[Check]:
         """Run the checks on a method that is measured here, or on one of their own for None.

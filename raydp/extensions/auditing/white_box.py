@@ -13,7 +13,7 @@ from raydp.methods.dp import DPSGD
 from raydp.methods.method import Method
 from raydp.privacy.accounting.events import PrivacyTarget
 from raydp.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
-from raydp.selftest.check_result import Check, check
+from raydp.selftest.check_result import Check, FurtherChecks, check
 from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import observed_plan, summed_updates
 from raydp.training.comm import LocalComm
@@ -72,14 +72,10 @@ def audit_check(
     )
 
 
-class WhiteBoxChecks:
+class WhiteBoxChecks(FurtherChecks):
     """The audit of DP-SGD, with a canary in the gradients, as a check of the self-test."""
 
     title = "audit with a canary"
-
-    def measure(self, method: Method) -> bool:
-        """Return False: the audit adds to the checks of a method's steps and replaces none."""
-        return False
 
     def checks(self, method: Method | None, progress: Callable[[float], object]) -> list[Check]:
         """Audit DP-SGD, whatever the spec's method is."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raydp.methods.method import Method
-from raydp.selftest.check_result import Check
+from raydp.selftest.check_result import Check, FurtherChecks
 from raydp.selftest.checks.divisions import Row, moved_rows, text_rows
 
 
@@ -18,14 +18,10 @@ def table_rows(folder: Path, rows: Sequence[Row]) -> dict[str, object]:
     return {"name": "tabular", "path": str(path), "heldout_fraction": 0.4}
 
 
-class DivisionChecks:
+class DivisionChecks(FurtherChecks):
     """Checks of the tasks that split their rows."""
 
     title = "held-out rows with a class"
-
-    def measure(self, method: Method) -> bool:
-        """Return False: these are no checks of a method."""
-        return False
 
     def checks(self, method: Method | None, progress: Callable[[float], object]) -> list[Check]:
         """Check the tasks text_classification and tabular."""

@@ -12,20 +12,16 @@ import torch
 from raydp.extensions.frozen_prefix.prefix import TOLERANCE, with_frozen_prefix
 from raydp.methods.method import Method
 from raydp.scores.language.decoding import input_embeddings
-from raydp.selftest.check_result import Check, check
+from raydp.selftest.check_result import Check, FurtherChecks, check
 from raydp.selftest.subjects import NUM_EXAMPLES, VOCABULARY, toy_base, toy_llama, toy_task
 from raydp.spec.sections import AdapterSpec
 from raydp.training.probe import start_training_context
 
 
-class KeptStateChecks:
+class KeptStateChecks(FurtherChecks):
     """Losses from kept states are those of the data and model, also after others were kept."""
 
     title = "kept hidden states"
-
-    def measure(self, method: Method) -> bool:
-        """Return False: the noise is not measured here."""
-        return False
 
     def checks(self, method: Method | None, progress: Callable[[float], object]) -> list[Check]:
         """Compare losses with and without kept states."""

@@ -8,21 +8,17 @@ from dataclasses import replace
 from raydp.extensions.classification.checks import table_rows
 from raydp.extensions.reference_data.weighted import WeightedDPSGD
 from raydp.methods.method import Method
-from raydp.selftest.check_result import Check
+from raydp.selftest.check_result import Check, FurtherChecks
 from raydp.selftest.checks.divisions import moved_rows
 from raydp.selftest.checks.sensitivity import sensitivity_checks
 from raydp.selftest.subjects import DTYPES, Subject, toy_subjects
 from raydp.tasks.text.language import LanguageModelingTask
 
 
-class ReferenceChecks:
+class ReferenceChecks(FurtherChecks):
     """Checks of the task `with_reference`, and of reference data with a weight of their own."""
 
     title = "reference data"
-
-    def measure(self, method: Method) -> bool:
-        """Return False: these are no checks of a method."""
-        return False
 
     def checks(self, method: Method | None, progress: Callable[[float], object]) -> list[Check]:
         """Check the task on a table, and the weights on a language model."""
