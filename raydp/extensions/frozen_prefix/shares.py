@@ -59,20 +59,17 @@ def shares_of(splits: Mapping[str, TokenizedExamples]) -> list[Share]:
     shares = list[Share]()
     for file, examples in splits.items():
         lengths, batches, tokens = examples.lengths(), list[NDArray[np.int64]](), 0
+        every = list(batches_by_length(lengths, BATCH_TOKENS))
         # At most about MOST_SHARES shares, so that the files of locks stay few.
         least = max(SHARE_TOKENS, len(examples.token_ids) // MOST_SHARES)
-        for batch in batches_by_length(lengths, BATCH_TOKENS):
+        for number, batch in enumerate(every, start=1):
             batches.append(batch)
             tokens += int(lengths[batch].sum())
-            if tokens >= least:
+            if tokens >= least or number == len(every):
                 shares.append(
                     Share(name=str(len(shares)), file=file, batches=tuple(batches), tokens=tokens)
                 )
                 batches, tokens = [], 0
-        if batches:
-            shares.append(
-                Share(name=str(len(shares)), file=file, batches=tuple(batches), tokens=tokens)
-            )
     return shares
 
 

@@ -17,7 +17,7 @@ from raydp.extensions.classification.labelled import (
 from raydp.extensions.output_perturbation.method import ROUNDING, OutputPerturbation
 from raydp.selftest.check_result import Check, check
 from raydp.selftest.checks.noise import RANKS, correlation, mean, variance
-from raydp.selftest.observe import NO_NOISE, OTHER_KEY, accounted_noise
+from raydp.selftest.observe import NO_NOISE, OTHER_KEY, accounted_noise, flat
 from raydp.selftest.ranks import on_ranks
 from raydp.training.comm import Comm, LocalComm
 from raydp.training.noise.lattice import LATTICE_SHARE
@@ -134,7 +134,7 @@ def _weights(
     layer.bias.data[0] = SURE
     context = TrainingContext(model=layer.eval(), parameters=dict(sorted(layer.named_parameters())))
     method.train(plan, context, task, comm, key, None)
-    return torch.cat([p.detach().flatten() for p in context.parameters.values()])
+    return flat(context)
 
 
 def _moved(method: OutputPerturbation, task: ClassificationTask, last: int) -> float:

@@ -14,6 +14,7 @@ from raydp.selftest.linear import LinearTask, linear_training_context
 from raydp.selftest.observe import (
     NO_NOISE,
     NoisyMethod,
+    flat,
     noise_strategy,
     observed_plan,
     summed_updates,
@@ -137,9 +138,7 @@ def _resumed(method: NoisyMethod) -> tuple[float, float]:
 
         def watch(report: StepReport) -> None:
             # Weights after each step, before the checkpoint of the step.
-            after[report.done - 1] = torch.cat(
-                [p.detach().flatten() for p in context.parameters.values()]
-            )
+            after[report.done - 1] = flat(context)
             if kill and report.done - 1 == KILLED_IN:
                 raise _Killed
 

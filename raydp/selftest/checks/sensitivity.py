@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raydp.models.vector_layers import dropouts_of
 from raydp.selftest.check_result import Check, check
-from raydp.selftest.observe import NO_NOISE, observed_plan, summed_updates, with_sgd
+from raydp.selftest.observe import NO_NOISE, flat, observed_plan, summed_updates, with_sgd
 from raydp.selftest.subjects import ROUNDING, Subject
 from raydp.training.batch_sum import example_masks, losses_of
 from raydp.training.comm import LocalComm
@@ -134,7 +134,7 @@ def _clipped_autograd(subject: Subject) -> tuple[torch.Tensor, int, float]:
     """
     c, automatic = subject.method.max_grad_norm, subject.method.traits.clipping == "automatic"
     together, units = _losses(subject, subject.indices), Units.of(subject.task)
-    weights = torch.cat([p.detach().flatten() for p in subject.context.parameters.values()])
+    weights = flat(subject.context)
     sizes = units.offsets[subject.indices + 1] - units.offsets[subject.indices]
     # Gradients by autograd on each unit alone, the slow way that clipping replaces.
     total, unclipped, apart, shares = torch.zeros(()), 0, 0.0, _shares(subject)
