@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.results import Reason, because, unknown_figures
 from raydp.analysis.statistics.spread import unit_of
 from raydp.analysis.tables.columns import KEY
 from raydp.analysis.tables.per_secret import score_names, score_values
@@ -151,13 +151,7 @@ def resampled(rng: np.random.Generator, num_resamples: int, size: int) -> Array:
 
 def _undefined(reason: str) -> Correlations:
     """Return undefined correlations."""
-    return {
-        "spearman": None,
-        "spearman_interval": None,
-        "pearson": None,
-        "pearson_interval": None,
-        "reason": reason,
-    }
+    return {**cast("Correlations", unknown_figures(Correlations)), "reason": reason}
 
 
 def _interval(draws: Array) -> list[float] | None:

@@ -40,6 +40,11 @@ def because(*reasons: str | None) -> Reason:
     return {"reason": "; ".join(given)} if given else {}
 
 
+def unknown_figures(result: type[object]) -> dict[str, None]:
+    """Return None for each figure of a kind of result, in the order of its class."""
+    return dict.fromkeys(name for name in result.__annotations__ if name != "reason")
+
+
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return Holm's adjusted p-values, in the order given; None where nothing was tested.
 

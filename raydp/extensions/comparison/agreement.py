@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.results import Reason
+from raydp.analysis.statistics.results import Reason, unknown_figures
 from raydp.analysis.statistics.spread import std, unit_of
 
 Array = NDArray[np.float64]
@@ -39,15 +40,7 @@ class Agreement(Reason):
     variation_b: float | None
 
 
-UNKNOWN: Agreement = {
-    "mae": None,
-    "mse": None,
-    "median_error": None,
-    "r2": None,
-    "mape": None,
-    "variation_a": None,
-    "variation_b": None,
-}
+UNKNOWN = cast("Agreement", unknown_figures(Agreement))
 """The agreement of methods that share no configuration."""
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raydp.analysis.statistics.results import because, holm
+from raydp.analysis.statistics.results import because, holm, unknown_figures
 from raydp.analysis.statistics.spread import unit_of
 from raydp.analysis.tables.columns import KEY, SETTINGS
 from raydp.analysis.tables.per_secret import PREFIX, score_names, score_values
 from raydp.analysis.tables.points import column_means, configuration_means, require_hyperparameters
-from raydp.extensions.comparison.agreement import ROUNDING, UNKNOWN, Agreement, agreement
+from raydp.extensions.comparison.agreement import ROUNDING, Agreement, agreement
 from raydp.search_spaces.settings import Settings
 
 Array = NDArray[np.float64]
@@ -42,19 +42,7 @@ class Paired(Agreement):
     pearson_interval: list[float] | None
 
 
-_UNTESTED: Paired = {
-    **UNKNOWN,
-    "mean_difference": None,
-    "interval": None,
-    "t": None,
-    "p": None,
-    "p_holm": None,
-    "wilcoxon": None,
-    "wilcoxon_p": None,
-    "rmse": None,
-    "pearson": None,
-    "pearson_interval": None,
-}
+_UNTESTED = cast("Paired", unknown_figures(Paired))
 
 
 class Comparison(Paired):
