@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import fdtrc
 
-from raydp.analysis.statistics.results import Reason, because
+from raydp.analysis.statistics.results import Reason, because, unknown_figures
 from raydp.analysis.statistics.spread import std, std_interval, t_quantile, unit_of
 from raydp.analysis.tables.points import configuration_means
 
@@ -115,12 +115,7 @@ def score_variance(points: pd.DataFrame) -> Variance:
 
 def _components(means: pd.DataFrame) -> Components:
     """Return the components of one run's variance: total, configurations, seeds."""
-    result: Components = {
-        "total_std": None,
-        "configuration_std": None,
-        "configuration_share": None,
-        "f_test": None,
-    }
+    result = cast("Components", unknown_figures(Components))
     # A configuration with one seed has no degree of freedom, so that its 0 counts for nothing.
     seeds, size = (
         means["score_std"].fillna(0.0).to_numpy(),
