@@ -217,7 +217,7 @@ def _check_stated(
     if sigma == 0 and epsilon is not None and math.isfinite(epsilon):
         raise ValueError(
             f"noise_multiplier must be > 0 with a finite epsilon, got 0 in line {number} of RUNS. "
-            " Correct it, leave it empty if it is unknown, or write epsilon inf."
+            "Correct it, leave it empty if it is unknown, or write epsilon inf."
         )
     # ε = inf needs no δ.
     needs_delta = epsilon is not None and math.isfinite(epsilon)

@@ -188,7 +188,7 @@ def show(statement: LedgerStatement) -> None:
             for row in account["sweeps"]
         ]
         names = ", ".join(_short(label) for label in account["labels"])
-        print_table(f"data {names}; unit: {account['unit']}", rows)
+        print_table(f"{names}; unit: {account['unit']}", rows)
         said = bound_in_words(account["epsilon"], account["delta"])
         stdout.print(
             f"{account['models']} models together: {said or 'no finite ε'} by accountant "

@@ -205,6 +205,10 @@ class SweepBudget:
         counted = [each.releases for each in sweeps]
         spent = sum([*counted, further or Releases()], start=Releases()).spent(limit)
         if spent <= budget.epsilon:
+            LOGGER.info(
+                "budget of the data: ε = %s of %g at δ = %g is spent or reserved",
+                stated(spent), budget.epsilon, budget.delta,
+            )  # fmt: skip
             return None
         if math.isinf(spent):
             return (

@@ -156,6 +156,7 @@ def apply_review(
         if (
             set(row) != {"author_index", "name", "genre"}
             or not isinstance(index, int)
+            or isinstance(index, bool)
             or not 0 <= index < len(attributes)
             or index in reviewed
             or not _is_text_or_null(name)
