@@ -21,7 +21,7 @@ class Entry:
     """One entry. It is never changed, and its id is the hash of its content.
 
     Attributes:
-        sweep_id, sweep: id and name of the sweep.
+        sweep_id, sweep: id and name of the sweep. A copy under another name counts by itself.
         number: position among the entries of the sweep.
         kind: "planned": what the sweep may release in all; "further": what it may release beyond
             this; "released": what it has released, in place of all before.
@@ -134,9 +134,9 @@ class Account:
 
     def sweeps(self) -> list[SweepCost]:
         """Return what each sweep counts for, in the order of their first entries."""
-        own = defaultdict[str, list[Entry]](list)
+        own = defaultdict[tuple[str, str], list[Entry]](list)
         for entry in self.entries:
-            own[entry.sweep_id].append(entry)
+            own[entry.sweep_id, entry.sweep].append(entry)
         return [_cost(sorted(each, key=lambda e: (e.number, e.time))) for each in own.values()]
 
     def releases(self) -> Releases:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mlflow.entities import Run, ViewType
+from mlflow.entities import LifecycleStage, Run, ViewType
 
 from raydp.extensions.ledger.entries import Entry
 from raydp.tracking.sealing.seal import Signer
@@ -50,13 +50,16 @@ class ReleaseLedger:
         )
         entries, problems = dict[str, Entry](), list[str]()
         for run in pages(search):
+            # A run of somebody else is no entry. An entry without its tag is missing below.
+            if _ID_TAG not in run.data.tags:
+                continue
             try:
                 entry = Entry.read(_text_of(run))
             except (ValueError, KeyError, TypeError, AttributeError):
                 problems.append(f"the run {run.info.run_id} of {EXPERIMENT} is no entry")
                 continue
             problem = None if entry.seal is None else entry.seal.signature_problem(keys)
-            if entry.id != run.data.tags.get(_ID_TAG):
+            if entry.id != run.data.tags[_ID_TAG]:
                 problem = "its content was changed"
             if problem is not None:
                 problems.append(f"the entry {entry.id[:8]} of the sweep {entry.sweep}: {problem}")
@@ -81,6 +84,10 @@ class ReleaseLedger:
 
 def append(store: Store, entry: Entry, key: Signer | None) -> Entry:
     """Write an entry, and return it with its signature. One request writes it whole."""
+    # The ledger is never deleted.
+    experiment = store.client.get_experiment_by_name(EXPERIMENT)
+    if experiment is not None and experiment.lifecycle_stage == LifecycleStage.DELETED:
+        store.client.restore_experiment(experiment.experiment_id)
     text = entry.text(key)
     chunks = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     run = store.client.create_run(

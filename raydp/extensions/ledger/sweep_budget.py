@@ -41,7 +41,13 @@ def release_budget(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> It
             then withdrawn.
     """
     budget = SweepBudget.of(spec, folder, facts)
-    budget.begin()
+    try:
+        budget.begin()
+    except NotDeliveredError as error:
+        # Without a budget a sweep does not depend on the ledger.
+        if spec.privacy.budget is not None:
+            raise
+        LOGGER.warning("the ledger of %s lacks this sweep: %s", spec.tracking.uri, error)
     try:
         yield budget
     finally:
@@ -216,7 +222,8 @@ class SweepBudget:
                 "have no guarantee, or with choices whose δ are more than half of its delta. "
                 "`raydp budget` names them."
             )
-        others = [each for each in sweeps if each.newest.sweep_id != self._plan.sweep_id]
+        this = {entry.id for entry in self._own(ledger)}
+        others = [each for each in sweeps if each.newest.id not in this]
         names = ", ".join(dict.fromkeys(each.newest.sweep for each in others[:5]))
         before = f" {len(others)} others on these data ({names}) count." if others else ""
         waiting = any(each.is_open for each in others)
@@ -258,8 +265,10 @@ class SweepBudget:
         return Releases.of(privacy[run_id].mechanism.event for run_id in run_ids)
 
     def _own(self, ledger: ReleaseLedger) -> list[Entry]:
-        """Return the sweep's entries."""
-        return [entry for entry in ledger.entries if entry.sweep_id == self._plan.sweep_id]
+        """Return the sweep's entries, the newest last."""
+        own = self._plan.sweep_id, self.spec.name
+        found = [entry for entry in ledger.entries if (entry.sweep_id, entry.sweep) == own]
+        return sorted(found, key=lambda entry: entry.number)
 
     def _counted(self, ledger: ReleaseLedger) -> Releases:
         """Return what the ledger counts for the sweep."""

@@ -26,11 +26,11 @@ IGNORED = "ignored"
 class BudgetSpec(Section):
     """The most that all sweeps on the same data may release together, by the ledger of the store."""
 
-    epsilon: Positive
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
     """The largest joint ε of all sweeps on the data."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """δ of the joint ε."""
-    data: Annotated[str, Field(min_length=1)] | None = None
+    data: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,200}$")] | None = None
     """A name of the data. Sweeps with one name, or with equal files, have one budget."""
 
 

@@ -126,8 +126,29 @@ def test_a_changed_entry_shows(store: Store) -> None:
     store.client.set_tag(run.info.run_id, "raydp.ledger.0", text.replace(",60,7]", ",60,1]"))
     (problem,) = ReleaseLedger.read(store).problems
     assert problem.endswith("of the sweep a: its content was changed")
-    store.client.set_tag(run.info.run_id, "raydp.ledger.0", "no entry")
+    store.client.set_tag(run.info.run_id, "raydp.ledger.0", "no text of one")
     assert "is no entry" in ReleaseLedger.read(store).problems[0]
+
+
+def test_a_ledger_whose_experiment_was_deleted_comes_back_and_others_runs_are_no_entries(
+    store: Store,
+) -> None:
+    write(store, entry("a"))
+    experiment = store.client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    store.client.create_run(experiment.experiment_id)
+    store.client.delete_experiment(experiment.experiment_id)
+    assert [e.sweep for e in ReleaseLedger.read(store).entries] == ["a"]
+    write(store, entry("b"))
+    ledger = ReleaseLedger.read(store)
+    assert sorted(e.sweep for e in ledger.entries) == ["a", "b"]
+    assert ledger.problems == ()
+
+
+def test_a_copy_of_a_sweep_under_another_name_counts_by_itself() -> None:
+    copied = replace(entry("a", "released", 3, number=5), sweep="copy")
+    (account,) = accounts([entry("a", "released", 2, number=1), copied])
+    assert account.releases().num_models == 5
 
 
 def test_a_signature_shows_who_wrote_an_entry(store: Store, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from raydp.extensions.ledger.sweep_budget import SweepBudget, labels_of
 from raydp.spec.reading import load_spec
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.task import TaskFacts
+from raydp.tracking import NotDeliveredError
 from raydp.tracking.store import open_store
 from tests.builders.specs import small_spec
 from tests.conftest import Answer
@@ -255,6 +256,20 @@ def test_of_two_sweeps_that_start_at_once_not_both_take_what_is_left(tmp_path: P
             assert first[1] <= second[0], "the second began after the first had given back"
 
 
+def test_a_sweep_without_a_budget_does_not_need_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(self: SweepBudget) -> None:
+        raise NotDeliveredError("no permission")
+
+    monkeypatch.setattr(SweepBudget, "begin", away)
+    run(spec_of(tmp_path, "first"))
+    assert "lacks this sweep: no permission" in caplog.text
+    with pytest.raises(NotDeliveredError, match="no permission"):
+        run(spec_of(tmp_path, "second", 60))
+    assert not (tmp_path / "runs/second").exists()
+
+
 def test_a_restored_store_gets_its_entries_back_from_the_folders(
     raydp: Raydp, tmp_path: Path
 ) -> None:
@@ -401,6 +416,8 @@ def test_a_wrong_budget_is_refused_with_the_spec(raydp: Raydp, tmp_path: Path) -
     for budget, message in (
         ({"epsilon": 0, "delta": 1e-5}, "privacy.budget.epsilon"),
         ({"epsilon": 3}, "privacy.budget.delta"),
+        ({"epsilon": 1e9, "delta": 1e-5}, "privacy.budget.epsilon"),
+        ({"epsilon": 3, "delta": 1e-5, "data": "a\nb"}, "privacy.budget.data"),
         ({"epsilon": 3, "delta": 1e-5, "name": "x"}, "privacy.budget.name"),
     ):
         spec["privacy"] = {**spec["privacy"], "budget": budget}
