@@ -25,7 +25,7 @@ LONG_LINE, LONG_FUNCTION = 100, 60
 LIMITS = {
     "lines of the core": 41_700,
     "lines of the core with analysis and search_spaces": 52_700,
-    "lines of the core, its two packages and the extensions": 92_300,
+    "lines of the core, its two packages and the extensions": 92_450,
     "folders of the core": 13,
     "modules at the top of raydp": 4,
     "modules of the largest folder": 18,

@@ -22,7 +22,7 @@ def budget(
         ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="A budget: how much of it is spent? With --delta.", min=0)
+        float | None, typer.Option(help="A budget: how much of it is spent? With --delta.")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ of all together; the largest of the sweeps by default.")
@@ -38,6 +38,8 @@ def budget(
     json: Json = False,
 ) -> None:
     """What all sweeps on the same data have released together, from the ledger of their store."""
+    if epsilon is not None and not 0 < epsilon <= 1000:
+        raise ValueError(f"--epsilon must be > 0 and <= 1000, got {epsilon:g}. Change it.")
     if epsilon is not None and delta is None:
         raise ValueError("--delta must be given with --epsilon, got nothing. Add it.")
     if delta is not None and not 0 < delta < 1:

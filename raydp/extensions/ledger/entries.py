@@ -21,10 +21,10 @@ class Entry:
     """One entry. It is never changed, and its id is the hash of its content.
 
     Attributes:
-        sweep_id, sweep: id and name of the sweep. A copy under another name counts by itself.
+        sweep_id, sweep: id and name of the sweep.
         number: position among the entries of the sweep.
         kind: "planned": what the sweep may release in all; "further": what it may release beyond
-            this; "released": what it has released, in place of all before.
+            this; "released": what it has released, after which no plan counts.
         time: when the entry was made, in ISO 8601.
         unit: "example" or "user".
         labels: names and hashes of the data. Entries that share one are about the same data.
@@ -105,7 +105,7 @@ class SweepCost:
 
     Attributes:
         newest: its newest entry.
-        releases: its models: those that it has released, or all that it may release.
+        releases: its models: all that any entry says are released, and all that it may release.
     """
 
     newest: Entry
@@ -134,21 +134,38 @@ class Account:
 
     def sweeps(self) -> list[SweepCost]:
         """Return what each sweep counts for, in the order of their first entries."""
-        own = defaultdict[tuple[str, str], list[Entry]](list)
+        own = defaultdict[str, list[Entry]](list)
         for entry in self.entries:
-            own[entry.sweep_id, entry.sweep].append(entry)
+            own[entry.sweep_id].append(entry)
         return [_cost(sorted(each, key=lambda e: (e.number, e.time))) for each in own.values()]
 
     def releases(self) -> Releases:
-        """Return the models of all sweeps."""
-        return sum((sweep.releases for sweep in self.sweeps()), start=Releases())
+        """Return the models of all sweeps. Equal runs of two sweeps have different noise."""
+        return Releases(
+            models={
+                f"{sweep.newest.sweep_id}/{name}": cost
+                for sweep in self.sweeps()
+                for name, cost in sweep.releases.models.items()
+            }
+        )
 
 
 def _cost(entries: Sequence[Entry]) -> SweepCost:
-    releases = Releases()
+    """Return what a sweep counts for: what was released stays so, and a plan ends with the sweep."""
+    released = Releases()
+    # A copy of the folder under another name goes on by itself, from the same key.
+    plans = dict[str, Releases]()
     for entry in entries:
-        releases = releases + entry.releases if entry.kind == "further" else entry.releases
-    return SweepCost(newest=entries[-1], releases=releases)
+        if entry.kind == "released":
+            released |= entry.releases
+            plans.pop(entry.sweep, None)
+        elif entry.kind == "planned":
+            plans[entry.sweep] = entry.releases
+        else:
+            plans[entry.sweep] = plans.get(entry.sweep, Releases()) | entry.releases
+    for planned in plans.values():
+        released |= planned
+    return SweepCost(newest=entries[-1], releases=released)
 
 
 def accounts(entries: Iterable[Entry]) -> list[Account]:

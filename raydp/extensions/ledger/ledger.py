@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.entities import Experiment, LifecycleStage, Run, ViewType
 
 from raydp.extensions.ledger.entries import Entry
 from raydp.tracking.sealing.seal import Signer
 from raydp.tracking.store import Store, open_experiment, pages
 
 EXPERIMENT = "raydp-ledger"
+_MARK = ("raydp.ledger", "entries")
 _TAG = "raydp.ledger.{}"
 _ID_TAG = "raydp.ledger.id"
 _CHUNK = 4000
@@ -39,7 +40,7 @@ class ReleaseLedger:
             keys: the public keys of which one must have signed each entry. With None an entry need
                 not be signed, but a signature must fit.
         """
-        experiment = store.client.get_experiment_by_name(EXPERIMENT)
+        experiment = _experiment(store)
         if experiment is None:
             return cls()
         search = partial(
@@ -84,14 +85,21 @@ class ReleaseLedger:
 
 def append(store: Store, entry: Entry, key: Signer | None) -> Entry:
     """Write an entry, and return it with its signature. One request writes it whole."""
-    # The ledger is never deleted.
-    experiment = store.client.get_experiment_by_name(EXPERIMENT)
-    if experiment is not None and experiment.lifecycle_stage == LifecycleStage.DELETED:
-        store.client.restore_experiment(experiment.experiment_id)
+    experiment = _experiment(store)
+    if experiment is None:
+        experiment_id = open_experiment(store, EXPERIMENT)
+    else:
+        experiment_id = str(experiment.experiment_id)
+        # The ledger is never deleted.
+        if experiment.lifecycle_stage == LifecycleStage.DELETED:
+            store.client.restore_experiment(experiment_id)
+    # By its tag it is found under any name.
+    if experiment is None or _MARK[0] not in experiment.tags:
+        store.client.set_experiment_tag(experiment_id, *_MARK)
     text = entry.text(key)
     chunks = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     run = store.client.create_run(
-        open_experiment(store, EXPERIMENT),
+        experiment_id,
         tags={
             _ID_TAG: entry.id,
             "sweep": entry.sweep,
@@ -101,6 +109,17 @@ def append(store: Store, entry: Entry, key: Signer | None) -> Entry:
     )
     store.client.set_terminated(run.info.run_id)
     return replace(entry, seal=Entry.read(text).seal)
+
+
+def _experiment(store: Store) -> Experiment | None:
+    """Return the experiment of the ledger, whatever became of it; None before the first entry."""
+    name, value = _MARK
+    found = store.client.search_experiments(
+        view_type=ViewType.ALL,
+        filter_string=f"tags.`{name}` = '{value}'",
+        order_by=["creation_time"],
+    )
+    return found[0] if found else store.client.get_experiment_by_name(EXPERIMENT)
 
 
 def restore(store: Store, ledger: ReleaseLedger, texts: Iterable[str]) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypedDict
 
-from raydp.privacy import Event, NonPrivateEvent, PoissonGaussian, composed
+from raydp.privacy import NonPrivateEvent, PoissonGaussian, composed
 from raydp.privacy.accounting.documents import ComposedCost
 from raydp.privacy.accounting.rdp import RDPAccountant
 from raydp.system.cache import cache_dir
 
+MAX_EPSILON, MIN_DELTA = 1000.0, 1e-100
 LARGEST_FRACTION = 11.0
 """The largest order that is no integer; see `raydp.privacy.accounting.rdp.ORDERS`."""
 LARGEST_ORDER = 1024.0
@@ -20,12 +21,17 @@ SHARE_OF_GAUSSIAN = 0.6
 """α - 1 over that of a Gaussian mechanism: 0.55 to 0.8 was best for 4 to 40 models of DP-SGD."""
 
 
-class ReleasesDocument(TypedDict):
-    """Releases as JSON. A row of `events` is q, σ, T and the number of models."""
+Pair = tuple[float, float]
+"""(ε, δ) of a release that is no sampled Gaussian mechanism, as a choice among runs."""
+Cost = PoissonGaussian | NonPrivateEvent | Pair
 
-    events: list[tuple[float, float, int, int]]
-    pairs: list[tuple[float, float]]
-    unbounded: int
+
+class ReleasesDocument(TypedDict):
+    """Releases as JSON. A row holds q, σ and T, or ε and δ, and the names of the models."""
+
+    events: list[tuple[float, float, int, list[str]]]
+    pairs: list[tuple[float, float, list[str]]]
+    unbounded: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,50 +39,61 @@ class Releases:
     """Released models by what each of them costs.
 
     Attributes:
-        events: the mechanism of each model -> number of models.
-        pairs: (ε, δ) of each release that is no such mechanism, as a choice among runs.
-        unbounded: number of models without a guarantee.
+        models: a name that no other model of the data has -> its mechanism.
     """
 
-    events: Mapping[PoissonGaussian, int] = field(default_factory=dict)
-    pairs: tuple[tuple[float, float], ...] = ()
-    unbounded: int = 0
+    models: Mapping[str, Cost] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> Self:
-        """Return the releases of models with these mechanisms."""
-        listed = list(events)
-        private = [event for event in listed if not isinstance(event, NonPrivateEvent)]
-        return cls(events=Counter(private), unbounded=len(listed) - len(private))
-
-    def __add__(self, other: Releases) -> Releases:
-        return Releases(
-            events=Counter(self.events) + Counter(other.events),
-            pairs=self.pairs + other.pairs,
-            unbounded=self.unbounded + other.unbounded,
-        )
+    def __or__(self, other: Releases) -> Releases:
+        """Return the models of both. One that both have counts once."""
+        return Releases(models={**self.models, **other.models})
 
     @property
     def num_models(self) -> int:
         """Return the number of models."""
-        return sum(self.events.values()) + len(self.pairs) + self.unbounded
+        return len(self.models)
+
+    @property
+    def events(self) -> Counter[PoissonGaussian]:
+        """Return each mechanism with the number of its models."""
+        return Counter(c for c in self.models.values() if isinstance(c, PoissonGaussian))
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Return the pairs (ε, δ)."""
+        return [cost for cost in self.models.values() if isinstance(cost, tuple)]
+
+    @property
+    def unbounded(self) -> int:
+        """Return the number of models without a guarantee."""
+        return sum(isinstance(cost, NonPrivateEvent) for cost in self.models.values())
 
     def to_json(self) -> ReleasesDocument:
         """Return the content for an entry."""
-        rows = ((e.sample_rate, e.noise_multiplier, e.num_steps, n) for e, n in self.events.items())
-        return {"events": sorted(rows), "pairs": list(self.pairs), "unbounded": self.unbounded}
+        names = defaultdict[Cost, list[str]](list)
+        for name, cost in sorted(self.models.items()):
+            names[cost].append(name)
+        events = [
+            (c.sample_rate, c.noise_multiplier, c.num_steps, own)
+            for c, own in names.items()
+            if isinstance(c, PoissonGaussian)
+        ]
+        return {
+            "events": sorted(events),
+            "pairs": sorted((*c, own) for c, own in names.items() if isinstance(c, tuple)),
+            "unbounded": names.get(NonPrivateEvent(), []),
+        }
 
     @classmethod
     def from_json(cls, document: ReleasesDocument) -> Self:
         """Read what `to_json` wrote."""
-        return cls(
-            events={
-                PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=steps): count
-                for q, sigma, steps, count in document["events"]
-            },
-            pairs=tuple((epsilon, delta) for epsilon, delta in document["pairs"]),
-            unbounded=document["unbounded"],
-        )
+        models: dict[str, Cost] = dict.fromkeys(document["unbounded"], NonPrivateEvent())
+        for q, sigma, steps, names in document["events"]:
+            event = PoissonGaussian(sample_rate=q, noise_multiplier=sigma, num_steps=steps)
+            models |= dict.fromkeys(names, event)
+        for epsilon, delta, names in document["pairs"]:
+            models |= dict.fromkeys(names, (epsilon, delta))
+        return cls(models=models)
 
     def joint(self, delta: float, accountant: str) -> ComposedCost:
         """Return the joint cost, if no b, T or σ was chosen after an earlier result was seen.
@@ -93,7 +110,7 @@ class Releases:
         if not self.events:
             return {**answer, "epsilon": own}
         cost = composed(
-            list(Counter(self.events).elements()),
+            list(self.events.elements()),
             left,
             accountant,
             cache_dir=cache_dir() / "guarantee",
@@ -127,23 +144,40 @@ class RenyiBudget:
 
     Guarantee:
         Releases whose `Releases.spent` is at most epsilon are (epsilon, delta)-differentially
-        private together. Each sweep may be chosen after the results of all others were seen, with
-        its b, T and σ, and sweeps may run at the same time.
+        private together, if (epsilon, delta) was fixed before the first result. Each sweep may be
+        chosen after the results of all others were seen, with its b, T and σ, and sweeps may run at
+        the same time.
 
     Proof:
         The order α depends on (ε, δ) alone. Divergences of order α add up to at most ρ however the
         mechanisms were chosen (Feldman and Zrnic 2021, Theorem 3.1), also of concurrent ones (Haney
         et al. 2023). So all together has a divergence of at most ρ, which gives (ρ + conversion,
-        δ/2) (Balle et al. 2020, Theorem 21). A release that is (ε', δ')-private is a mechanism
-        with a privacy loss of at most ε', except with probability δ' (Dwork, Rothblum and Vadhan
-        2010). The other half of δ pays for these exceptions.
+        δ/2) (Balle et al. 2020, Theorem 21). An (ε', δ')-private mechanism post-processes a
+        randomised response that tells all with probability δ', on either data set, and otherwise
+        has a privacy loss of at most ε' (Kairouz, Oh and Viswanath 2015). The other half of δ pays
+        for these probabilities.
 
     Args:
-        epsilon, delta: the bound.
+        epsilon: the bound, up to 1000.
+        delta: the bound, from 1e-100.
+
+    Raises:
+        ValueError: an argument is out of its range.
     """
 
     epsilon: float
     delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= MAX_EPSILON:
+            raise ValueError(
+                f"the budget's epsilon must be > 0 and <= {MAX_EPSILON:g}, got {self.epsilon:g}. "
+                "Change it."
+            )
+        if not MIN_DELTA <= self.delta < 1:
+            raise ValueError(
+                f"the budget's delta must be >= {MIN_DELTA:g} and < 1, got {self.delta:g}. Change it."
+            )
 
     @property
     def order(self) -> float:
@@ -152,7 +186,8 @@ class RenyiBudget:
         Sampled mechanisms diverge at orders above their best one.
         """
         root = math.sqrt(math.log(2 / self.delta))
-        order = 1 + SHARE_OF_GAUSSIAN * root / (math.sqrt(root**2 + self.epsilon) - root)
+        gaussian = root * (math.sqrt(root**2 + self.epsilon) + root) / self.epsilon
+        order = 1 + SHARE_OF_GAUSSIAN * gaussian
         whole = order > LARGEST_FRACTION
         return min(float(round(order)) if whole else order, LARGEST_ORDER)
 

@@ -21,6 +21,8 @@ from raydp.system.output import print_table, print_warning, stdout
 from raydp.tracking.sealing.seal import public_keys
 from raydp.tracking.store import open_store
 
+MOST_ALONE = 20
+"""The largest number of sweeps whose own ε are computed too: each takes a second or more."""
 NOT_COUNTED = "audits, shadow models and scores are not counted: they release no model"
 
 
@@ -90,24 +92,25 @@ def statement_of(
     """
     resolve("accountants", accountant, field="--accountant")
     folder = _folder(data, storage)
-    restored = 0
+    if folder is None and restore:
+        raise ValueError(f"--restore must be of a SWEEP, got {data!r}. Name one.")
+    store, restored, labels = open_store(uri if folder is None else folder.tracking().uri), 0, None
     if folder is not None:
         own = SweepBudget.of(folder.spec(), folder, folder.plan().facts)
-        store, planned = own.store, own.spec.privacy.budget
-        before = len(ReleaseLedger.read(store).entries)
+        labels, planned = own.labels, own.spec.privacy.budget
         if restore:
-            own.settle(deleted=True) if folder.summary() else own.restored()
+            before = len(ReleaseLedger.read(store).entries)
+            with folder.locked():
+                # A sweep of an earlier version has no entry.
+                own.restored() if folder.budget_entries() else own.settle(deleted=True)
             restored = len(ReleaseLedger.read(store).entries) - before
         if limit is None and planned is not None:
             limit = planned.epsilon, planned.delta
-    elif restore:
-        raise ValueError(f"--restore must be of a SWEEP, got {data!r}. Name one.")
-    else:
-        store = open_store(uri)
     ledger = ReleaseLedger.read(store, public_keys(keys))
-    if folder is not None:
-        one = account_of(ledger.entries, own.spec.privacy.unit, own.labels)
-        found = [] if one is None else [one]
+    if labels is not None:
+        # Sweeps of another unit are shown too, and never added up with these.
+        both = (account_of(ledger.entries, unit, labels) for unit in ("example", "user"))
+        found = [account for account in both if account is not None]
     else:
         found = accounts(ledger.entries)
         found = found if data is None else _of_label(found, data)
@@ -145,8 +148,11 @@ def _of_label(found: Sequence[Account], data: str) -> list[Account]:
 def _document(
     account: Account, limit: tuple[float, float] | None, delta: float | None, accountant: str
 ) -> AccountDocument:
-    delta = max(entry.delta for entry in account.entries) if delta is None else delta
     releases = account.releases()
+    if delta is None:
+        # A pair takes its δ from all together.
+        delta = max(e.delta for e in account.entries) + sum(d for _, d in releases.pairs)
+    sweeps = account.sweeps()
     budget: BudgetRow | None = None
     if limit is not None:
         bound = RenyiBudget(epsilon=limit[0], delta=limit[1])
@@ -154,7 +160,9 @@ def _document(
     return {
         "unit": account.entries[0].unit,
         "labels": sorted(account.labels),
-        "sweeps": [_row(sweep, delta, accountant) for sweep in account.sweeps()],
+        "sweeps": [
+            _row(sweep, delta, accountant, alone=len(sweeps) <= MOST_ALONE) for sweep in sweeps
+        ],
         "models": releases.num_models,
         "epsilon": releases.joint(delta, accountant)["epsilon"],
         "delta": delta,
@@ -163,13 +171,13 @@ def _document(
     }
 
 
-def _row(sweep: SweepCost, delta: float, accountant: str) -> SweepRow:
+def _row(sweep: SweepCost, delta: float, accountant: str, *, alone: bool) -> SweepRow:
     return {
         "sweep": sweep.newest.sweep,
         "sweep_id": sweep.newest.sweep_id,
         "state": "open" if sweep.is_open else "ended",
         "models": sweep.releases.num_models,
-        "epsilon": sweep.releases.joint(delta, accountant)["epsilon"],
+        "epsilon": sweep.releases.joint(delta, accountant)["epsilon"] if alone else None,
         "time": sweep.newest.time,
     }
 
@@ -197,9 +205,12 @@ def show(statement: LedgerStatement) -> None:
         if (budget := account["budget"]) is not None:
             stdout.print(
                 f"budget ε = {budget['epsilon']:g}, δ = {budget['delta']:g}: "
-                f"{_bound(budget['spent'])} of it is spent, however b, T and σ were chosen"
+                f"{_bound(budget['spent'])} of it is spent, however b, T and σ were chosen, if this budget "
+                "was fixed before the first result"
             )
         stdout.print("")
+    if len({account["unit"] for account in statement["accounts"]}) > 1:
+        stdout.print("Examples and users are separate units: their ε do not add up to one number.")
     if not statement["accounts"]:
         stdout.print("the ledger has no entry of these data")
     stdout.print(f"Of the store {statement['store']} alone. {NOT_COUNTED.capitalize()}.")

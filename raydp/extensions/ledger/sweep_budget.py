@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,7 @@ def release_budget(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> It
             then withdrawn.
     """
     budget = SweepBudget.of(spec, folder, facts)
+    is_new = folder.is_untouched() and folder.budget_entries() is None
     try:
         budget.begin()
     except NotDeliveredError as error:
@@ -52,13 +53,18 @@ def release_budget(spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> It
         yield budget
     finally:
         try:
-            budget.settle()
+            # A new sweep that has begun no run gives back all. Of a folder that was emptied nobody
+            # knows what it released.
+            budget.settle(never_began=is_new and folder.is_untouched())
         except (NotDeliveredError, ValueError) as error:
             LOGGER.warning("the ledger still counts all that the sweep may release: %s", str(error))
 
 
 def settle_deleted(folder: SweepFolder) -> None:
-    """Enter what a sweep has released, before the sweep is deleted."""
+    """Enter what a sweep may have released, before the sweep is deleted.
+
+    Each finished run counts, for a driver that was killed may have registered it without a mark.
+    """
     facts = folder.plan().facts
     if facts.only_measured is None:
         SweepBudget.of(folder.spec(), folder, facts).settle(deleted=True)
@@ -75,11 +81,15 @@ class SweepBudget:
     spec: SweepSpec
     folder: SweepFolder
     labels: frozenset[str]
+    _late: list[str] = field(default_factory=list)
+    """Runs that could not be entered while the store was away."""
 
     @classmethod
     def of(cls, spec: SweepSpec, folder: SweepFolder, facts: TaskFacts) -> SweepBudget:
-        """Return the budget of a sweep."""
-        return cls(spec=spec, folder=folder, labels=labels_of(spec, facts))
+        """Return the budget of a sweep. Its data keep the labels that they had at its start."""
+        kept = [Entry.read(text).labels for text in folder.budget_entries() or ()]
+        labels = _names_of(spec, facts).union(*kept) if kept else labels_of(spec, facts)
+        return cls(spec=spec, folder=folder, labels=labels)
 
     @cached_property
     def store(self) -> Store:
@@ -95,23 +105,28 @@ class SweepBudget:
         Raises:
             ValueError: the budget does not suffice.
         """
-        entry = None
         if self._is_choice:
-            refusal = self._refusal_of_choice()
-        else:
-            with delivering():
-                ledger, planned = self.restored(), self._planned()
-                own, before = self._own(ledger), self._counted(ledger)
-                if before != planned or not own or own[-1].labels != self.labels:
-                    entry = self._append("planned", planned, ledger)
+            if (refusal := self._refusal_of_choice()) is not None:
+                raise ValueError(refusal)
+            return
+        with delivering():
+            ledger, planned = self.restored(), self._planned()
+            own, before = self._own(ledger), self._counted(ledger)
+            is_new = not own or own[-1].labels != self.labels
+            if not is_new and planned.models.keys() <= before.models.keys():
+                entry = None
+            else:
+                entry = self._append("planned", planned, ledger)
+            try:
                 # Every sweep writes first and reads then. So of two that start at once, one sees
                 # the other, and they cannot both take what is left.
-                refusal = self._refusal()
-                if refusal is not None and entry is not None:
-                    kind: Kind = "planned" if before.num_models else "released"
+                if (refusal := self._refusal()) is not None:
+                    raise ValueError(refusal)
+            except BaseException:
+                if entry is not None:
+                    kind: Kind = "planned" if own and own[-1].kind != "released" else "released"
                     self._append(kind, before, ReleaseLedger.read(self.store))
-        if refusal is not None:
-            raise ValueError(refusal)
+                raise
         if entry is not None:
             self._keep(entry)
 
@@ -128,15 +143,17 @@ class SweepBudget:
         Raises:
             NotDeliveredError: the store is away, and a choice is to be entered.
         """
-        further = self._choice() if self._is_choice else self._events(run_ids)
+        late = [*self._late, *run_ids]
+        further = self._choice() if self._is_choice else self._events(late)
         try:
             with delivering():
                 ledger = self.restored()
                 before = self._counted(ledger)
                 if self._is_choice and before.num_models:
                     return None  # a resume
-                entry = self._append("released" if self._is_choice else "further", further, ledger)
+                entry = self._append("planned" if self._is_choice else "further", further, ledger)
                 self._keep(entry)
+                self._late.clear()
                 if (refusal := self._refusal()) is None:
                     return None
                 kind: Kind = "released" if self._is_choice else "planned"
@@ -145,24 +162,28 @@ class SweepBudget:
             if self._is_choice:
                 raise
             if self.spec.privacy.budget is None:
-                return None  # the end of the sweep enters what it has released
+                self._late.extend(run_ids)
+                return None
             return f"The ledger cannot be reached: {error}"
         return f"No further run may be released: {refusal} To go on, run it again with --resume."
 
-    def settle(self, *, deleted: bool = False) -> None:
+    def settle(self, *, never_began: bool = False, deleted: bool = False) -> None:
         """Enter what was released, if the sweep has ended, has begun no run, or is deleted.
 
         What a registered model tells stays told, also if the model is deleted.
         """
-        has_ended = self.folder.released() is not None or self.folder.is_untouched()
-        if not deleted and (self._is_choice or not has_ended):
+        has_ended = self.folder.released() is not None or never_began
+        if not (deleted or has_ended):
             return
-        released = self._released()
+        if deleted and self.folder.is_untouched() and self.folder.budget_entries():
+            return  # somebody has emptied the folder: all that was planned stays
+        released = self._released(finished=deleted)
         with delivering():
-            ledger = self.restored() if deleted else ReleaseLedger.read(self.store)
+            ledger = self.restored()
             own = self._own(ledger)
             ended = bool(own) and own[-1].kind == "released"
-            if (own or deleted) and not (ended and self._counted(ledger) == released):
+            known = released.models.keys() <= self._counted(ledger).models.keys()
+            if (own or released.num_models) and not (ended and known):
                 entry = self._append("released", released, ledger)
                 if self.folder.path.is_dir():
                     self._keep(entry)
@@ -207,9 +228,8 @@ class SweepBudget:
             )
         account = account_of(ledger.entries, self._unit, self.labels)
         limit = RenyiBudget(epsilon=budget.epsilon, delta=budget.delta)
-        sweeps = [] if account is None else account.sweeps()
-        counted = [each.releases for each in sweeps]
-        spent = sum([*counted, further or Releases()], start=Releases()).spent(limit)
+        counted = Releases() if account is None else account.releases()
+        spent = (counted | (further or Releases())).spent(limit)
         if spent <= budget.epsilon:
             LOGGER.info(
                 "budget of the data: ε = %s of %g at δ = %g is spent or reserved",
@@ -222,16 +242,18 @@ class SweepBudget:
                 "have no guarantee, or with choices whose δ are more than half of its delta. "
                 "`raydp budget` names them."
             )
-        this = {entry.id for entry in self._own(ledger)}
-        others = [each for each in sweeps if each.newest.id not in this]
+        sweeps = [each for each in account.sweeps() if each.releases.num_models] if account else []
+        others = [each for each in sweeps if each.newest.sweep_id != self._plan.sweep_id]
+        models = sum(each.releases.num_models for each in others)
+        own = counted.num_models - models + (further.num_models if further else 0)
         names = ", ".join(dict.fromkeys(each.newest.sweep for each in others[:5]))
-        before = f" {len(others)} others on these data ({names}) count." if others else ""
+        before = f" Others on these data ({names}) count with {models} models." if others else ""
         waiting = any(each.is_open for each in others)
         wait = " Sweeps that have not ended count with all they may release." if waiting else ""
         return (
             f"privacy.budget.epsilon must be larger, got {budget.epsilon:g} where ε = {stated(spent)} at "
-            f"δ = {budget.delta:g} would be spent.{before}{wait} Plan fewer runs or a smaller "
-            "target_epsilon, or raise it."
+            f"δ = {budget.delta:g} would be spent. This sweep counts with {own} models.{before}{wait} "
+            "Plan fewer runs or a smaller target_epsilon, or raise it."
         )
 
     def _planned(self) -> Releases:
@@ -247,33 +269,36 @@ class SweepBudget:
             ]
         )
 
-    def _released(self) -> Releases:
-        """Return what the sweep has released."""
+    def _released(self, *, finished: bool) -> Releases:
+        """Return the models that are marked as registered, or all of finished runs."""
         if self._is_choice:
-            return Releases() if self.folder.released() is None else self._choice()
-        # Models are registered one by one, so an interrupted sweep has released some.
-        trials, uri = self._plan.trials, self.folder.model_uri
-        return self._events([t.run_id for t in trials if uri(t.run_id) is not None])
+            chosen = self.folder.released() is not None or (finished and self.folder.decision())
+            return self._choice() if chosen else Releases()
+        found = []
+        for trial in self._plan.trials:
+            result = self.folder.result(trial.run_id) if finished else None
+            if self.folder.model_uri(trial.run_id) or (result is not None and result.finished):
+                found.append(trial.run_id)
+        return self._events(found)
 
     def _choice(self) -> Releases:
         # The numbers of the target, so that the entry tells nothing of the draw.
         epsilon = self.spec.privacy.require_target("with a choice that ε covers")
-        return Releases(pairs=((epsilon, self._plan.delta),))
+        return Releases(models={"choice": (epsilon, self._plan.delta)})
 
     def _events(self, run_ids: Sequence[str]) -> Releases:
         privacy = self._plan.privacy
-        return Releases.of(privacy[run_id].mechanism.event for run_id in run_ids)
+        return Releases(models={name: privacy[name].mechanism.event for name in run_ids})
 
     def _own(self, ledger: ReleaseLedger) -> list[Entry]:
         """Return the sweep's entries, the newest last."""
-        own = self._plan.sweep_id, self.spec.name
-        found = [entry for entry in ledger.entries if (entry.sweep_id, entry.sweep) == own]
-        return sorted(found, key=lambda entry: entry.number)
+        own = [entry for entry in ledger.entries if entry.sweep_id == self._plan.sweep_id]
+        return sorted(own, key=lambda entry: (entry.number, entry.time))
 
     def _counted(self, ledger: ReleaseLedger) -> Releases:
         """Return what the ledger counts for the sweep."""
         account = account_of(self._own(ledger), self._unit, self.labels)
-        return Releases() if account is None else account.releases()
+        return Releases() if account is None else account.sweeps()[0].releases
 
     def _append(self, kind: Kind, releases: Releases, ledger: ReleaseLedger) -> Entry:
         entry = Entry(
@@ -302,9 +327,15 @@ def labels_of(spec: SweepSpec, facts: TaskFacts) -> frozenset[str]:
     or secrets leave as it is, and the name of `privacy.budget.data`. A task without a file counts
     by its own name.
     """
+    sources = map(_label_of, _sources(spec.task))
+    return _names_of(spec, facts).union(label for label in sources if label is not None)
+
+
+def _names_of(spec: SweepSpec, facts: TaskFacts) -> frozenset[str]:
+    """Return the labels that no file decides."""
     budget = spec.privacy.budget
     named = {f"name:{budget.data}"} if budget is not None and budget.data is not None else set()
-    return frozenset({f"task:{facts.content_hash}", *named, *map(_label_of, _sources(spec.task))})
+    return frozenset({f"task:{facts.content_hash}", *named})
 
 
 def _sources(task: Plugin) -> Iterator[str]:
@@ -317,11 +348,14 @@ def _sources(task: Plugin) -> Iterator[str]:
         yield str(params.get("path") or task.name)
 
 
-def _label_of(path: str) -> str:
-    """Return the hash of a file or a folder's files; of what lies elsewhere, its name."""
+def _label_of(path: str) -> str | None:
+    """Return the hash of a file or a folder's files; of what lies elsewhere, its name.
+
+    A file that is gone has no label: another one may have had its name.
+    """
     place = Path(path)
     if is_uri(path) or not place.exists():
-        return f"data:{path}"
+        return None if place.is_absolute() or place.suffix else f"data:{path}"
     digest = hashlib.sha256()
     files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
     for file in files:

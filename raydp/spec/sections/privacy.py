@@ -30,7 +30,7 @@ class BudgetSpec(Section):
     """The largest joint ε of all sweeps on the data."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """δ of the joint ε."""
-    data: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,200}$")] | None = None
+    data: Annotated[str, Field(pattern=r"^\S[^\x00-\x1f]{0,199}$")] | None = None
     """A name of the data. Sweeps with one name, or with equal files, have one budget."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -11,22 +12,30 @@ from dp_accounting.pld import PLDAccountant
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from raydp.extensions.ledger.releases import Releases, RenyiBudget
+from raydp.extensions.ledger.releases import Cost, Releases, RenyiBudget
 from raydp.privacy import NonPrivateEvent, PoissonGaussian
 
 DELTA = 1e-5
 ONE = PoissonGaussian(sample_rate=0.02, noise_multiplier=0.9, num_steps=60)
 TWO = PoissonGaussian(sample_rate=0.05, noise_multiplier=1.4, num_steps=100)
-MODELS = Releases.of([ONE, ONE, TWO])
 
 
-def test_models_add_up_whatever_their_order() -> None:
-    assert (Releases.of([ONE]) + Releases.of([TWO, ONE])) == MODELS
+def of(*costs: Cost, start: int = 0) -> Releases:
+    """Releases of models with these costs."""
+    return Releases(models={str(start + place): cost for place, cost in enumerate(costs)})
+
+
+MODELS = of(ONE, ONE, TWO)
+
+
+def test_a_model_counts_once_whatever_the_order() -> None:
+    assert of(ONE) | of(ONE, TWO, start=1) == MODELS
+    assert MODELS | of(ONE) == MODELS
     assert MODELS.num_models == 3
     assert Releases.from_json(MODELS.to_json()) == MODELS
-    mixed = Releases.of([ONE, NonPrivateEvent()]) + Releases(pairs=((2.0, 1e-6),))
-    assert Releases.from_json(mixed.to_json()) == mixed
-    assert (mixed.num_models, mixed.unbounded) == (3, 1)
+    mixed = of(ONE, NonPrivateEvent(), (2.0, 1e-6), (1.0, 1e-6))
+    assert Releases.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
+    assert (mixed.num_models, mixed.unbounded, len(mixed.pairs)) == (4, 1, 2)
 
 
 def test_the_joint_epsilon_is_that_of_another_library() -> None:
@@ -39,17 +48,17 @@ def test_the_joint_epsilon_is_that_of_another_library() -> None:
 
 
 def test_a_pair_adds_its_epsilon_and_takes_its_delta() -> None:
-    pair = Releases(pairs=((2.0, 4e-6),))
+    pair = of((2.0, 4e-6), start=9)
     alone = MODELS.joint(DELTA - 4e-6, "pld")["epsilon"]
-    assert (MODELS + pair).joint(DELTA, "pld")["epsilon"] == pytest.approx(2.0 + alone)
+    assert (MODELS | pair).joint(DELTA, "pld")["epsilon"] == pytest.approx(2.0 + alone)
     assert pair.joint(DELTA, "pld")["epsilon"] == 2.0
-    assert (MODELS + pair).joint(4e-6, "pld")["epsilon"] == math.inf, "no δ is left"
-    assert (pair + pair + pair).joint(DELTA, "pld")["epsilon"] == math.inf
+    assert (MODELS | pair).joint(4e-6, "pld")["epsilon"] == math.inf, "no δ is left"
+    assert of(*3 * [(2.0, 4e-6)]).joint(DELTA, "pld")["epsilon"] == math.inf
     assert Releases().joint(DELTA, "pld")["epsilon"] == 0.0
 
 
 def test_a_model_without_a_guarantee_makes_all_infinite() -> None:
-    mixed = MODELS + Releases.of([NonPrivateEvent()])
+    mixed = MODELS | of(NonPrivateEvent(), start=9)
     assert mixed.joint(DELTA, "pld")["epsilon"] == math.inf
     assert mixed.spent(RenyiBudget(epsilon=100, delta=DELTA)) == math.inf
 
@@ -78,7 +87,7 @@ def test_what_is_spent_is_the_divergence_by_quadrature_converted(epsilon: float)
 def test_the_filter_never_allows_more_than_composition_would() -> None:
     """The filter holds for more ways to choose, so it must cost more; at most 30 % here."""
     for count in (1, 5, 20):
-        models = Releases(events={ONE: count, TWO: count})
+        models = of(*count * [ONE, TWO])
         joint = models.joint(DELTA, "pld")["epsilon"]
         assert joint is not None
         assert models.spent(RenyiBudget(epsilon=joint, delta=DELTA)) > joint
@@ -95,9 +104,9 @@ def test_a_chosen_pair_costs_at_least_its_renyi_divergence() -> None:
             exact = math.log(
                 p**order * (1 - p) ** (1 - order) + (1 - p) ** order * p ** (1 - order)
             )
-            own = Releases(pairs=((epsilon, 1e-7),)).spent(budget)
+            own = of((epsilon, 1e-7)).spent(budget)
             assert own - budget.conversion >= exact / (order - 1) - 1e-12 or own == 0.0
-    half = Releases(pairs=((1.0, DELTA / 2), (1.0, 1e-12)))
+    half = of((1.0, DELTA / 2), (1.0, 1e-12))
     assert half.spent(RenyiBudget(epsilon=50, delta=DELTA)) == math.inf, "half of δ is for pairs"
 
 
@@ -125,3 +134,21 @@ def test_an_adversary_who_follows_results_keeps_within_the_budget() -> None:
     delta = float(np.maximum(0.0, 1 - np.exp(budget.epsilon - losses)).mean())
     assert delta <= budget.delta
     assert spent.max() > 0.8 * limit, "the adversary uses the budget"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0, 1e-5), (1e30, 1e-5), (3, 0), (3, 1e-300), (3, 1)]
+)
+def test_a_budget_outside_of_its_range_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(ValueError, match=r"the budget's (epsilon|delta) must be"):
+        RenyiBudget(epsilon=epsilon, delta=delta)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-3, 1000.0])
+@pytest.mark.parametrize("delta", [1e-100, 1e-9, 0.5])
+def test_the_order_of_an_extreme_budget_is_finite_and_above_one(
+    epsilon: float, delta: float
+) -> None:
+    budget = RenyiBudget(epsilon=epsilon, delta=delta)
+    assert 1 < budget.order <= 1024
+    assert not math.isnan(MODELS.spent(budget))

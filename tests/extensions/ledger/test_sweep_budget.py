@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -20,6 +21,7 @@ from raydp.extensions.ledger.ledger import ReleaseLedger
 from raydp.extensions.ledger.releases import Releases, RenyiBudget
 from raydp.extensions.ledger.sweep_budget import SweepBudget, labels_of
 from raydp.spec.reading import load_spec
+from raydp.sweep import driver
 from raydp.sweep.store.folder import SweepFolder
 from raydp.tasks.task import TaskFacts
 from raydp.tracking import NotDeliveredError
@@ -67,6 +69,12 @@ def needed(models: Releases) -> float:
     return epsilon
 
 
+def of_runs(models: Releases, times: int) -> Releases:
+    """The models of several equal sweeps."""
+    named = ((f"{k}/{name}", cost) for k in range(times) for name, cost in models.models.items())
+    return Releases(models=dict(named))
+
+
 def of_first(folder: Path) -> Releases:
     """What the one sweep in the ledger has released."""
     (account,) = accounts(ledger_of(folder).entries)
@@ -81,13 +89,14 @@ def test_a_sweep_that_would_overdraw_trains_nothing_and_its_name_stays_free(tmp_
     run(spec_of(tmp_path, "first"))
     assert models(tmp_path) == {"first": (2, "released")}
     one = of_first(tmp_path)
-    enough = needed(one + one)
+    enough = needed(of_runs(one, 2))
     with pytest.raises(
         ValueError, match=r"must be larger, got .* where ε = .* would be spent"
     ) as error:
         run(spec_of(tmp_path, "second", (needed(one) * enough) ** 0.5))
     assert str(error.value).startswith("privacy.budget.epsilon")
-    assert "1 others on these data (first) count." in str(error.value)
+    assert "This sweep counts with 2 models." in str(error.value)
+    assert "Others on these data (first) count with 2 models." in str(error.value)
     assert not (tmp_path / "runs/second").exists()
     assert models(tmp_path) == {"first": (2, "released"), "second": (0, "released")}
     run(spec_of(tmp_path, "second", enough))
@@ -121,10 +130,51 @@ def test_a_deletion_gives_back_what_an_interrupted_sweep_did_not_release(
         with pytest.raises(KeyboardInterrupt):
             run(spec_of(tmp_path, "first", 60))
     folder = SweepFolder.open(tmp_path / "runs/first")
-    held = sum(folder.model_uri(t.run_id) is not None for t in folder.plan().trials)
+    results = [folder.result(t.run_id) for t in folder.plan().trials]
+    held = sum(result is not None and result.finished for result in results)
+    assert held >= sum(folder.model_uri(t.run_id) is not None for t in folder.plan().trials)
     assert models(tmp_path) == {"first": (2, "planned")}, "it may go on"
     assert raydp("delete", folder.path, "--yes").code == 0
     assert models(tmp_path) == {"first": (held, "released")}
+
+
+def test_a_folder_that_was_emptied_gives_nothing_back(
+    raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, **options: object) -> Any:
+        raise KeyboardInterrupt
+
+    run(spec_of(tmp_path, "first"))
+    folder = SweepFolder.open(tmp_path / "runs/first")
+    shutil.rmtree(folder.path / "trials")
+    (folder.path / "trials").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(spec_of(tmp_path, "first"), resume=True)
+    assert models(tmp_path)["first"][0] == 2
+    assert raydp("delete", folder.path, "--yes").code == 0
+    assert models(tmp_path)["first"][0] == 2
+
+
+def test_a_file_that_is_gone_has_no_label(tmp_path: Path) -> None:
+    spec = load_spec(
+        spec_of(tmp_path, "gone", task={"name": "text", "path": str(tmp_path / "x.jsonl")})
+    )
+    facts = TaskFacts(num_examples=1, num_units=1, privacy_unit="", content_hash="1", num_tokens=1)
+    assert labels_of(spec, facts) == {"task:1"}
+
+
+def test_a_start_that_fails_after_its_entry_withdraws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: SweepBudget, further: Any = None) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(SweepBudget, "_refusal", broken)
+    with pytest.raises(RuntimeError, match="a fault"):
+        run(spec_of(tmp_path, "first", 60))
+    assert models(tmp_path) == {"first": (0, "released")}
 
 
 def test_a_larger_budget_is_no_other_sweep(tmp_path: Path) -> None:
@@ -178,6 +228,28 @@ def test_a_further_run_is_entered_or_refused_and_then_counts_for_nothing(tmp_pat
     assert models(tmp_path)["first"] == (5, "further")
 
 
+def test_runs_that_were_given_out_while_the_store_was_away_are_entered_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = {"seeds": {"first": 2, "at_most": 4, "max_cost_share": 3.0}}
+    run(spec_of(tmp_path, "first", **seeds))
+    folder = SweepFolder.open(tmp_path / "runs/first")
+    more = [t.run_id for t in folder.plan().trials if folder.model_uri(t.run_id) is None]
+    budget = SweepBudget.of(
+        load_spec(spec_of(tmp_path, "first", **seeds)), folder, folder.plan().facts
+    )
+
+    def away(self: SweepBudget) -> Any:
+        raise NotDeliveredError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SweepBudget, "restored", away)
+        assert budget.refused(more[:1]) is None
+    assert models(tmp_path)["first"][0] == 4
+    assert budget.refused(more[1:2]) is None
+    assert models(tmp_path)["first"][0] == 6
+
+
 def test_a_study_ends_where_the_budget_ends(
     raydp: Raydp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,8 +291,8 @@ def test_of_two_sweeps_that_start_at_once_not_both_take_what_is_left(tmp_path: P
     run(spec_of(tmp_path, "base"))
     facts = SweepFolder.open(tmp_path / "runs/base").plan().facts
     alone = of_first(tmp_path)
-    limit = (needed(alone + alone) * needed(alone + alone + alone)) ** 0.5
-    assert needed(alone + alone) < limit < needed(alone + alone + alone)
+    two, three = (needed(of_runs(alone, times)) for times in (2, 3))
+    limit = (two * three) ** 0.5
     for attempt in range(5):
         barrier = Barrier(2)
         held = list[tuple[float, float]]()
@@ -306,20 +378,21 @@ def choice_of(folder: Path, name: str, epsilon: float | None) -> dict[str, Any]:
 def test_a_choice_counts_for_its_pair_from_its_release_on(tmp_path: Path) -> None:
     """An entry at its start would tell how long the choice took, and so how many runs it had."""
     run(choice_of(tmp_path, "choice", None))
-    (entry,) = ledger_of(tmp_path).entries
+    entry, *others = ledger_of(tmp_path).entries
+    assert [other.releases for other in others] == [entry.releases]
     assert entry.releases.pairs[0][0] == 8
     assert not entry.releases.events
     ended = max(p.stat().st_mtime for p in tmp_path.glob("runs/choice/trials/*/result.json"))
     assert datetime.fromisoformat(entry.time).timestamp() >= ended - 0.001
     run(choice_of(tmp_path, "choice", None), resume=True)
-    assert ledger_of(tmp_path).entries == (entry,), "a resume releases the same model"
+    assert ledger_of(tmp_path).entries == (entry, *others), "a resume releases the same model"
 
 
 def test_a_choice_that_would_overdraw_begins_nothing_and_leaves_no_trace(tmp_path: Path) -> None:
     run(choice_of(tmp_path, "first", None))
     with pytest.raises(ValueError, match=r"privacy\.budget\.epsilon must be larger, got 9 "):
         run(choice_of(tmp_path, "second", 9))
-    assert [e.sweep for e in ledger_of(tmp_path).entries] == ["first"]
+    assert {e.sweep for e in ledger_of(tmp_path).entries} == {"first"}
     assert not (tmp_path / "runs/second").exists()
 
 
@@ -396,6 +469,7 @@ def test_the_statement_names_sweeps_models_and_the_joint_epsilon(
     [
         (("nothing",), "SWEEP|DATA 'nothing' is unknown"),
         (("--epsilon", 3), "--delta must be given with --epsilon"),
+        (("--epsilon", 0, "--delta", 0.1), "--epsilon must be > 0 and <= 1000, got 0"),
         (("--delta", 2), "--delta must be > 0 and < 1, got 2"),
         (("--accountant", "moments"), "--accountant 'moments' is unknown"),
         (("--restore",), "--restore must be of a SWEEP"),
