@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import socket
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -121,7 +122,8 @@ def speaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Iterable[byt
     ("answer", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", "BadStatusLine"),
-        (b"", "RemoteDisconnected"),
+        # The system decides which of the two an answer of nothing is.
+        (b"", "(RemoteDisconnected|ConnectionResetError)"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\n\r\n", "HTTPError 302"),
         (b"HTTP/1.1 404 Not Found\r\n\r\n", "HTTPError 404"),
     ],
@@ -134,7 +136,7 @@ def test_a_server_that_takes_nothing_is_a_warning_without_the_address(
 ) -> None:
     speaking([answer])
     announce("$RAYDP_TEST_HOOK", "s", Disclosure(), RESULT)
-    assert f"the webhook did not take the end of the sweep: {reason}" in caplog.text
+    assert re.search(f"the webhook did not take the end of the sweep: {reason}", caplog.text)
     assert "token-of-a-channel" not in caplog.text
 
 

@@ -18,6 +18,7 @@ from raydp.tasks.text.windows import start_tokens
 from raydp.testing.models import byte_tokenizer
 from tests.builders.data_files import author_rows, write_json_lines
 
+pytestmark = pytest.mark.extensions
 TOKENIZER, BOS = byte_tokenizer(), 0
 CHATML = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
