@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
-import socket
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
