@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from raydp.extensions.ledger.releases import Releases
-from raydp.tracking.sealing.seal import Seal, Signer
+from raydp.tracking.sealing.seal import Seal, Signer, hash_of
 
 Kind = Literal["planned", "further", "released"]
 _FORMAT = "raydp ledger 1"
@@ -66,8 +65,7 @@ class Entry:
     @property
     def id(self) -> str:
         """Return the SHA-256 (hex) of the content."""
-        text = json.dumps(self.statement, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hash_of(self.statement)
 
     def text(self, key: Signer | None) -> str:
         """Return the entry as text, signed if there is a key. A read entry keeps its signature."""

@@ -198,9 +198,9 @@ def guarantee_of(privacy: Mapping[str, object]) -> dict[str, str]:
     return as_params({name: privacy.get(name) for name in PRIVACY_TAGS})
 
 
-def hash_of(hashes: Mapping[str, str]) -> str:
-    """Return one hash over the hashes of many files."""
-    return hashlib.sha256(_canonical(hashes)).hexdigest()
+def hash_of(content: Mapping[str, object]) -> str:
+    """Return the SHA-256 (hex) of JSON, such as the hashes of many files."""
+    return hashlib.sha256(_canonical(content)).hexdigest()
 
 
 def _refuse(name: str) -> None:
